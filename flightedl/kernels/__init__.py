@@ -1,15 +1,24 @@
-"""The arithmetic on blocks, compiled by numba.
+"""Arithmetic on blocks and on rows of tables, compiled by numba.
 
-Pservers load it; a trainer needs ``half_precision``, and ``distinct`` if it has tables.
+* ``rules``: every optimizer's update of one element.
+* ``subnormals``: treatment of subnormal numbers as zero.
+* ``half_precision``: 16-bit floats, for callers that need neither numba nor speed.
+* ``plain``: constants and sizes that compiled code shares with plain Python.
+* ``ahead``: list of all kernels; ``python -m flightedl.kernels`` compiles them in advance.
+* ``blocks``: loops over a block: updates, sums, checks, 16-bit conversion.
+* ``compiled``: machine code of these loops, and numba's cache of it.
+* ``row_records``: memory layout of a table.
+* ``row_index``: hash index from ids to records.
+* ``row_handles``: arrays of many tables for a single call.
+* ``rows``: reads, admission, creation and expiry of rows.
+* ``row_updates``, ``row_rules``: updates of rows.
+* ``row_cuts``: rows written to checkpoints and restored from them.
+* ``distinct``: deduplication of the ids in a trainer's batch.
+* ``intrinsics``: processor instructions that numba does not offer.
+* ``compiled_rows``: machine code of the loops over rows.
 
-* ``rules`` has every optimizer's update of one element. ``compiled`` compiles ``blocks`` (updates built of rules,
-  sums, checks, 16-bit conversion).
-* ``compiled_rows`` compiles ``rows`` (reads and pushes of embedding tables), ``row_updates`` (their updates, by
-  ``row_rules``), ``row_cuts`` (for checkpoints) and ``distinct`` (each id of a trainer's batch once). ``row_records``
-  says how rows lie, ``row_index`` how they are found, ``row_handles`` how one call goes through many tables;
-  ``intrinsics`` are instructions that numba has no name for.
-* ``ahead`` names all that these may compile, and ``python -m flightedl.kernels`` compiles it before anybody waits.
-* ``subnormals`` has subnormal numbers count as zero in them.
-* ``half_precision``: which dtypes have 16 bits, and how their bits are carried where NumPy does not know them.
-* ``plain``: what these and the Python around them say in the same way, without numba.
+A pserver asks ``compiled.kernel_for`` for the update of a parameter when it allocates the parameter's blocks. For each
+push, ``blocks.all_finite`` checks the gradient before anything changes, ``accumulate`` adds it to the round's sum, and
+the update applies the sum in one pass over values, gradient and slots. Trainers need only ``half_precision``, and
+``distinct`` if they use tables.
 """

@@ -1,7 +1,7 @@
-"""``python -m flightedl.kernels``: compiles all kernels now, so that no pserver does when it starts.
+"""``python -m flightedl.kernels``: compile all kernels in advance, so that pservers start faster.
 
-A pserver needs seconds for those of its optimizers where numba's cache has none, once on each kind of processor. The
-cache lies beside the kernels' files, or in ``NUMBA_CACHE_DIR``.
+Without machine code in numba's cache, a pserver compiles the kernels of its optimizers for several seconds at its first
+start on each kind of processor. The cache is next to the source files of the kernels, or in ``NUMBA_CACHE_DIR``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Machine code before anybody waits for it: all that a pserver may ask for, compiled into numba's cache."""
+"""All kernels that a pserver may use, to be compiled into numba's cache in advance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FOR_BOTH: tuple[Optimizer, ...] = (
     Adam(lr=1.0),
     Ftrl(lr=1.0),
 )
-#: One of each kind whose loop has a form of its own; AdamW and Delta run loops of others.
+#: One optimizer for each distinct loop. AdamW runs the loop of Adam, and Delta that of SGD.
 _FOR_BLOCKS: tuple[Optimizer, ...] = (
     *_FOR_BOTH,
     Adadelta(lr=1.0),
@@ -40,7 +40,7 @@ _FOR_ROWS: tuple[Optimizer, ...] = (*_FOR_BOTH, RowAdagrad(lr=1.0), RowAdam(lr=1
 
 
 def all_kernels() -> list[Callable[[], object]]:
-    """What compiles each kernel that a pserver may ask for, or reads it from numba's cache; the longest first."""
+    """Return functions that compile one kernel each or read it from numba's cache. The slowest come first."""
     return [
         # The loop of float16 is that of bfloat16.
         *(

@@ -1,7 +1,7 @@
-"""Loops over one received block, for numba to compile: updates, sums, checks and 16-bit conversion.
+"""Loops over one received block, compiled by numba: updates, sums, checks and 16-bit conversion.
 
-``flightedl.kernels.rules`` says what keeps such loops fast. 16-bit floats come as their bits, because NumPy has no
-bfloat16: pass ``array.view(np.uint32)`` for float32.
+``flightedl.kernels.rules`` explains how such loops are kept fast. Conversions take 16-bit floats as their bits, because
+NumPy has no bfloat16, and float32 as ``array.view(np.uint32)``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from flightedl.kernels.subnormals import flush_subnormals, restore_subnormals
 Floats = npt.NDArray[Any]
 Loop = Callable[..., Any]
 
-#: Elements that are converted in several passes while they are in the cache.
+#: Elements converted at a time: few enough that all passes over them find them in the cache.
 _PIECE = 1024
 _TWO_TO_112 = np.float32(2.0**112)
 
 
 @cache
 def loop_of(rule: Loop, get: Loop, put: Loop) -> Loop:
-    """The update of a block by a rule of one element, see ``rules``."""
+    """Return the loop that applies a rule from ``rules`` to every element of a block."""
 
     def update(w: Floats, gradient: Floats, slots: Any, constants: Floats) -> None:
         state = flush_subnormals()
@@ -40,7 +40,7 @@ def loop_of(rule: Loop, get: Loop, put: Loop) -> Loop:
 
 
 def lamb(w: Floats, gradient: Floats, slots: Any, constants: Floats) -> None:
-    """Update a block by LAMB, in two passes; its constants are those of ``rules.adam``, the rate without a correction.
+    """Update a block by LAMB, in two passes. The constants are those of ``rules.adam``, but the rate is not corrected.
 
     Compiled with reassociation, because its sums do not vectorize otherwise.
     """
@@ -71,7 +71,7 @@ def lamb(w: Floats, gradient: Floats, slots: Any, constants: Floats) -> None:
 
 
 def accumulate_first(total: Floats, gradient: Floats, weight: float) -> None:
-    """``total = weight * gradient``: opens a sum without clearing it before."""
+    """Begin a sum: ``total = weight * gradient``. ``total`` need not be cleared first."""
     state = flush_subnormals()
     for i in range(total.size):
         total[i] = weight * gradient[i]
@@ -79,7 +79,7 @@ def accumulate_first(total: Floats, gradient: Floats, weight: float) -> None:
 
 
 def accumulate(total: Floats, gradient: Floats, weight: float) -> None:
-    """``total += weight * gradient``."""
+    """Add to a sum: ``total += weight * gradient``."""
     state = flush_subnormals()
     for i in range(total.size):
         total[i] += weight * gradient[i]
@@ -87,10 +87,10 @@ def accumulate(total: Floats, gradient: Floats, weight: float) -> None:
 
 
 def all_finite(gradient: Floats) -> bool:
-    """Whether no element is NaN or infinite.
+    """Return True if no element is NaN or infinite.
 
-    0 * x is NaN for both, and a NaN stays in a sum. Compiled with reassociation, which lets the sum vectorize; nothing
-    else is relaxed, so NaN keeps its meaning.
+    0 * x is NaN for both, and a sum with a NaN in it is NaN. Compiled with reassociation, so that the sum vectorizes;
+    nothing else is relaxed, so NaN keeps its meaning.
     """
     state = flush_subnormals()
     zero = gradient.dtype.type(0)
@@ -102,10 +102,10 @@ def all_finite(gradient: Floats) -> bool:
 
 
 def copy_finite(words: npt.NDArray[np.uint32], copy: npt.NDArray[np.uint32]) -> bool:
-    """Copy, and say whether no word, taken for a float32, is NaN or infinite; then no two of them are such a float64.
+    """Copy ``words``, and return True if no word is NaN or infinite as a float32.
 
-    The memory that is read may change meanwhile: it is what the copy got that counts. An exponent of all ones carries
-    into the sign's place when one is added to it.
+    In that case no pair of words is NaN or infinite as a float64 either. The check reads the copy, since another
+    process may change the source during the call. Adding one to an exponent of all ones carries into the sign bit.
     """
     found = np.uint32(0)
     for i in range(words.size):
@@ -115,13 +115,13 @@ def copy_finite(words: npt.NDArray[np.uint32], copy: npt.NDArray[np.uint32]) -> 
 
 
 def bfloat16_to_float32(bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32]) -> None:
-    """Exact: a bfloat16 is the upper half of a float32."""
+    """Convert exactly: a bfloat16 is the upper half of a float32."""
     for i in range(out.size):
         out[i] = np.uint32(bits[i]) << np.uint32(16)
 
 
 def float32_to_bfloat16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16]) -> None:
-    """Round to nearest, ties to even; NaN stays NaN, what is beyond the largest becomes infinite."""
+    """Round to nearest, ties to even. NaN remains NaN, and numbers out of range become infinite."""
     for i in range(out.size):
         b = bits[i]
         rounded = np.uint32(b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -132,7 +132,7 @@ def float32_to_bfloat16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16
 def float16_to_float32(
     bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32]
 ) -> None:
-    """Exact. ``floats`` is the memory of ``out``: the exponent moves by a multiplication, which subnormals need."""
+    """Convert exactly. ``floats`` is the memory of ``out``; a multiplication corrects all exponents, even subnormal."""
     for start in range(0, out.size, _PIECE):
         short = bits[start : start + _PIECE]
         wide, wide_floats = out[start : start + _PIECE], floats[start : start + _PIECE]
@@ -149,10 +149,10 @@ def float16_to_float32(
 def float32_to_float16(
     bits: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]
 ) -> None:
-    """Round to nearest, ties to even; NaN stays NaN, what is beyond the largest becomes infinite.
+    """Round to nearest, ties to even. NaN remains NaN, and numbers out of range become infinite.
 
-    ``floats`` is the memory of ``bits``. What is subnormal as float16 is rounded by adding 0.5, whose last place is
-    just the smallest of them.
+    ``floats`` is the memory of ``bits``. Adding 0.5 rounds the numbers that are subnormal as float16, because the last
+    bit of 0.5 as a float32 is worth as much as the smallest subnormal float16.
     """
     rounded = np.empty(_PIECE, np.float32)
     rounded_bits = rounded.view(np.uint32)

@@ -1,19 +1,19 @@
 """Compiled kernels: one pass over memory per block, without the GIL.
 
-numba is heavy: only pservers import this, and trainers that send 16-bit floats.
+numba is slow to import, so only pservers import this module, and trainers that send 16-bit floats.
 
-Theory. The loops (``blocks``, built of ``rules``) are compiled for exact argument types: values and slots are
-C-contiguous, aligned and writable; gradients may be read-only and at any address, as network buffers are. Constants are
-cast to the block's type by those signatures. Kernels are compiled when first asked for, and numba keeps the machine
-code in its cache beside these files, or in ``NUMBA_CACHE_DIR``; where no cache can be written, they are compiled each
-time. Whatever changes in a file of this package, all are compiled anew.
+Theory of operation. The loops in ``blocks``, built from ``rules``, are compiled for exact argument types. Values and
+slots are C-contiguous, aligned and writable; gradients may be read-only and unaligned, like network buffers. The
+signatures cast constants to the block's type. A kernel is compiled at its first use, and numba caches the machine code
+next to these files or in ``NUMBA_CACHE_DIR``. If no cache can be written, each process compiles its own. A change in
+any file of this package invalidates the cache.
 
-Guarantees: a kernel touches only the arrays given, holds no state, takes no lock, and may run in any number of threads
-on different blocks. Results have the bits of ``flightedl.testing.reference_updates`` but for
-LAMB's sums and for subnormal numbers, which count as zero (``subnormals``).
+Guarantees. A kernel accesses only its arguments, holds no state and takes no lock; any number of threads may run it on
+different blocks. Results are bit-identical to those of ``flightedl.testing.reference_updates``, except for LAMB's sums
+and for subnormal numbers, which count as zero (``subnormals``).
 
-Not guaranteed: anything about arrays of unequal length (they are refused) or overlapping arrays (they are not noticed).
-Nothing here checks for finite gradients on its own: call ``all_finite`` before anything is applied.
+Not guaranteed. Arrays of unequal length are rejected, but overlapping arrays are not detected. Updates do not check for
+finite gradients: call ``all_finite`` before applying anything.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from flightedl.kernels import rules
 Floats = npt.NDArray[Any]
 Loop = Callable[..., Any]
 
-#: Elements that are updated before somebody looks at them: few enough for the cache of one core, with their slots.
+#: Elements updated between two calls of ``after_piece``: few enough to fit, with their slots, in one core's cache.
 _PIECE = 1 << 16
-#: The only relaxation of arithmetic, for sums: see the loops that need it.
+#: Loops whose sums may be reordered; no other rule of arithmetic is relaxed anywhere.
 _REASSOCIATED = frozenset({kernels_blocks.lamb, kernels_blocks.all_finite})
 
 
@@ -65,21 +65,21 @@ def _number(dtype: str) -> Any:
 
 
 def _own(dtype: str) -> Any:
-    """Type of an array of the pserver's own."""
+    """Return the type of an array that the pserver allocated."""
     return types.Array(_number(dtype), 1, "C")
 
 
 def _received(dtype: str) -> Any:
-    """Type of an array that may be read-only and unaligned; own arrays fit too."""
+    """Return the type of an array that may be read-only and unaligned. Accepts the pserver's own arrays, too."""
     return types.Array(_number(dtype), 1, "C", readonly=True, aligned=False)
 
 
-#: Called once, by the thread that set it, before that thread compiles what is not in numba's cache.
+#: Called once, in the thread that set it, before that thread compiles a kernel that numba's cache lacks.
 compiling_begins: ContextVar[Callable[[], object]] = ContextVar("compiling_begins", default=lambda: None)
 
 
 class _MachineCode(FunctionCache):
-    """numba's cache, from which machine code is read without what it takes to compile any: 0.25 s of a start."""
+    """numba's cache, read without initializing the compiler: saves 0.25 s at start."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)
@@ -89,7 +89,7 @@ class _MachineCode(FunctionCache):
         if code is None:
             compiling_begins.get()()
             compiling_begins.set(lambda: None)
-            # Another process may have compiled it while this one waited for its turn.
+            # ``compiling_begins`` may have waited while another process compiled the kernel.
             with self._guard_against_spurious_io_errors():
                 code = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         return code
@@ -97,10 +97,10 @@ class _MachineCode(FunctionCache):
 
 @cache
 def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
-    """A loop compiled for exactly these types, or read from numba's cache; it runs without the GIL.
+    """Return a loop compiled for exactly these types, or read from numba's cache. It runs without the GIL.
 
-    One that does not allocate need not count references to arrays, which costs atomic instructions wherever functions
-    hand arrays to each other.
+    A loop that does not allocate need not count references to arrays. Counting costs atomic instructions wherever
+    functions pass arrays to each other.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     if not allocates:
@@ -109,20 +109,20 @@ def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
         options["fastmath"] = {"reassoc"}
     try:
         code = numba.njit(**options)(loop)
-        # numba looks for changes in the loop's own file alone, and has no public way to name others.
+        # numba checks only the loop's own file for changes, and has no public API to name others.
         code._cache = _MachineCode(loop)  # type: ignore[no-untyped-call] # noqa: SLF001
         code._cache._cache_file._source_stamp = _stamp()  # noqa: SLF001
         code.compile(signature)
         code.disable_compile()
-    except Exception:  # noqa: BLE001 - numba has no class for it; what is not the cache's fault is raised again below
-        # Nowhere to keep machine code (read-only or full disk), or a torn file there: start slower, run the same.
+    except Exception:  # noqa: BLE001 - numba has no class for cache errors; other errors are raised again below
+        # The cache cannot be written (read-only or full disk) or has a torn file: compile without it.
         return numba.njit(signature, **options)(loop)
     return code
 
 
 @cache
 def _stamp() -> int:
-    """Of all that loops call into: what is here, byte by byte."""
+    """Return a digest of all source files that loops may call into."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return xxhash.xxh3_64_intdigest(b"".join(file.read_bytes() for file in sources))
 
@@ -133,7 +133,7 @@ class Rule(NamedTuple):
     #: A function of ``rules``, or ``blocks.lamb``, which is a whole loop.
     function: Loop
     slot_count: int
-    #: From the learning rate: the rule's constants from ``rules.Constants.rate`` on.
+    #: Learning rate -> the rule's constants, beginning with ``rules.Constants.rate``.
     constants: Callable[[float], tuple[float, ...]]
 
 
@@ -164,13 +164,13 @@ _RULES[AdamW] = _RULES[Adam]
 
 
 def adam_constants(optimizer: Any) -> Callable[[float], tuple[float, ...]]:
-    """Return ``Rule.constants`` of Adam and its kin."""
+    """Return ``Rule.constants`` of Adam and the optimizers derived from it."""
     rest = 1 - optimizer.beta1, optimizer.beta2, 1 - optimizer.beta2, optimizer.eps
     return lambda rate: (rate, *rest)
 
 
 def rule_of(optimizer: Optimizer) -> Rule | None:
-    """Return an optimizer's rule; None if blocks have none of its kind."""
+    """Return an optimizer's rule; None if there is no rule for its kind."""
     bind = _RULES.get(type(optimizer))
     return None if bind is None else bind(optimizer)
 
@@ -182,7 +182,7 @@ def constants_of(
     corrections: tuple[float, float] = (1.0, 1.0),
     shrink: float = 1.0,
 ) -> tuple[float, ...]:
-    """Return the numbers of ``rules.Constants``; arguments as its fields."""
+    """Return the numbers of ``rules.Constants``. Arguments have the meaning of its fields."""
     clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
     decay = 0.0 if isinstance(optimizer, AdamW) else optimizer.weight_decay
     none = (0.0,) * (5 - len(constants))
@@ -191,16 +191,16 @@ def constants_of(
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An optimizer's rule, bound to its constants and compiled for one dtype. Call it, see ``__call__``."""
+    """An optimizer's rule, bound to its constants and compiled for one dtype. Call it to update a block."""
 
     optimizer: Optimizer
     rule: Rule
     dtype: npt.DTypeLike
     #: The loop as machine code.
     code: Any = field(compare=False, repr=False)
-    #: True if the constants depend on the version, by bias corrections.
+    #: True if the constants depend on the version, because of bias corrections.
     is_corrected: bool
-    #: (rate, scale, version or 0) -> constants of the newest update; most updates have those of the one before.
+    #: (rate, scale, version or 0) -> constants of the last update. Most updates reuse them.
     known: dict[tuple[float, float, int], Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(
@@ -213,16 +213,16 @@ class Update:
         rate_factor: float = 1.0,
         after_piece: Callable[[Any], object] | None = None,
     ) -> None:
-        """Take a block from ``version`` to ``version + 1``, in place.
+        """Update a block in place, from ``version`` to ``version + 1``.
 
         Args:
             values: (n,) of the dtype, aligned and contiguous.
             gradient: (n,) of the dtype, contiguous; may be read-only and unaligned. Must be finite.
             slots: One (n,) array for each of ``optimizer.slots``.
             version: Updates applied to the block before this one.
-            scale: The gradient is multiplied by it: 1 / total weight, for a mean.
-            rate_factor: The learning rate is multiplied by it, for stale gradients.
-            after_piece: Called with the new values, a piece after the other, while they are in the processor's cache.
+            scale: Factor of the gradient: 1 / total weight, for a mean.
+            rate_factor: Factor of the learning rate, for stale gradients.
+            after_piece: Called with the new values, piece by piece, while each piece is in the processor's cache.
         """
         size = values.size
         if gradient.size != size or len(slots) != self.rule.slot_count:
@@ -231,7 +231,7 @@ class Update:
             if slot.size != size:
                 raise ValueError("values and slots must have the same length")
         optimizer = self.optimizer
-        # A plain number in nearly every job; only schedules are asked.
+        # Nearly every job has a plain number; skip ``rate_at``, which only schedules need.
         rate = getattr(optimizer, "lr", None)
         rate = (rate if isinstance(rate, float) else optimizer.rate_at(version)) * rate_factor
         if rate == 0 and isinstance(optimizer, Ftrl):
@@ -242,7 +242,7 @@ class Update:
         constants = self.known.get(key)
         if constants is None:
             constants = self._constants(*key)
-        # LAMB needs norms of the whole.
+        # LAMB needs norms of the whole block.
         if after_piece is None or self.rule.function is kernels_blocks.lamb:
             self.code(values, gradient, tuple(slots), constants)
             if after_piece is not None:
@@ -271,9 +271,9 @@ class Update:
 
 
 def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
-    """The compiled update of one parameter's blocks, so that a caller needs no knowledge of rules.
+    """Return the compiled update of one parameter's blocks.
 
-    The first one of a kind takes a second to compile where numba has no machine code of it.
+    The first use of a kind of optimizer takes a second to compile, unless its machine code is in numba's cache.
 
     Args:
         optimizer: Settings of this parameter (``Optimizer.for_parameter``).
@@ -298,8 +298,8 @@ def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
 def finite_copy() -> Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], bool]:
     """Compile, or read from numba's cache, ``copy_finite(target, source)``.
 
-    Both are (n,) bytes, ``target`` aligned. False: some may be no finite floats of 32 or 64 bits, or they are not whole
-    ones.
+    Both are (n,) bytes, ``target`` aligned. The function returns True if all bytes are finite floats, of 32 or 64 bits;
+    False if some may not be, or if n is not a multiple of 4.
     """
     code = machine_code(kernels_blocks.copy_finite, types.boolean(_received("uint32"), _own("uint32")))
 
@@ -316,12 +316,12 @@ def finite_copy() -> Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], bo
 
 @dataclass(frozen=True, slots=True)
 class BlockKernels:
-    """The kernels that do not depend on the optimizer, for one dtype; arrays are (n,), of equal length.
+    """Kernels that do not depend on the optimizer, for one dtype. Arrays are (n,), of equal length.
 
     ``accumulate_first(total, gradient, weight)``: ``total = weight * gradient``.
     ``accumulate(total, gradient, weight)``: ``total += weight * gradient``.
-    ``all_finite(gradient) -> bool``: no element is NaN or infinite.
-    ``copy_finite``: of any dtype's bytes, see ``finite_copy``.
+    ``all_finite(gradient) -> bool``: True if no element is NaN or infinite.
+    ``copy_finite(target, source) -> bool``: see ``finite_copy``; takes bytes of any dtype.
     """
 
     accumulate_first: Callable[[Floats, Floats, float], None]
@@ -345,9 +345,9 @@ def block_kernels(dtype: str) -> BlockKernels:
 
 @dataclass(frozen=True, slots=True)
 class HalfKernels:
-    """Conversion between float32 and one kind of 16-bit floats, given as their bits; arrays are (n,), of equal length.
+    """Conversion between float32 and one kind of 16-bit floats, given as their bits.
 
-    Sources may be unaligned and read-only. Machine code is looked up once, not with every block.
+    Arrays are (n,), of equal length; sources may be unaligned and read-only.
     """
 
     kind: str
@@ -355,14 +355,14 @@ class HalfKernels:
     widen_code: Any
 
     def to_half(self, values: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]) -> None:
-        """Round to nearest, ties to even; what is beyond the range becomes infinite."""
+        """Round to nearest, ties to even. Numbers out of range become infinite."""
         if self.kind == "float16":
             self.shorten_code(values.view(np.uint32), values, out)
         else:
             self.shorten_code(values.view(np.uint32), out)
 
     def to_float32(self, bits: npt.NDArray[np.uint16], out: npt.NDArray[np.float32]) -> None:
-        """Exact."""
+        """Convert exactly."""
         if self.kind == "float16":
             self.widen_code(bits, out.view(np.uint32), out)
         else:

@@ -1,4 +1,4 @@
-"""The loops of rows compiled, and what an optimizer gives them; see ``compiled`` for how."""
+"""Machine code of the loops over rows, and the updates of rows by an optimizer. ``compiled`` has the theory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _SIGNATURES: dict[Callable[..., Any], Any] = {
     row_rules.combine: _I64(_IDS, _GRADIENTS, _F32, _NUMBERS, _LONGS, _own(_F32, 2), _I64),
 }
 _F32S = _received(_F32)
-#: The loops of trainers.
+#: Loops that trainers need.
 _DISTINCT: dict[Callable[..., Any], Any] = {
     distinct.number_ids: _I64(_IDS, _NUMBERS, _COUNTS, _LONGS, _NUMBERS),
     distinct.add_up: _I64(_GRADIENTS, _received(_U32, 2), _NUMBERS, _own(_F32, 2)),
@@ -114,13 +114,13 @@ _HALF = types.NamedTuple(  # type: ignore[no-untyped-call]
 
 @cache
 def row_kernel(loop: Callable[..., Any]) -> Any:
-    """Return a function of ``rows``, ``row_cuts``, ``row_rules`` or ``distinct`` as machine code."""
+    """Return the machine code of a function of ``rows``, ``row_cuts``, ``row_rules`` or ``distinct``."""
     return machine_code(loop, _SIGNATURES.get(loop) or _DISTINCT[loop], allocates=False)
 
 
 @cache
 def distinct_kernels() -> Any:
-    """Return the functions of ``distinct`` as machine code, by name."""
+    """Return the machine code of the functions of ``distinct``, as attributes."""
     return SimpleNamespace(**{loop.__name__: row_kernel(loop) for loop in _DISTINCT})
 
 
@@ -129,7 +129,7 @@ def all_row_kernels() -> list[Callable[..., Any]]:
     return list(_SIGNATURES)
 
 
-#: What an optimizer's loop is made of, see ``row_updates.loop_of``.
+#: Arguments of ``row_updates.loop_of``.
 _Made = tuple[Callable[..., Any], ...]
 
 
@@ -138,7 +138,7 @@ def _loop(made: _Made, is_half: bool) -> Any:
     return machine_code(row_updates.loop_of(*made), _I64(*_UPDATE, _HALF if is_half else types.none), allocates=False)
 
 
-#: Rules that need a whole row, or are faster so; others are those of blocks, element by element.
+#: Optimizer -> its rule. SGD and the row-wise optimizers have rules for whole rows; the others share those of blocks.
 _RULES: dict[type[Optimizer], Callable[[Any], Rule | None]] = {
     SGD: lambda _: Rule(row_rules.sgd, 0, lambda rate: (rate,)),
     RowAdagrad: lambda o: Rule(row_rules.row_adagrad, 1, lambda rate: (rate, o.eps)),
@@ -150,7 +150,7 @@ _CORRECTIONS_LIMIT = 1 << 18
 
 
 class RowPush(NamedTuple):
-    """What all rows of an update have in common, see ``RowTables.update``."""
+    """Arguments that all rows of an update share, see ``RowTables.update``."""
 
     version: int
     epoch: int
@@ -164,11 +164,11 @@ class RowUpdate:
     """An optimizer's rule for rows, bound to its constants and compiled for one dtype."""
 
     optimizer: Optimizer
-    #: "": float32.
+    #: Dtype of 16-bit values; empty for float32.
     half: str
     is_stochastic: bool
     rule: Rule
-    #: Bias corrections by the number of updates before.
+    #: Bias corrections by a row's number of updates so far.
     first: Floats
     second: Floats
     code: Any = field(compare=False, repr=False)
@@ -185,20 +185,20 @@ class RowUpdate:
         *,
         is_beside: bool,
     ) -> int:
-        """Update the rows that there are; see ``RowTables.update``.
+        """Update the existing rows, see ``RowTables.update``.
 
         Args:
-            handles: Of all tables.
-            work: Which ids and gradients, see ``row_handles``; all of tables with this rule.
-            ids: Of all sections.
-            gradients: Flat, likewise.
-            scales: What gradients are multiplied by; ``CONSTANTS`` in ``work`` says which.
-            push: What all have in common.
-            missing: As many as ids, filled with the places of those without a row, see ``rows.gather``.
-            is_beside: Another call works on the same tables now.
+            handles: Handles of all tables.
+            work: Sections of ids and gradients, see ``row_handles``. All are of tables with this rule.
+            ids: Ids of all sections.
+            gradients: Gradients of all sections, flat.
+            scales: Factors of gradients; ``CONSTANTS`` in ``work`` is an index of them.
+            push: Arguments that all rows share.
+            missing: As long as ``ids``, filled with the places of ids without a row, see ``rows.gather``.
+            is_beside: True in the second of two threads that work at the same time, which has its own scratch memory.
 
         Returns:
-            How many these are.
+            The number of ids without a row.
         """
         rate = self.optimizer.rate_at(push.number) * push.rate_factor
         is_frozen = rate == 0 and isinstance(self.optimizer, Ftrl)
@@ -216,10 +216,10 @@ class RowUpdate:
 
 
 def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowUpdate:
-    """The compiled update of a table's rows.
+    """Return the compiled update of a table's rows.
 
     Raises:
-        UsageError: there is none for this optimizer.
+        UsageError: there is no kernel for this optimizer.
     """
     bind = _RULES.get(type(optimizer))
     rule = None if bind is None else bind(optimizer)
@@ -241,13 +241,13 @@ def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowU
 
 
 def _corrections(beta: float) -> Any:
-    """``1 / (1 - beta**t)`` for t from 1 on, until it is 1 as a float32."""
+    """Return ``1 / (1 - beta**t)`` for t = 1, 2, …, until it rounds to 1 as a float32."""
     count = 1 if beta == 0 else min(_CORRECTIONS_LIMIT, math.ceil(-18 / math.log(beta)) + 1)
     return 1 / (1 - np.power(beta, np.arange(1, count + 1)))
 
 
 def init_numbers(init: Init) -> tuple[int, float, float]:
-    """What ``row_rules.first_values`` takes for an init: kind, a, b."""
+    """Return the arguments ``kind``, ``a`` and ``b`` of ``row_rules.first_values`` for an init."""
     if isinstance(init, Constant):
         return row_rules.CONSTANT, init.value, 0.0
     if isinstance(init, Uniform):

@@ -1,4 +1,4 @@
-"""What trainers do with a batch's ids and gradients, for numba to compile: each id once, gradients added up."""
+"""Deduplication of a batch's ids and summation of their gradients, compiled by numba for trainers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _index_size = register_jitable(index_size)
 
 @register_jitable
 def _number_ids(ids: Any, index: Any, distinct: Any, places: Any) -> Any:
-    """Number the ids of one table as they come; ``index``: scratch memory, of a size that is a power of two."""
+    """Number the ids of one table in order of appearance. ``index`` is scratch memory; its size is a power of two."""
     mask, count = index.size - 1, 0
     bits = 0
     while index.size >> bits > 1:
@@ -47,17 +47,17 @@ def _number_ids(ids: Any, index: Any, distinct: Any, places: Any) -> Any:
 
 
 def number_ids(ids: Ids, counts: Places, index: npt.NDArray[np.int32], distinct: Ids, places: Places) -> int:
-    """Number the ids of some tables as they come, those of each table for themselves.
+    """Number the ids of several tables in order of appearance, each table separately.
 
     Args:
-        ids: (n,), those of one table behind those of the other.
-        counts: (tables,): how many each has; changed: how many of them are distinct.
-        index: Scratch memory: a power of two, more than twice the most ids of a table.
-        distinct: (n,), filled: of each table each id once, those of one table behind those of the other.
-        places: (n,), filled: the number of each id.
+        ids: (n,), the ids of all tables, table after table.
+        counts: (tables,), the number of ids of each table; replaced by the number of distinct ids.
+        index: Scratch memory of ``index_size`` of the largest count.
+        distinct: (n,), filled with the distinct ids, table after table.
+        places: (n,), filled with the number of each id.
 
     Returns:
-        How many are distinct.
+        The number of distinct ids of all tables.
     """
     at = total = 0
     for table in range(counts.size):
@@ -70,16 +70,16 @@ def number_ids(ids: Ids, counts: Places, index: npt.NDArray[np.int32], distinct:
 
 
 def add_up(gradients: Floats, bits: npt.NDArray[np.uint32], places: Places, sums: Floats) -> int:
-    """Add up gradients by the numbers of their ids.
+    """Add up gradients by the numbers of their ids. Stop at the first row with NaN or infinity.
 
     Args:
         gradients: (n, dim).
         bits: The same memory.
-        places: (n,), as ``number_ids`` gives them.
+        places: (n,), from ``number_ids``.
         sums: (m, dim), filled.
 
     Returns:
-        The first row that has NaN or infinity, where this ends; -1: none has.
+        The number of the first row with NaN or infinity; -1 if there is none.
     """
     dim, new = gradients.shape[1], 0
     for i in range(places.size):
@@ -100,7 +100,7 @@ def add_up(gradients: Floats, bits: npt.NDArray[np.uint32], places: Places, sums
 
 
 def spread(rows: Floats, places: Places, width: int, out: Floats) -> None:
-    """Rows, ``width`` numbers each, by number, to ``out``."""
+    """Copy rows of ``width`` elements each to ``out``, in the order of ``places``."""
     for i in range(places.size):
         copy(out, i * width, rows, places[i] * width, width)
 
@@ -109,15 +109,15 @@ _spread = register_jitable(spread)
 
 
 def spread_tables(rows: Floats, starts: Places, widths: Places, counts: Places, places: Places, out: Floats) -> None:
-    """``spread`` for some tables.
+    """Copy rows of several tables to ``out``, see ``spread``.
 
     Args:
-        rows: Of all tables, flat.
-        starts: (tables,): where those of each begin.
-        widths: (tables,): numbers of a row.
-        counts: (tables,): how many of ``places`` are of each.
-        places: (n,).
-        out: Filled, one table behind the other.
+        rows: Rows of all tables, flat.
+        starts: (tables,), the offset in ``rows`` of each table's first row.
+        widths: (tables,), the number of elements of a row.
+        counts: (tables,), the number of ``places`` of each table.
+        places: (n,), row numbers, table after table.
+        out: Filled, table after table.
     """
     at = target = 0
     for table in range(counts.size):
@@ -138,11 +138,11 @@ def are_equal(ids: Ids, others: Ids) -> bool:
 
 
 def first_not_finite(bits: npt.NDArray[np.uint32], width: int) -> int:
-    """The first row, ``width`` numbers each, that has NaN or infinity; -1: none has.
+    """Return the number of the first row with NaN or infinity; -1 if there is none.
 
     Args:
-        bits: (n * width,), of float32 numbers.
-        width: Numbers of a row.
+        bits: (n * width,), float32 numbers as bits.
+        width: Number of elements of a row.
     """
     largest = np.uint32(0)
     for i in range(bits.size):

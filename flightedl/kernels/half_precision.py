@@ -1,7 +1,7 @@
-"""16-bit floats: their limits, and whole-array NumPy conversions for who need not be fast (else ``kernels.compiled``).
+"""16-bit floats: limits, and conversions by NumPy that do without numba; ``kernels.compiled`` has faster ones.
 
-bfloat16 is the upper half of a float32: the range of it, 8 bits of precision. float16 has 11 bits, and a range up to
-65,504. Rounding is to nearest, ties to even. Both come as (n,) uint16, their bits.
+A bfloat16 is the upper half of a float32: it has the same range and 8 bits of precision. A float16 has 11 bits of
+precision and a range up to 65,504. Rounding is to nearest, ties to even. Arrays of both are bits: (n,) uint16.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from flightedl.errors import UsageError
 Floats = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint16]
 
-#: What ``wire`` can be; empty: as declared.
+#: Values of the setting ``wire``; empty for the dtype of the parameter.
 KINDS = ("", "bfloat16", "float16")
 ITEM_BYTES = 2
 
 
-#: The largest finite values, and the smallest float32 that a 16-bit type rounds to infinity.
+#: Largest finite values, and the smallest float32 that is rounded to infinity.
 _LARGEST = {"bfloat16": 3.3895313892515355e38, "float16": 65504.0, "float32": 3.4028234663852886e38}
 _TOO_LARGE = {"bfloat16": 3.3961775292304601e38, "float16": 65520.0}
-#: Set in what is infinite or no number.
+#: Bits that are all set in infinity and NaN.
 _EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}
 
 
 def largest(kind: str) -> float:
-    """The largest finite value."""
+    """Return the largest finite value."""
     return _LARGEST[kind]
 
 
 def too_large(kind: str) -> float:
-    """What is rounded to infinity, and all beyond; of no kind: infinity."""
+    """Return the smallest float32 that is rounded to infinity; infinity if ``kind`` is empty."""
     return _TOO_LARGE.get(kind, math.inf)
 
 
 def array_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of a parameter.
+    """Return NumPy's dtype of a parameter.
 
     Raises:
-        UsageError: it is bfloat16, which NumPy has from a package that is not installed.
+        UsageError: the dtype is bfloat16, and the package that adds it to NumPy is not installed.
     """
     if name != "bfloat16":
         return np.dtype(name)
@@ -56,24 +56,24 @@ def array_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_finite(bits: Bits, kind: str) -> bool:
-    """Whether all of (n,) 16-bit floats are finite."""
+    """Return True if all (n,) 16-bit floats are finite."""
     mask = np.uint16(_EXPONENTS[kind])
     return bool((np.bitwise_and(bits, mask) != mask).all())
 
 
 def check_kind(kind: str) -> None:
-    """UsageError unless there is such a wire format."""
+    """Raise UsageError for an unknown wire format."""
     if kind not in KINDS:
         raise UsageError(f"wire is {kind!r:.40}, but it can be bfloat16, float16, or left out")
 
 
 def item_bytes(kind: str, dtype: str) -> int:
-    """Bytes of an element on the wire that is stored as ``dtype``; only float32 is shortened."""
+    """Return the bytes on the wire of an element that is stored as ``dtype``. Only float32 is shortened."""
     return ITEM_BYTES if kind and dtype == "float32" else np.dtype(dtype).itemsize
 
 
 def shortened(values: Floats, kind: str) -> Bits:
-    """Round (n,) finite float32 to (n,) 16-bit floats, as bits. What is beyond the range becomes infinite."""
+    """Round (n,) finite float32 to (n,) 16-bit floats, as bits. Numbers out of range become infinite."""
     if kind == "float16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).view(np.uint16)
@@ -86,7 +86,7 @@ def shortened(values: Floats, kind: str) -> Bits:
 
 
 def widened(data: memoryview, kind: str, out: npt.NDArray[Any]) -> None:
-    """Exactly the 16-bit floats in ``data``, into (n,) float32."""
+    """Convert the 16-bit floats in ``data`` exactly to (n,) float32 in ``out``."""
     if kind == "float16":
         out[:] = np.frombuffer(data, np.float16)
         return

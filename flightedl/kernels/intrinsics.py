@@ -1,4 +1,4 @@
-"""What processors do and numba has no name for; in compiled code only."""
+"""Processor instructions that numba does not offer, for compiled code only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
         place = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
         function_type = ir.FunctionType(ir.VoidType(), [place.type, _INT32, _INT32, _INT32])
         function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
-        # For reading, into all caches, data.
+        # Arguments: for reading, into all levels of the cache, data rather than code.
         builder.call(function, [place, _INT32(0), _INT32(3), _INT32(1)])
         return context.get_dummy_value()
 
@@ -83,7 +83,7 @@ def _array_at(kind: Any) -> Any:
 
 
 def _place(context: Any, builder: Any, signature: Any, arguments: Any, array: int, index: Any) -> Any:
-    """Eight numbers from ``index`` and the argument behind the array on."""
+    """Return a pointer to eight numbers of an array. They begin at ``index`` plus the argument after the array."""
     kind = signature.args[array]
     data = context.make_array(kind)(context, builder, arguments[array]).data
     place = builder.gep(data, [builder.add(arguments[array + 1], index)])
@@ -91,14 +91,13 @@ def _place(context: Any, builder: Any, signature: Any, arguments: Any, array: in
 
 
 def _spread(builder: Any, number: Any) -> Any:
-    """Eight times a number."""
     undefined = ir.Constant(_EIGHT, ir.Undefined)
     first = builder.insert_element(undefined, number, _INT32(0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_INT32, 8), [0] * 8))
 
 
 def _each_eight(context: Any, builder: Any, signature: Any, arguments: Any, use: Any) -> None:
-    """Call ``use(place, values, gradients)`` in a loop: gradients are scaled, clipped, and have weight decay."""
+    """Generate a loop that calls ``use(place, values, gradients)``; see ``rules.gradient_at`` for the gradients."""
     scale, clip, decay = (_spread(builder, number) for number in arguments[5:8])
     below = builder.fneg(clip)
     with cgutils.for_range(builder, arguments[4]) as loop:
@@ -155,25 +154,26 @@ def _trailing_zeros(_typing: Any, _bits: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-#: ``words_at(numbers, at)`` and the like: the array whose address and size are the numbers from ``at`` on.
+#: ``words_at(numbers, at)`` and the like: the array with the address ``numbers[at]`` and the size ``numbers[at + 1]``.
 words_at: Any = intrinsic(_array_at(types.uint32))
 longs_at: Any = intrinsic(_array_at(types.uint64))
 counts_at: Any = intrinsic(_array_at(types.int32))
 numbers_at: Any = intrinsic(_array_at(types.int64))
 floats_at: Any = intrinsic(_array_at(types.float32))
 halves_at: Any = intrinsic(_array_at(types.uint16))
-#: ``prefetch(array, index)``: the processor begins to load this element's cache line; any index, nothing waits.
+#: ``prefetch(array, index)``: begin to load this element's cache line, without waiting. Any index is safe.
 prefetch: Any = intrinsic(_prefetch)
-#: ``atomic_or(array, index, bits)``, ``atomic_add(array, index, number)``: for several threads; what was there before.
+#: ``atomic_or(array, index, bits)``, ``atomic_add(array, index, number)``: change an element that other threads change,
+#: too, and return its previous value.
 atomic_or: Any = intrinsic(_atomic("or"))
 atomic_add: Any = intrinsic(_atomic("add"))
-#: ``copy(target, at, source, start, count)``: elements of one array to another of the same type; they do not overlap.
+#: ``copy(target, at, source, start, count)``: copy elements between arrays of the same type that do not overlap.
 copy: Any = intrinsic(_copy)
-#: ``trailing_zeros(bits)``: of 64 bits that are not all zero.
+#: ``trailing_zeros(bits)``: count the trailing zeros of 64 bits that are not all zero.
 trailing_zeros: Any = intrinsic(_trailing_zeros)
 
-#: ``square_sum(w, at, g, row, eights, scale, clip, decay)``: of the gradients of so many times eight values, in an
-#: order that is always the same. Vectors, because compilers find none where arrays may overlap and rows are short.
+#: ``square_sum(w, at, g, row, eights, scale, clip, decay)``: sum of the squared gradients of ``8 * eights`` values, in
+#: a fixed order. Vectorized by hand, because compilers do not vectorize if arrays may overlap and rows are short.
 square_sum: Any = intrinsic(_square_sum)
-#: ``descend(w, at, g, row, eights, scale, clip, decay, rate)``: these values less the rate times their gradients.
+#: ``descend(w, at, g, row, eights, scale, clip, decay, rate)``: subtract ``rate`` times the gradients from the values.
 descend: Any = intrinsic(_descend)

@@ -1,17 +1,17 @@
-"""Small things that compiled code and the Python around it say in the same way; numba is not imported for them."""
+"""Constants and sizes shared by compiled code and plain Python. Does not import numba."""
 
 from __future__ import annotations
 
 import numpy as np
 
-#: Of the bits of a float32 number: all but its sign.
+#: Mask of a float32 number's bits without the sign.
 MAGNITUDE = np.uint32(0x7FFFFFFF)
-#: From this magnitude on it is infinite or NaN.
+#: Lowest magnitude of a number that is infinite or NaN.
 INFINITY = np.uint32(0x7F800000)
 
 
 def index_size(count: int) -> int:
-    """Places of an index of ``count`` ids with open addressing: a power of two, and more than twice as many."""
+    """Return the size of an open-addressing index of ``count`` ids: a power of two, greater than ``2 * count``."""
     size = 1
     while size <= 2 * count:
         size *= 2

@@ -1,10 +1,10 @@
-"""Tables by number, for loops that go through the rows of many of them in one call.
+"""Access to tables by number, for loops over the rows of many tables in one call.
 
-A call of compiled code takes the longer the more arrays it is given, and each table has many. So the store that has the
-tables keeps a line of numbers for each, its *handle*: the addresses and sizes of its arrays, and what else is asked
-of it at each call. A table's arrays never move; where one is replaced, its handle is written again.
+A call of compiled code takes longer with every array that is passed to it, and each table has many. So the store keeps
+a *handle* for each table: the addresses and sizes of its arrays and the settings that every call needs. A table's
+arrays never move; when one of them is replaced, the handle is written again.
 
-What a call is about is a line of numbers for each section, the *work*: of which table, which ids, which values.
+The *work* of a call has a line of numbers for each section of the request: its table, ids and values.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from flightedl.kernels.row_records import Table
 Handles = npt.NDArray[np.int64]
 Work = npt.NDArray[np.int64]
 
-# handle: an address and a size of each array of ``Table``, the scratch memory of a second thread, and
-SALT = 38  # of the table
+# handle: address and size of each array of ``Table`` and of a second thread's scratch memory; then the following
+SALT = 38
 DIM = 39
-VALUE_WORDS = 40  # of a row's values
+VALUE_WORDS = 40  # words of a row's values
 HANDLE_SIZE = 41
 
-_SCRATCH = 30  # where those of ``tags`` and ``places`` are
-_BESIDE = 34  # and those of the second thread
+_SCRATCH = 30  # place of ``tags`` and ``places``
+_BESIDE = 34  # place of the second thread's ``tags`` and ``places``
 
-# work
+# work: a section's
 TABLE = 0
-FIRST = 1  # of its ids among all
-COUNT = 2
-VALUES = 3  # where its values begin among all
-OLDEST_VERSION = 4  # older rows have expired
-OLDEST_EPOCH = 5
-CONSTANTS = 6  # which of the optimizer's
-MISSED = 7  # filled: how many ids have no row
+FIRST = 1  # place of its first id among all ids
+COUNT = 2  # number of ids
+VALUES = 3  # place of its first value among all values
+OLDEST_VERSION = 4  # rows of lower versions have expired
+OLDEST_EPOCH = 5  # rows of lower epochs have expired
+CONSTANTS = 6  # index of the optimizer's constants
+MISSED = 7  # filled with the number of ids without a row
 WORK_SIZE = 8
 
 
 def write_handle(
     handle: Handles, table: Table, beside: tuple[npt.NDArray[Any], npt.NDArray[Any]], salt: int, dim: int, words: int
 ) -> None:
-    """Say where a table is.
+    """Write the handle of a table.
 
     Args:
-        handle: Filled, (HANDLE_SIZE,).
-        table: Whose arrays outlive the handle.
+        handle: (HANDLE_SIZE,), filled.
+        table: The table; its arrays must outlive the handle.
         beside: ``tags`` and ``places`` of a second thread.
-        salt: Of the table.
-        dim: Likewise.
-        words: Of a row's values.
+        salt: Salt of the table's ids.
+        dim: Elements of a row.
+        words: Words of a row's values.
     """
     arrays = [*(getattr(table, name) for name in Table._fields), *beside]
     handle[:SALT] = [number for array in arrays for number in (array.ctypes.data, array.size)]
@@ -63,7 +63,7 @@ def write_handle(
 
 @register_jitable
 def table_at(handles: Handles, number: Any, is_beside: Any) -> Any:
-    """The table of this number; ``is_beside``: for a second thread, which has scratch memory of its own."""
+    """Return a table by number; ``is_beside`` selects the scratch memory of the second thread."""
     at = number * HANDLE_SIZE
     scratch = at + (_BESIDE if is_beside else _SCRATCH)
     return Table(

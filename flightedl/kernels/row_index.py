@@ -1,4 +1,4 @@
-"""The index of one table's rows: finding, entering and removing records, see ``row_records``."""
+"""Index of one table's rows: finds, adds and removes records. ``row_records`` describes its layout."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ZERO = np.uint64(0)
 
 @register_jitable(forceinline=True)
 def mixed_id(row_id: Any, salt: Any) -> Any:
-    """As ``placement.mixed``."""
+    """Mix an id, see ``placement.mixed``."""
     bits = row_id ^ salt
     bits = (bits ^ (bits >> _U30)) * _FACTOR_1
     bits = (bits ^ (bits >> _U27)) * _FACTOR_2
@@ -65,14 +65,14 @@ def _segment_of(t: Table, mixed: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def _tag(mixed: Any) -> Any:
-    """The byte that a line has of an id; never zero."""
+    """Return the byte that a line of the index stores for an id; never zero."""
     tag = (mixed >> _U6) & _BYTE
     return tag if tag != _ZERO else _U1
 
 
 @register_jitable(forceinline=True)
 def _zero_bytes(word: Any) -> Any:
-    """The high bits of bytes that are zero; those above the lowest may be wrong."""
+    """Return the high bits of the bytes that are zero. Only the lowest bit set is reliable."""
     return (word - _ONES) & ~word & _HIGHS
 
 
@@ -83,7 +83,7 @@ def _next_line(line: Any) -> Any:
 
 @register_jitable
 def _find_from(t: Table, row_id: Any, tag: Any, line: Any) -> Any:
-    """The record of an id whose search begins at this line; -1: there is none."""
+    """Return the record of an id, searching from a line on; -1 if there is none."""
     stride = t.layout[STRIDE]
     pattern = tag * _ONES
     for _ in range(LINES):
@@ -108,13 +108,13 @@ def _find_from(t: Table, row_id: Any, tag: Any, line: Any) -> Any:
 
 @register_jitable
 def find(t: Table, row_id: Any, mixed: Any) -> Any:
-    """The record of an id; -1: there is none."""
+    """Return the record of an id; -1 if there is none."""
     return _find_from(t, row_id, _tag(mixed), _segment_of(t, mixed) * LINES + np.int64(mixed & _LINE_MASK))
 
 
 @register_jitable(forceinline=True)
 def _first_match(t: Table, tag: Any, line: Any) -> Any:
-    """The record that is probably this id's, to be asked for; -1: none in this line."""
+    """Return the record that probably has the id, to prefetch it; -1 if the line has no candidate."""
     pattern = tag * _ONES
     matches = _zero_bytes(t.lines[line * 8] ^ pattern)
     if matches != _ZERO:
@@ -127,7 +127,7 @@ def _first_match(t: Table, tag: Any, line: Any) -> Any:
 
 @register_jitable
 def _put(t: Table, segment: Any, mixed: Any, record: Any) -> None:
-    """Enter a record in a segment, which has room."""
+    """Add a record to a segment that has room."""
     line = segment * LINES + np.int64(mixed & _LINE_MASK)
     tag = _tag(mixed)
     while True:
@@ -150,7 +150,7 @@ def _put(t: Table, segment: Any, mixed: Any, record: Any) -> None:
 
 @register_jitable
 def _split(t: Table, segment: Any, mixed: Any, salt: Any) -> Any:
-    """Split the segment of an id in two; whether there was room."""
+    """Split the segment of an id in two. Return False if there is no room for another segment."""
     state, depth, stride = t.state, np.int64(t.segments[2 * segment + 1]), t.layout[STRIDE]
     if state[SEGMENTS] >= state[SEGMENT_LIMIT] or depth >= MAX_DEPTH:
         return False
@@ -182,10 +182,10 @@ def _split(t: Table, segment: Any, mixed: Any, salt: Any) -> Any:
 
 @register_jitable
 def _has_room(t: Table, mixed: Any, salt: Any) -> Any:
-    """Whether an id can be entered, after a split if need be."""
+    """Return True if there is room for an id, splitting its segment if necessary."""
     while True:
         segment = _segment_of(t, mixed)
-        # Of 768 places; other segments split at other numbers.
+        # A segment has 768 places. The limit varies, so that segments do not split all at once.
         if t.segments[2 * segment] < 560 + segment * 37 % 101:
             return True
         if not _split(t, segment, mixed, salt):
@@ -194,7 +194,7 @@ def _has_room(t: Table, mixed: Any, salt: Any) -> Any:
 
 @register_jitable
 def made_record(t: Table, row_id: Any, mixed: Any, salt: Any) -> Any:
-    """A new record with an id and nothing else; -1: there is no room."""
+    """Add a record with an id, and zeros for its history; -1 if there is no room."""
     state, stride = t.state, t.layout[STRIDE]
     if (state[FREE] == 0 and state[HIGH] >= state[RECORD_LIMIT]) or not _has_room(t, mixed, salt):
         return -1
@@ -218,7 +218,7 @@ def made_record(t: Table, row_id: Any, mixed: Any, salt: Any) -> Any:
 
 @register_jitable
 def remove_record(t: Table, record: Any, salt: Any) -> None:
-    """Remove a record, and set it aside before if a cut wants it."""
+    """Remove a record. If a cut wants it, copy it for the cut first."""
     stride = t.layout[STRIDE]
     change(t, record)
     mixed = mixed_id(id_at(t.words, record * stride), salt)
@@ -245,9 +245,9 @@ def remove_record(t: Table, record: Any, salt: Any) -> None:
 
 @register_jitable(forceinline=True)
 def ask_for(t: Table, ids: Ids, start: Any, count: Any, salt: Any, shift: Any, stride: Any) -> None:
-    """Have the records of a group of ids come into the cache, each probably.
+    """Prefetch the records of a group of ids.
 
-    What is found on the way is for ``found``: tags in ``t.tags``; lines, records and buckets in parts of ``t.places``.
+    Leaves its results for ``found``: tags in ``t.tags``; lines, candidate records and buckets in ``t.places``.
     """
     tags, lines, records, buckets = t.tags, t.places, t.places[GROUP:], t.places[2 * GROUP :]
     for i in range(count):
@@ -269,7 +269,7 @@ def ask_for(t: Table, ids: Ids, start: Any, count: Any, salt: Any, shift: Any, s
 
 @register_jitable(forceinline=True)
 def found(t: Table, row_id: Any, i: Any, stride: Any, has_age: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
-    """The record of a row that exists, of the i-th id of the group that was asked for; -1: there is none."""
+    """Return the record of the i-th id of the group passed to ``ask_for``; -1 if its row does not exist."""
     record = t.places[GROUP + i]
     if record < 0 or id_at(t.words, record * stride) != row_id:
         record = _find_from(t, row_id, t.tags[i], t.places[i])
@@ -280,7 +280,7 @@ def found(t: Table, row_id: Any, i: Any, stride: Any, has_age: Any, oldest_versi
 
 @register_jitable
 def in_bucket(t: Table, bucket: Any, salt: Any, records: Any) -> Any:
-    """Fill the records that lie in a bucket, as its range of the index has them; return their number."""
+    """Fill ``records`` with the records of a bucket, in the order of the index. Return their number."""
     depth, found, last = t.state[DEPTH], 0, np.int64(-1)
     first, stop = bucket << MAX_DEPTH - 10 >> MAX_DEPTH - depth, (bucket + 1 << MAX_DEPTH - 10) - 1 >> MAX_DEPTH - depth
     for place in range(first, stop + 1):

@@ -1,32 +1,33 @@
-"""Where rows lie, for numba to compile: finding, making, removing and copying records of one table.
+"""Memory layout of one table's rows, and the bookkeeping of versions, limits and cuts.
 
-**Records.** A row is a record of 32-bit words in one array: id (low word, high word), what has to be known of its
-history, slots, values; ``layout`` says where. The array is reserved address space that grows by being touched, so a
-record never moves. Removed records form a chain of free ones.
+**Records.** A row is a record of 32-bit words in one array: id (low word, high word), history, slots, values.
+``layout`` has their places. The array is reserved address space whose pages are allocated when they are first
+written, so a record never moves. Removed records form a chain of free records.
 
-**Index.** Extendible hashing (Fagin et al. 1979). The id is mixed; its highest bits lead through the *directory* to a
-*segment*: 4 KiB, 64 lines of a cache line each. The ten highest bits are the id's bucket, so the index of a bucket is a
-range of the directory, and its rows are found without looking at others. A line has twelve places: a byte of the mixed
-id for each (zero: free), compared eight at a time, and the record's number. What does not fit goes to the next line,
-and a flag says so. A full segment is split in two; so the index grows by a few microseconds at a time, and segments
-fill up to different degrees so that they do not split all at once.
+**Index.** Extendible hashing (Fagin et al. 1979). The highest bits of the mixed id select an entry of the *directory*,
+which points to a *segment*: 4 KiB, 64 lines of one cache line each. The ten highest bits are the id's bucket, so the
+index of a bucket is a range of the directory, and a scan of a bucket visits no other rows. A line has twelve places.
+Each has a byte of the mixed id (0 if the place is free; eight are compared at once) and the number of the record. If a
+line is full, the record goes to the next line, and a flag marks the overflow. A full segment is split in two, so the
+index grows by a few microseconds at a time. Segments split at different loads, so they do not split all at once.
 
-**Versions.** The versions in the records of a bucket are its own: ahead of the store's version by what ``shifts`` has
-for the bucket. A bucket that comes from another store keeps its versions, and its rows expire as they would have there.
+**Versions.** Each bucket has its own versions in its records: the store's version plus the bucket's entry in
+``shifts``. A bucket that arrives from another store keeps its versions, and its rows expire as they would have there.
 
-**Limits.** Where the rows of a table are limited, each bucket has its share. ``runs`` has the live rows of a bucket by
-the version that updated them last: pairs of a version and a number of rows, rising, from a head to a tail. When there
-are too many rows, the runs at the head go, and ``ages`` has the version from which on rows of the bucket exist.
+**Limits.** If the number of a table's rows is limited, each bucket has a share of the limit. ``runs`` counts the live
+rows of a bucket by the version that updated them last: pairs of version and row count, rising, from a head to a tail.
+If a bucket has too many rows, the runs at its head are dropped, and ``ages`` records the lowest version of the rows
+that still exist.
 
-**Batches.** A row that is not in the cache costs a wait for memory, and its place in the index another. So ids go
-through in groups: first the lines of all are asked for, then the records that these name, and then the work is done.
+**Batches.** A row outside the cache costs one wait for memory, and its place in the index another. Ids are therefore
+processed in groups: the loop prefetches the index lines of all ids of a group, then their records, then does the work.
 
-**Cuts.** Up to ``MAX_CUTS`` may be read at once. ``dirty`` has a bit for each record that has changed since the newest
-cut began. Each cut has a line of numbers in ``cuts``: the record that its reading has come to, and where a bit for each
-record that it wants and the memory for old contents are. The first change of a record since the newest cut copies it
-for each cut that wants it and has not come to it. When another cut begins, the bits of records that have changed are
-taken out of ``wanted`` of those before it, and ``dirty`` begins anew. A cut whose memory is full is lost: ``UNDONE``
-says so.
+**Cuts.** Up to ``MAX_CUTS`` consistent cuts can be read at once. ``dirty`` has a bit for each record that has changed
+since the newest cut began. Each cut has a line of numbers in ``cuts``: a cursor, the address of a bit for each record
+that the cut wants, and the address of the memory for old contents. The first change of a record after the newest cut
+began copies the record for each cut that wants it and whose cursor has not passed it. When another cut begins, changed
+records are removed from ``wanted`` of the earlier cuts, and ``dirty`` is cleared. A cut whose memory is full is lost;
+``UNDONE`` then exceeds the number of copies that fit.
 """
 
 from __future__ import annotations
@@ -49,41 +50,41 @@ class Table(NamedTuple):
 
     #: Records.
     words: Words
-    #: Index: lines of 8 words, and the same memory by 16 words of 32 bits.
+    #: Index: lines of 8 words of 64 bits, and the same memory as lines of 16 words of 32 bits.
     lines: npt.NDArray[np.uint64]
     entries: Words
     directory: Words
-    #: For each segment: entries, and bits of the mixed id that lead to it.
+    #: For each segment: its number of entries, and how many bits of the mixed id select it.
     segments: npt.NDArray[np.int32]
-    #: A bit for each record.
+    #: A bit for each record: in use, changed since the newest cut.
     used: npt.NDArray[np.uint64]
     dirty: npt.NDArray[np.uint64]
-    #: (MAX_CUTS * CUT_SIZE,): see below.
+    #: (MAX_CUTS * CUT_SIZE,), see ``CURSOR`` and the following.
     cuts: npt.NDArray[np.int64]
-    #: Rows by the version of the store that updated them last, where they are not limited, and by the epoch.
+    #: Numbers of rows by the store's version at their last update, for tables without a limit, and by the epoch.
     by_version: npt.NDArray[np.int32]
     by_epoch: npt.NDArray[np.int32]
-    #: (buckets,): see "Versions".
+    #: (buckets,), see "Versions".
     shifts: npt.NDArray[np.int64]
-    #: (AGES * buckets,) and (buckets, any number, 2): see "Limits"; without a limit there are no runs.
+    #: (AGES * buckets,) and (buckets, any number, 2), see "Limits". ``runs`` is empty without a limit.
     ages: npt.NDArray[np.int64]
     runs: Words
     state: npt.NDArray[np.int64]
     layout: npt.NDArray[np.int64]
-    #: What functions keep while they run: loops that allocate nothing need not count references to arrays.
+    #: Scratch memory: loops that allocate nothing need not count references to arrays.
     tags: npt.NDArray[np.uint64]
     places: npt.NDArray[np.int64]
 
 
 # state
-HIGH = 0  # records that were ever used
-FREE = 1  # first of the chain of free ones, plus 1
+HIGH = 0  # number of records that were ever used
+FREE = 1  # first record of the chain of free records, plus 1; 0 if there are none
 USED = 2
 SEGMENTS = 3
 DEPTH = 4  # bits of the directory's index
-CUTS = 5  # lines of ``cuts`` that may be in use
-OLDEST = 6  # rows of lower versions have expired by their age
-LIVE = 7  # rows of this version or higher
+CUTS = 5  # number of lines of ``cuts`` that may be in use
+OLDEST = 6  # rows of lower versions have expired by age
+LIVE = 7  # number of rows of ``OLDEST`` or a higher version
 RECORD_LIMIT = 8
 SEGMENT_LIMIT = 9
 SWEPT = 10
@@ -94,15 +95,15 @@ EVICTED = 14
 STATE_SIZE = 15
 
 # a line of ``cuts``
-CURSOR = 0  # record that reading has come to
-END = 1  # behind the last record that may be wanted; 0: there is no cut
-UNDONE = 2  # records copied before they changed, also those that found no room
-WANTED = 3  # address and size of a bit for each record
-UNDO = 5  # address and size of the copies
+CURSOR = 0  # next record to read
+END = 1  # last record that may be wanted, plus 1; 0 if there is no cut
+UNDONE = 2  # number of records to copy before they changed, including those that found no room
+WANTED = 3  # address and size of the array with a bit for each record
+UNDO = 5  # address and size of the memory for copies
 CUT_SIZE = 7
 MAX_CUTS = 8
 
-# layout; -1: records have none
+# layout: places of words in a record; -1 if records do not have them
 STRIDE = 0
 AT_UPDATES = 1
 AT_VERSION = 2
@@ -111,18 +112,18 @@ AT_SLOTS = 4
 AT_VALUES = 5
 LAYOUT_SIZE = 6
 
-# ages; each is that of the first bucket, and those of others follow
-GIVEN_UP = 0  # rows of lower versions have gone, because there were too many
-LIVING = 1024  # rows in runs
-HEAD = 2048  # first run of those that count
-TAIL = 3072  # behind the last one
+# ages: places of the first bucket's numbers; those of the other buckets follow
+GIVEN_UP = 0  # rows of lower versions were evicted, because there were too many
+LIVING = 1024  # number of rows in runs
+HEAD = 2048  # first valid run
+TAIL = 3072  # last valid run, plus 1
 AGES = 4
 BUCKETS = 1024
 
-LINES = 64  # of a segment
-PLACES = 12  # of a line
+LINES = 64  # lines of a segment
+PLACES = 12  # places of a line
 MAX_DEPTH = 28
-#: Ids that go through together.
+#: Ids of a group, see "Batches".
 GROUP = 32
 SCRATCH_SIZE = LINES * PLACES
 
@@ -134,19 +135,19 @@ _ZERO = np.uint64(0)
 
 @register_jitable(forceinline=True)
 def id_at(words: Words, at: Any) -> Any:
-    """The id of a record that begins there."""
+    """Return the id of the record that begins at ``at``."""
     return np.uint64(words[at]) | (np.uint64(words[at + 1]) << _U32)
 
 
 @register_jitable(forceinline=True)
 def bucket_of(mixed: Any) -> Any:
-    """The bucket of a mixed id."""
+    """Return the bucket of a mixed id."""
     return np.int64(mixed >> _U54)
 
 
 @register_jitable(forceinline=True)
 def change(t: Table, record: Any) -> None:
-    """A record is about to change: a cut may have to have it as it is. Other threads may change other records."""
+    """Copy a record that is about to change for the cuts that want it. Other threads may change other records."""
     bit = _U1 << np.uint64(record & 63)
     if t.dirty[record >> 6] & bit != _ZERO:
         return
@@ -157,7 +158,7 @@ def change(t: Table, record: Any) -> None:
 
 @register_jitable
 def _set_aside(t: Table, record: Any, bit: Any) -> None:
-    """Copy a record for each cut that wants it and has not come to it."""
+    """Copy a record for each cut that wants it and whose cursor has not passed it."""
     stride = t.layout[STRIDE]
     for line in range(t.state[CUTS]):
         at = line * CUT_SIZE
@@ -172,10 +173,10 @@ def _set_aside(t: Table, record: Any, bit: Any) -> None:
 
 @register_jitable
 def count_touch(t: Table, record: Any, bucket: Any, step: Any) -> None:
-    """Count a row in, or out, where its age matters; what waits is not counted by age."""
+    """Add ``step`` to the counts of rows by age. Ids that wait for admission are not counted."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and t.by_version.size > 0:
-        # What was updated before the store began counts as if by its first version.
+        # Rows last updated before the store's first version count for that version.
         version: Any = max(np.int64(t.words[at + t.layout[AT_VERSION]]) - t.shifts[bucket], 0)
         t.by_version[version] += step
         if version >= t.state[OLDEST]:
@@ -189,7 +190,7 @@ def count_touch(t: Table, record: Any, bucket: Any, step: Any) -> None:
 
 @register_jitable
 def _make_room(t: Table, bucket: Any, size: Any) -> None:
-    """Move the runs of a bucket together; where most have rows, which only files can bring about, the oldest go."""
+    """Compact the runs of a bucket. If most of them have rows, as only files can cause, drop the oldest runs."""
     first, tail, used = bucket * size, 0, 0
     for place in range(t.ages[HEAD + bucket], t.ages[TAIL + bucket]):
         used += t.runs[2 * (first + place) + 1] > 0
@@ -206,7 +207,7 @@ def _make_room(t: Table, bucket: Any, size: Any) -> None:
 
 @register_jitable(forceinline=True)
 def give_up_run(t: Table, bucket: Any, size: Any) -> None:
-    """Let the oldest run of a bucket go."""
+    """Drop the oldest run of a bucket."""
     run = 2 * (bucket * size + t.ages[HEAD + bucket])
     t.ages[GIVEN_UP + bucket] = np.int64(t.runs[run]) + 1
     t.ages[LIVING + bucket] -= np.int64(t.runs[run + 1])
@@ -215,7 +216,6 @@ def give_up_run(t: Table, bucket: Any, size: Any) -> None:
 
 @register_jitable
 def _count_in_run(t: Table, bucket: Any, version: Any, step: Any) -> None:
-    """Count a live row in, or out."""
     size = t.runs.size // (2 * BUCKETS)
     if step > 0 and t.ages[TAIL + bucket] == size:
         _make_room(t, bucket, size)
@@ -243,7 +243,7 @@ def _count_in_run(t: Table, bucket: Any, version: Any, step: Any) -> None:
 
 @register_jitable
 def touch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
-    """A row was updated now, at a version of the store; nobody counts it."""
+    """Record the version and epoch of a row's update, without changing the counts."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0:
         t.words[at + t.layout[AT_VERSION]] = version + t.shifts[bucket]
@@ -253,7 +253,7 @@ def touch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
 
 @register_jitable(forceinline=True)
 def retouch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
-    """A row is updated again."""
+    """Record the version and epoch of an existing row's update, and adjust the counts."""
     count_touch(t, record, bucket, -1)
     touch(t, record, bucket, version, epoch)
     count_touch(t, record, bucket, 1)
@@ -261,13 +261,13 @@ def retouch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> Non
 
 @register_jitable(forceinline=True)
 def exists(t: Table, record: Any, bucket: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
-    """True if a row has not expired, by the oldest version of the store and what the bucket has given up."""
+    """Return True if a row has not expired by age and was not evicted because of its bucket's limit."""
     return is_young(t, record, max(oldest_version + t.shifts[bucket], t.ages[GIVEN_UP + bucket]), oldest_epoch)
 
 
 @register_jitable(forceinline=True)
 def is_young(t: Table, record: Any, oldest: Any, oldest_epoch: Any) -> Any:
-    """True if a row has at least this version of its bucket, and this epoch."""
+    """Return True if a row has at least these versions: ``oldest`` of its bucket, and ``oldest_epoch``."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) < oldest:
         return False

@@ -1,13 +1,12 @@
-"""Rules that need a whole row, 16-bit values, first values and sums of rounds, for numba to compile.
+"""Rules that need a whole row, conversion of 16-bit values, first values of rows, and sums of rounds.
 
-The formulas are those of ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32. What
-``flightedl.kernels.rules`` says of constants holds here, too.
+The formulas are those of ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32. The
+conventions for constants in ``flightedl.kernels.rules`` apply here, too.
 
-A row's rule takes the arguments of ``rules.by_element``, which is one of them. The rest of the optimizers have rules of
-one element; ``row_updates`` makes loops of both kinds.
+Rules have the arguments of ``rules.by_element``, which applies a rule of one element. ``row_updates`` builds the loops.
 """
 
-# ruff: noqa: ARG001 - every rule has the same arguments, for the loop around it
+# ruff: noqa: ARG001 - every rule has the same arguments, because the same loop calls them
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @register_jitable(forceinline=True)
 def _mean_square(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any) -> Any:
-    """In an order that is the same on every machine."""
+    """Return the mean of a row's squared gradients, added up in an order that is the same on every machine."""
     eights = dim >> _U3
     total = square_sum(w, np.int64(at), g, np.int64(row), np.int64(eights), c.scale, c.clip, c.decay)
     for i in range(eights << _U3, dim):
@@ -44,7 +43,6 @@ def _mean_square(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def _descend(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any, rate: Any) -> None:
-    """``w -= rate * gradient``."""
     eights = dim >> _U3
     descend(w, np.int64(at), g, np.int64(row), np.int64(eights), c.scale, c.clip, c.decay, rate)
     for i in range(eights << _U3, dim):
@@ -55,14 +53,14 @@ def _descend(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any, rate: Any) -> 
 def nothing(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Where the rate is zero and the rule would divide by it."""
+    """Change nothing: the rate is zero, and the optimizer's rule would divide by it."""
 
 
 @register_jitable(forceinline=True)
 def sgd(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """``rules.sgd`` in vectors, which compilers do not find where arrays may overlap and rows are short."""
+    """Gradient descent, vectorized by hand: compilers do not vectorize if arrays may overlap and rows are short."""
     _descend(w, at, g, row, dim, c, c.rate)
 
 
@@ -70,7 +68,7 @@ def sgd(
 def row_adagrad(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Slot: a sum of mean squares. a: eps."""
+    """Slot: sum of mean squares, one number for the row. a: eps."""
     total = s[0][slot] + _mean_square(w, at, g, row, dim, c)
     s[0][slot] = total
     divisor = math.sqrt(total) + c.a
@@ -82,7 +80,7 @@ def row_adagrad(
 def row_adam(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Slots: averages of gradients, and one of mean squares. Constants as of ``rules.adam``."""
+    """Slots: averages of gradients, and one average of mean squares. Constants as for ``rules.adam``."""
     square = c.b * s[0][slot + dim] + c.c * _mean_square(w, at, g, row, dim, c)
     s[0][slot + dim] = square
     rate = divided(c.rate, math.sqrt(square) * c.second + c.d)
@@ -94,7 +92,7 @@ def row_adam(
 
 @register_jitable(forceinline=True)
 def scrambled(bits: Any) -> Any:
-    """As ``initial.scrambled``."""
+    """Scramble 64 bits, see ``initial.scrambled``."""
     bits = (bits ^ (bits >> _U30)) * _FACTOR_1
     bits = (bits ^ (bits >> _U27)) * _FACTOR_2
     return bits ^ (bits >> _U31)
@@ -102,7 +100,7 @@ def scrambled(bits: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def to_float32(bits: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
-    """A 16-bit float; ``box_bits`` is the memory of ``box``, both of one number."""
+    """Convert a 16-bit float exactly. ``box`` is scratch memory of one number, ``box_bits`` the same memory as bits."""
     wide = np.uint32(bits)
     if is_bfloat16:
         box_bits[0] = wide << np.uint32(16)
@@ -111,17 +109,17 @@ def to_float32(bits: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
         box_bits[0] = (wide & np.uint32(0x7FFF)) << np.uint32(13)
         value = box[0] * np.float32(2.0**112)
     else:
-        # As a float32 it would be subnormal, which counts as zero here.
+        # Its bits would be a subnormal float32, which counts as zero here.
         value = np.float32(wide & np.uint32(0x3FF)) * np.float32(2.0**-24)
     return -value if wide & np.uint32(0x8000) else value
 
 
 @register_jitable(forceinline=True)
 def to_half(value: Any, chance: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
-    """A finite number's two neighbours of 16 bits: the lower one unless ``chance`` in [0, 1) reaches beyond the number.
+    """Round a finite number to one of its two 16-bit neighbors.
 
-    With a chance of one half what is in the middle is rounded up, else to the nearest. What is beyond the largest
-    becomes that.
+    A random ``chance`` in [0, 1) rounds stochastically; 0.5 rounds to nearest, ties away from zero. Numbers out of
+    range become the largest finite number.
     """
     magnitude = abs(value)
     box[0] = magnitude
@@ -142,7 +140,7 @@ ZEROS, CONSTANT, UNIFORM, NORMAL = range(4)
 def first_values(
     ids: npt.NDArray[np.uint64], places: Records, key: int, kind: int, a: float, b: float, out: Any
 ) -> None:
-    """``out[place]`` for each place: the first values of that id. ``a``: constant, scale or deviation; ``b``: mean."""
+    """Fill ``out`` at ``places`` with the first values of ids. ``a``: constant, scale or deviation; ``b``: mean."""
     dim = out.shape[1]
     for place in places:
         stream = scrambled(key ^ ids[place])
@@ -174,13 +172,13 @@ def combine(
     """Add a contribution to the sums of a round by id.
 
     Args:
-        ids: (n,), of the contribution.
+        ids: (n,), the ids of the contribution.
         gradients: (n, dim).
-        weight: They are multiplied by it.
-        index: Places in ``unique`` by hash, -1 where there is none; a power of two, more than all ids.
-        unique: Ids so far, ``count`` of them.
-        sums: Their sums, (places, dim).
-        count: Of ``unique``.
+        weight: Factor of the gradients.
+        index: Places in ``unique`` by hash, -1 if free. Its size is a power of two, greater than the number of ids.
+        unique: The ids so far; the first ``count`` entries are valid.
+        sums: (places, dim), the sums of these ids.
+        count: Number of ids so far.
 
     Returns:
         The new count.

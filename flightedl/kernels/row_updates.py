@@ -1,6 +1,6 @@
-"""Updates of rows that are there: found, set aside for a cut, touched and changed while they are in the cache.
+"""Updates of existing rows. Each row is found, copied for a cut if necessary, and updated while it is in the cache.
 
-Each optimizer's rule has a loop of its own. 16-bit values are unpacked for the rule and rounded afterwards.
+Each optimizer's rule has its own loop. 16-bit values are unpacked for the rule and rounded afterwards.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _ZERO = np.uint64(0)
 
 @register_jitable
 def _chance(stream: Any, element: Any) -> Any:
-    """A number in [0, 1) of its own for each element of a row."""
+    """Return a pseudorandom number in [0, 1) for an element of a row."""
     bits = scrambled(stream + np.uint64(element + 1) * GOLDEN)
     return np.float32(bits >> _U40) * np.float32(2.0**-24)
 
 
 @register_jitable
 def _updates_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
-    """The number of a row's updates, at most ``size`` - 1, which is counted on; 0 where none is kept."""
+    """Return the number of a row's updates so far, at most ``size - 1``, and count this one; 0 without a count."""
     if at_updates < 0:
         return 0
     step = np.int64(t.words[at + at_updates])
@@ -74,22 +74,22 @@ def _updates_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
 
 
 class Half(NamedTuple):
-    """How 16-bit values are unpacked and rounded."""
+    """Settings and scratch memory for unpacking and rounding 16-bit values."""
 
     is_bfloat16: Any
     is_stochastic: Any
     #: Seed of the stochastic rounding.
     seed: Any
-    #: Room for a row.
+    #: Scratch memory of a row.
     values: Any
-    #: One number, and the same memory as its bits.
+    #: Scratch memory of one number, and the same memory as bits.
     box: Any
     box_bits: Any
 
 
 @cache
 def loop_of(step: Loop, rule: Loop | None = None, get: Loop | None = None, put: Loop | None = None) -> Loop:
-    """The loop of a row's rule: one of ``row_rules``, or ``by_element`` with a rule of one element."""
+    """Return the loop of a rule: one of ``row_rules``, or ``by_element`` with a rule of one element."""
 
     def update(
         handles: Handles,
@@ -105,20 +105,20 @@ def loop_of(step: Loop, rule: Loop | None = None, get: Loop | None = None, put: 
         is_beside: bool,
         half: Any,
     ) -> int:
-        """Update the rows of ids of some tables by their gradients, one after the other.
+        """Update rows of several tables by their gradients.
 
         Args:
-            handles: Of all tables.
-            work: (sections, WORK_SIZE), whose values are the gradients; the last column is filled.
-            ids: Of all sections.
-            g: Gradients of all sections.
-            version: That this makes.
-            epoch: Of it.
+            handles: Handles of all tables.
+            work: (sections, WORK_SIZE); ``VALUES`` is a place in ``g``, and ``MISSED`` is filled.
+            ids: Ids of all sections.
+            g: Gradients of all sections, flat.
+            version: Version that the update makes.
+            epoch: Epoch of the update.
             constants: (n, fields of ``rules.Constants``).
-            first: Bias corrections by the number of updates before.
-            second: Likewise.
+            first: Bias corrections of the average, by a row's number of updates so far.
+            second: Likewise, of the average of squares.
             missing: Filled with the places of ids without a row, see ``rows.gather``.
-            is_beside: Another call works on the same tables now.
+            is_beside: True in the second of two threads that work at the same time, which has its own scratch memory.
             half: A ``Half`` for 16-bit values; None for float32.
 
         Returns:

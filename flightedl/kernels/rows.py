@@ -1,4 +1,4 @@
-"""Reads and pushes of rows, for numba to compile; ``row_records`` says how they lie, updates are in ``row_updates``."""
+"""Reads of rows, and everything about pushes but the updates, which are in ``row_updates``."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ GRADIENTS, WANTED = np.uint32(1), np.uint32(2)
 
 
 def gather(handles: Handles, work: Work, ids: Ids, out: Words, missing: npt.NDArray[np.int64], is_beside: bool) -> int:
-    """The values of rows of some tables; the places of ids without one, among all, to ``missing``.
+    """Read the values of rows of several tables.
 
     Args:
-        handles: Of all tables.
-        work: (sections, WORK_SIZE), whose values lie in ``out``, as words; the last column is filled.
-        ids: Of all sections.
-        out: Filled where there are rows.
-        missing: As many as ids; those of a section from its first id's place on.
-        is_beside: Another call works on the same tables now.
+        handles: Handles of all tables.
+        work: (sections, WORK_SIZE); ``VALUES`` is a place in ``out``, and ``MISSED`` is filled.
+        ids: Ids of all sections.
+        out: Filled with the values, as words. Ids without a row leave a gap.
+        missing: As long as ``ids``; filled, from each section's ``FIRST`` on, with the places of ids without a row.
+        is_beside: True in the second of two threads that work at the same time, which has its own scratch memory.
 
     Returns:
-        How many are missing.
+        The number of ids without a row.
     """
     total = 0
     for section in range(work.shape[0]):
@@ -115,15 +115,15 @@ def count_in_sketch(
     """Count pushes in a count-min sketch, with conservative update (Estan & Varghese 2002).
 
     Args:
-        t: The rows, which count those that are not admitted.
-        sketch: Of each bucket, four rows of counters.
-        ids: Of the push.
-        salt: Of the table.
-        admit_after: Pushes.
-        places: Of these ids among all of the push; changed: of those that were pushed often enough, probably.
+        t: The table, which counts the pushes that were not admitted.
+        sketch: Four rows of counters for each bucket.
+        ids: Ids of the push.
+        salt: Salt of the table.
+        admit_after: The push of an id that admits it.
+        places: Places in ``ids`` of the ids to count; reduced to those of ids admitted now, a few of them too early.
 
     Returns:
-        How many these are.
+        The number of admitted ids.
     """
     width, found = sketch.size // (4 * BUCKETS), 0
     mask = np.uint64(width - 1)
@@ -154,21 +154,21 @@ def wait(
     admit_after: int,
     places: npt.NDArray[np.int64],
 ) -> int:
-    """Count pushes among the ids that wait, ``w``.
+    """Count pushes of ids that wait for admission, exactly.
 
     Args:
-        w: They.
-        ids: Of the push.
-        salt: Of the table.
-        version: That the push makes.
-        epoch: Of it.
-        oldest_version: Lower ones have expired.
-        oldest_epoch: Likewise.
-        admit_after: Pushes.
-        places: Of these ids among all of the push; changed: of those that wait no more, because this was the last push.
+        w: The table of waiting ids.
+        ids: Ids of the push.
+        salt: Salt of the table.
+        version: Version that the push makes.
+        epoch: Epoch of the push.
+        oldest_version: Waiting ids of lower versions have expired.
+        oldest_epoch: Waiting ids of lower epochs have expired.
+        admit_after: The push of an id that admits it.
+        places: Places in ``ids`` of the ids to count; reduced to those of the ids that are admitted now.
 
     Returns:
-        How many these are.
+        The number of admitted ids.
     """
     found, at_updates = 0, w.layout[AT_UPDATES]
     for place in places:
@@ -198,19 +198,19 @@ def wait(
 def make(
     t: Table, ids: Ids, salt: int, version: int, epoch: int, places: npt.NDArray[np.int64], records: Records
 ) -> int:
-    """Make rows of ids that have none, or an expired one.
+    """Create rows for ids without a row or with an expired one.
 
     Args:
-        t: The rows.
-        ids: Of the push.
-        salt: Of the table.
-        version: That the push makes.
-        epoch: Of it.
-        places: Of these ids among all of the push; changed: of those whose rows were made, because there was room.
-        records: Filled: their records, which have neither slots nor values.
+        t: The table.
+        ids: Ids of the push.
+        salt: Salt of the table.
+        version: Version that the push makes.
+        epoch: Epoch of the push.
+        places: Places in ``ids`` of the ids that need a row; reduced to those for which there was room.
+        records: Filled with the records of the new rows, whose slots and values the caller has to fill.
 
     Returns:
-        How many these are.
+        The number of new rows.
     """
     state, made = t.state, 0
     for place in places:
@@ -233,7 +233,7 @@ def make(
 
 
 def advance(t: Table, oldest: int) -> None:
-    """Raise ``OLDEST``, by which rows are counted."""
+    """Raise ``OLDEST``, and subtract the rows that expire from ``LIVE``."""
     state = t.state
     while state[OLDEST] < oldest:
         state[LIVE] -= t.by_version[state[OLDEST]]
@@ -241,14 +241,14 @@ def advance(t: Table, oldest: int) -> None:
 
 
 def give_up(t: Table, version: int, oldest: Records, most: int, limit: int) -> None:
-    """Let the oldest rows of buckets go, see ``ReferenceTable``.
+    """Evict the oldest rows of buckets, see ``ReferenceTable``.
 
     Args:
-        t: The rows.
-        version: Of the store; only buckets of which it has updated rows are limited, and these rows stay.
-        oldest: (buckets,): rows of lower versions of a bucket go.
-        most: Buckets that have no more rows are left alone.
-        limit: No more rows go than have to, so that no more than this are left.
+        t: The table.
+        version: Version of the store. Only buckets with rows of this version are limited, and these rows remain.
+        oldest: (buckets,), the lowest version of each bucket's rows that exist; rows of lower versions go.
+        most: Buckets with at most so many rows are skipped.
+        limit: Limit of a bucket's rows; the oldest versions go until it is met.
     """
     size = t.runs.size // (2 * BUCKETS)
     for bucket in range(BUCKETS):
@@ -267,7 +267,7 @@ def give_up(t: Table, version: int, oldest: Records, most: int, limit: int) -> N
 def sweep(
     t: Table, salt: int, oldest_version: int, oldest_epoch: int, first_bucket: int, end_bucket: int, count: int
 ) -> None:
-    """Remove what has expired and lies in these buckets from the next ``count`` records, round and round."""
+    """Remove the expired rows of these buckets among the next ``count`` records. Starts over after the last record."""
     state = t.state
     for _ in range(min(count, state[HIGH])):
         if state[SWEPT] >= state[HIGH]:
@@ -284,7 +284,7 @@ def sweep(
 
 @register_jitable
 def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.NDArray[np.int32]) -> int:
-    """Check the ids of one call: 0, nothing is wrong; 1, one is there twice; 2, one lies in another bucket.
+    """Check the ids of a section: return 0 if they are correct, 1 if one occurs twice, 2 if one is in another bucket.
 
     ``seen`` is scratch memory of ``index_size(ids.size)``.
     """
@@ -305,14 +305,14 @@ def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.
 
 
 _index_size = register_jitable(index_size)
-# Rows of what ``received`` finds: sections with gradients, and behind them as many that are only asked for.
+# Rows of the array that ``received`` fills. Its columns: sections with gradients, then sections of wanted rows.
 RECEIVED_TABLE, RECEIVED_DIM, RECEIVED_COUNT, RECEIVED_FIRST, RECEIVED_VALUES = range(5)
 RECEIVED_SIZE = 5
 
 
 @register_jitable
 def _is_known(found: Any, start: Any, place: Any, table: Any) -> Any:
-    """True if one of the sections from ``start`` to before ``place`` is of the table, or if there is no such place."""
+    """Return True if an earlier section of this kind has the table, or if all places of this kind are filled."""
     if place - start >= found.shape[1] // 2:
         return True
     for other in range(start, place):  # noqa: SIM110 - numba compiles no generators
@@ -323,7 +323,7 @@ def _is_known(found: Any, start: Any, place: Any, table: Any) -> Any:
 
 @register_jitable
 def _sections(words: Any, dims: Any, may_push: Any, found: Any) -> Any:
-    """Fill ``found``; return the sections with gradients, those without, and the place of the values; -1: unsound."""
+    """Fill ``found``. Return the numbers of both kinds of sections (-1 if malformed) and the place of the values."""
     tables, count = dims.size, np.int64(words[1])
     pushed = asked = 0
     first = values = answer = np.int64(0)
@@ -362,22 +362,23 @@ def received(
     seen: npt.NDArray[np.int32],
     found: npt.NDArray[np.int64],
 ) -> int:
-    """Decode a trainer's message about rows, see ``wire.table_rows``, and check it.
+    """Decode and check a trainer's message about rows, see ``wire.table_rows``.
 
     Args:
         words: The whole message.
-        ids: The same memory from the first id on.
+        ids: The same memory, beginning with the first id.
         dims: (tables,).
         salts: (tables,).
-        buckets: The first one of the pserver, and the one behind its last one.
-        may_push: Sections with gradients may be among the others.
-        is_finite: The values are known to be finite.
-        seen: Scratch memory, of ``index_size`` of the most ids of a section.
-        found: (RECEIVED_SIZE, 2 * tables), filled: for each section its table, dim, number of ids, place of the first
-            of them among all ids, and place of its values: among all values, or in the answer.
+        buckets: The pserver's first bucket, and its last bucket plus 1.
+        may_push: True if the message may contain gradients.
+        is_finite: True if the values are known to be finite.
+        seen: Scratch memory of ``index_size`` of the largest number of ids in a section.
+        found: (RECEIVED_SIZE, 2 * tables), filled for each section with its table, dim, number of ids, the place of its
+            first id among all ids, and the place of its first value: among all values, or in the answer.
 
     Returns:
-        n * (tables + 1) + m, if n sections have gradients and m are asked for; -1 if something is wrong.
+        n * (tables + 1) + m for n sections with gradients and m sections of wanted rows; -1 if the message is
+        malformed, has an id twice or of another pserver's bucket, or has values that are not finite.
     """
     tables = dims.size
     pushed, asked, values_at = _sections(words, dims, may_push, found)

@@ -1,4 +1,4 @@
-"""The update rules, each written once, for numba to compile into loops over blocks and over rows of tables.
+"""Update rules of optimizers, which numba compiles into loops over blocks and over rows of tables.
 
 The formulas, in plain NumPy, are in ``flightedl.testing.reference_updates``.
 
@@ -7,12 +7,12 @@ with weight decay), a tuple of slots and the constants. It returns the new value
 ``update_element`` applies a rule to an element of an array; ``GETS`` and ``PUTS`` read and write N slots. Rules that
 need a whole row, such as row-wise Adagrad, are in ``row_rules``; LAMB, which needs a whole block, is in ``blocks``.
 
-These functions work compiled only. Rules that keep them fast and right:
+These functions work only in compiled code. They are fast and exact because of three conventions:
 
-* Every constant has the block's own type: a literal in a loop would be float64, and would make LLVM convert each
-  float32 element forth and back. ``_ZERO`` and ``_ONE`` are float32, which converts to float64 at compile time.
+* Every constant has the block's own type. A literal in a loop would be float64, and LLVM would convert each float32
+  element to float64 and back. ``_ZERO`` and ``_ONE`` are float32, which converts to float64 at compile time.
 * No fastmath: the loops vectorize without it, are bound by memory, and give the same bits on every machine.
-* ``clip`` infinite and ``decay`` zero mean neither; both are free beside the memory traffic.
+* An infinite ``clip`` disables clipping and a zero ``decay`` weight decay, at no cost compared with memory traffic.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 class Constants(NamedTuple):
-    """Numbers of an update, all of the block's type. The rule's docstring says what ``a`` to ``d`` are."""
+    """Constants of an update, all of the block's type. Each rule's docstring defines ``a`` to ``d``."""
 
     scale: Any
     clip: Any
     decay: Any
-    #: For Adam with the bias correction of its average.
+    #: Learning rate; for Adam, multiplied by the bias correction of the average.
     rate: Any
     a: Any
     b: Any
     c: Any
     d: Any
-    #: Bias corrections of LAMB's average, and of averages of squares.
+    #: Bias corrections: of LAMB's average of gradients, and of averages of squares.
     first: Any
     second: Any
     #: AdamW's ``1 - rate * decay``; 1 for other rules.
@@ -47,13 +47,13 @@ class Constants(NamedTuple):
 
 @register_jitable(forceinline=True)
 def constants_in(c: Any) -> Any:
-    """The constants of an array, in the order of the fields."""
+    """Return the constants in an array, in the order of the fields."""
     return Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10])
 
 
 @register_jitable(forceinline=True)
 def gradient_at(w: Any, at: Any, g: Any, row: Any, i: Any, c: Any) -> Any:
-    """The gradient of an element, as rules take it."""
+    """Return the gradient of an element: scaled, clipped, and with weight decay."""
     return min(max(g[row + i] * c.scale, -c.clip), c.clip) + c.decay * w[at + i]
 
 
@@ -61,21 +61,21 @@ def gradient_at(w: Any, at: Any, g: Any, row: Any, i: Any, c: Any) -> Any:
 def update_element(
     w: Any, at: Any, g: Any, row: Any, i: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Apply a rule to one element. The loop around it is not here: LLVM vectorizes the loops of the outermost function.
+    """Apply a rule to one element. The loop is in the caller, since LLVM vectorizes loops of the outermost function.
 
     Args:
-        w: Values, of which element ``at + i`` changes.
-        at: Unsigned for rows, as all offsets: then no code asks if they count from the end.
-        g: Gradients, of which ``row + i`` is the element's.
-        row: Of the gradients.
+        w: Values; element ``at + i`` changes.
+        at: Offset. For rows it is unsigned, as all offsets, which saves the check for negative indexes.
+        g: Gradients; the gradient of the element is ``g[row + i]``.
+        row: Offset of the gradients.
         i: Number of the element.
-        s: Tuple of arrays with the slots, changed: slot n from ``slot + n * stride`` of array n on.
+        s: Tuple of arrays with the slots, updated. Slot n begins at ``slot + n * stride`` of array n.
         slot: See ``s``.
         stride: See ``s``.
         c: Constants.
-        rule: One of this module.
-        get: Reads the rule's slots.
-        put: Writes them.
+        rule: A rule of this module.
+        get: Function that reads the rule's slots, from ``GETS``.
+        put: Function that writes them, from ``PUTS``.
     """
     one = gradient_at(w, at, g, row, i, c)
     w[at + i], new = rule(w[at + i], one, get(s, slot, stride, i), c)
@@ -86,7 +86,7 @@ def update_element(
 def by_element(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """``update_element`` for a row of ``dim`` elements."""
+    """Apply a rule to each of the ``dim`` elements of a row, see ``update_element``."""
     for i in range(dim):
         update_element(w, at, g, row, i, s, slot, stride, c, rule, get, put)
 
@@ -131,26 +131,26 @@ def _put_3(s: Any, slot: Any, stride: Any, i: Any, new: Any) -> None:
     s[0][slot + i], s[1][slot + stride + i], s[2][slot + stride + stride + i] = new
 
 
-#: By number of slots.
+#: Functions that read and write the slots of an element, by number of slots.
 GETS = _get_0, _get_1, _get_2, _get_3
 PUTS = _put_0, _put_1, _put_2, _put_3
 
 
 @register_jitable(forceinline=True)
 def divided(dividend: Any, divisor: Any) -> Any:
-    """A quotient; 0 where both are zero, as without gradients so far and without eps."""
+    """Return a quotient; 0 if both are zero, as before the first gradient if eps is 0."""
     return dividend / (divisor if divisor != _ZERO else _ONE)
 
 
 @register_jitable(forceinline=True)
 def averaged(mean: Any, one: Any, rest: Any) -> Any:
-    """A moving average that gives ``one`` the weight ``rest``."""
+    """Return a moving average in which ``one`` has the weight ``rest``."""
     return mean + rest * (one - mean)
 
 
 @register_jitable(forceinline=True)
 def sgd(old: Any, g: Any, _s: Any, c: Any) -> Any:
-    """No slots, no constants of its own."""
+    """Gradient descent, without slots or further constants."""
     return old - c.rate * g, ()
 
 
@@ -223,7 +223,7 @@ def adam(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def amsgrad(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """As ``adam``, with the largest average of squares so far as a third slot."""
+    """Adam with a third slot: the largest average of squares so far."""
     mean, square = averaged(s[0], g, c.a), c.b * s[1] + c.c * g * g
     largest = max(s[2], square)
     return old * c.shrink - divided(c.rate * mean, math.sqrt(largest) * c.second + c.d), (mean, square, largest)
@@ -236,6 +236,6 @@ def ftrl(old: Any, g: Any, s: Any, c: Any) -> Any:
     root = math.sqrt(total)
     pull = s[1] + (g - (root - math.sqrt(s[0])) * c.rate * old)
     step = math.copysign(max(abs(pull) - c.a, _ZERO), pull)
-    # Where the divisor is zero, so is the step: 0 / 0 must stay 0.
+    # If the divisor is zero, so is the step, and 0 / 0 has to give 0.
     new = _ZERO if step == _ZERO else -step / ((root + c.b) * c.rate + c.c)
     return new, (total, pull)

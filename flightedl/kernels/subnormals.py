@@ -1,11 +1,12 @@
-"""Subnormal numbers count as zero inside kernels.
+"""Treatment of subnormal numbers as zero inside kernels.
 
-An average whose gradients stopped decays into the subnormal range (float32 below 1.2e-38) and, by rounding to nearest,
-stays there. x86 processors handle such operands in microcode: measured, an Adam update is then 20 times slower, for
-as long as the job runs. So each kernel sets the two flags that treat subnormals as zero, and restores the thread's own
-on its way out; both take nanoseconds. Other processors have no such penalty, and nothing is done there.
+When the gradients of an element become zero, its average decays into the subnormal range (float32 below 1.2e-38) and,
+because of rounding to nearest, never leaves it. x86 processors handle such operands in microcode: an Adam update was
+measured to be 20 times slower, for the rest of the job. Each kernel therefore sets the two processor flags that treat
+subnormals as zero, and restores the thread's flags before it returns; both take nanoseconds. Other processors have no
+such penalty, so the flags remain unchanged there.
 
-Kernels so differ from plain arithmetic by less than 1.2e-38 (float32) or 2.3e-308 (float64) an operation.
+As a result, each operation differs from plain arithmetic by less than 1.2e-38 (float32) or 2.3e-308 (float64).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: Flags of the x86 control register: results flushed to zero (0x8000), operands taken as zero (0x0040).
+#: Flags of the x86 control register: flush results to zero (0x8000), treat operands as zero (0x0040).
 _FLAGS = 0x8040
 _WORD = ir.IntType(32)
 
@@ -27,7 +28,7 @@ def _is_x86() -> bool:
 
 
 def _control(builder: Any, name: str, slot: Any) -> None:
-    """Call a control-register instruction that reads or writes ``slot``; memory accesses stay on their side of it."""
+    """Call a control-register instruction on ``slot``. The compiler moves no memory access across it."""
     barrier = ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", side_effect=True)
     function_type = ir.FunctionType(ir.VoidType(), [slot.type])
     builder.call(barrier, [])
@@ -63,7 +64,7 @@ def _restore(_typing: Any, state: Any) -> Any:
     return types.none(state), generate
 
 
-#: ``state = flush_subnormals()``: in compiled code only; sets the flags and returns what they were.
+#: ``state = flush_subnormals()``: set the flags and return their previous values. For compiled code only.
 flush_subnormals: Any = intrinsic(_flush)
-#: ``restore_subnormals(state)``: in compiled code only.
+#: ``restore_subnormals(state)``: restore the flags. For compiled code only.
 restore_subnormals: Any = intrinsic(_restore)
