@@ -223,7 +223,7 @@ class _ReplacedError(Exception):
 
 
 class _RangesOfIndices(AbstractFileSystem):  # type: ignore[misc]
-    """The "files" of ``formats.indices``, which exist because their names say all."""
+    """The "files" of ``formats.indices``, whose URLs contain all information."""
 
     protocol = "indexed"
 

@@ -1,7 +1,7 @@
-"""The one place that decides which errors are worth another attempt, and for how long to try.
+"""Classification of errors that are worth a retry, and limits of retries.
 
-Errors of this package say it by their class, those of file systems and of stores' libraries by type, errno and HTTP
-status. An error that nobody has classified counts as transient: another attempt does no harm, and attempts are bounded.
+Errors of this package are classified by their class, those of file systems and of stores' libraries by type, errno and
+HTTP status. Unknown errors count as transient: another attempt does no harm, and attempts are bounded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TRANSIENT_CLIENT_STATUSES = frozenset({408, 425, 429})
 def is_transient(error: BaseException) -> bool:
     """True if an attempt that looks up server and registration again may succeed.
 
-    It may if nothing answered, if the outcome is unknown, and if only the addressee or the trainer's registration was
-    out of date. Any other FencedError is permanent: the attempt stands for something that is over.
+    It may succeed if there was no answer, if the outcome is unknown, or if only the addressee or the trainer's
+    registration was out of date. Any other FencedError is permanent, because the sender itself is out of date.
     """
     if isinstance(error, FlightedlError):
         return error.retryable or isinstance(error, OutcomeUnknownError | ReplacedError | UnregisteredError)
@@ -40,12 +40,12 @@ def is_transient(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Retry policy: pauses that double, and a bound.
+    """Retry policy: pauses that double, and a time limit.
 
     Args:
-        limit_s: No attempt begins later than this after the first one.
+        limit_s: Maximum seconds between the starts of the first and the last attempt.
         first_pause_s: Seconds between the first two attempts.
-        longest_pause_s: The longest pause between two attempts.
+        longest_pause_s: Maximum seconds between two attempts.
     """
 
     limit_s: float
@@ -53,19 +53,19 @@ class Patience:
     longest_pause_s: float = 5.0
 
     def pause_s(self, error: BaseException, failures: int, elapsed_s: float) -> float | None:
-        """Seconds to wait before the next attempt; None to give up.
+        """Return the seconds to wait before the next attempt, or None to give up.
 
         Args:
-            error: Of the last attempt.
-            failures: Failed attempts in a row, at least 1.
-            elapsed_s: Since the first attempt began.
+            error: Error of the last attempt.
+            failures: Number of consecutive failed attempts, at least 1.
+            elapsed_s: Seconds since the start of the first attempt.
         """
-        # The exponent is bounded as a float's is.
+        # A float's exponent is bounded, too.
         pause_s = min(self.first_pause_s * 2.0 ** min(failures - 1, 100), self.longest_pause_s)
         return pause_s if is_transient(error) and elapsed_s + pause_s <= self.limit_s else None
 
 
-#: For what a job cannot go on without.
+#: Policy for data without which a job cannot continue.
 PATIENT = Patience(limit_s=60.0)
-#: For what can be done without, and for answers that a user waits for.
+#: Policy for optional data, and for answers that a user waits for.
 BRIEF = Patience(limit_s=2.0)

@@ -28,7 +28,7 @@ class Tenure:
     ttl_s: float
     #: Time at which the last successful renewal (first: the grant) was sent.
     renewed_at: float
-    #: Reason of the loss; empty while the key is held. Never emptied again.
+    #: Reason of the loss; empty while the key is held. Once set, it is never cleared.
     lost_because: str = ""
 
     def left_s(self, now: float) -> float:
@@ -44,7 +44,7 @@ class Tenure:
         return self.lost_because
 
     def renewed(self, sent_at: float, now: float) -> None:
-        """Note a successful renewal. It comes too late if the key is lost."""
+        """Record a successful renewal. It has no effect if the key is already lost."""
         if self.left_s(now):
             self.renewed_at = sent_at
 

@@ -166,7 +166,7 @@ class RestartPolicy:
 
     slots: Sequence[Slot]
     limits: Limits = Limits()
-    #: The trainers are the ranks of a group.
+    #: True if the trainers are the ranks of a group.
     is_group: bool = False
     _records: dict[Slot, _Record] = field(init=False)
     #: The latest account.

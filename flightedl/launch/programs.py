@@ -41,7 +41,7 @@ class TrainerProgram:
     count: int = 1
     #: Receives their output.
     on_lines: OnLines | None = None
-    #: They are the ranks of a group: they get ``RANK``, ``WORLD_SIZE`` and so on, as from torchrun.
+    #: True if the trainers are the ranks of a group, which get ``RANK``, ``WORLD_SIZE`` and so on, as from torchrun.
     is_group: bool = False
 
 
@@ -87,7 +87,7 @@ class Programs:
         """Return all settings for a kind of process; ``own`` are settings of a single process."""
         more = self.more_of(kind)
         if self.has_own_etcd:
-            # It listens on loopback and needs no authentication.
+            # The job's own etcd listens on loopback and needs no authentication.
             more |= dict.fromkeys(("etcd_tls_dir", "etcd_user", "etcd_password_file"), "")
         return settings(kind, **{"etcd": self.etcd_address, "job": self.job, **own, **more})
 

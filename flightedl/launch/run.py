@@ -69,7 +69,7 @@ class RunOptions:
     target: str
     arguments: tuple[str, ...] = ()
     trainers: int = 1
-    #: The trainers are the ranks of a group.
+    #: True if the trainers are the ranks of a group.
     is_group: bool = False
     pservers: int = 1
     #: By default derived from the target's name.

@@ -7,5 +7,5 @@
   checkpoints), ``probes`` (storage, disks and certificates as seen from this machine)
 * ``profile``: how trainers spend their time
 
-A rule reports only what the observations prove. Consequences of another finding are left out.
+A rule reports only problems that the observations prove. ``examine`` omits consequences of other findings.
 """

@@ -19,4 +19,7 @@ With a cluster (``ports.Cluster``):
 * ``submitting``: submits, scales and removes a job
 * ``scaling``: the loop that adds and removes trainers
 * ``watching``: waits for the end of a job, with progress and output
+
+A submitted job: ``values`` validates its settings, ``objects`` creates its objects, ``submitting`` applies them. The
+trainers' Job owns all others. ``watching`` follows it by ``views``, and ``scaling`` changes its parallelism.
 """
