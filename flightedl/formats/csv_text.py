@@ -8,6 +8,7 @@ allowed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import ClassVar
 
 import pyarrow as pa
@@ -26,6 +27,16 @@ _HEAD_BYTES = 1 << 16
 _BLOCK_BYTES = 1 << 18
 _MAX_BLOCK_BYTES = 1 << 30
 _MARK = b"\xef\xbb\xbf"
+
+
+def _parsing(delimiter: str) -> pc.ParseOptions:
+    return pc.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+
+
+@lru_cache(maxsize=256)
+def _names(line: bytes, delimiter: str) -> tuple[str, ...]:
+    options = pc.ReadOptions(column_names=None, use_threads=False, block_size=max(len(line), 1))
+    return tuple(pc.read_csv(pa.py_buffer(line), options, _parsing(delimiter)).column_names)
 
 
 class CommaSeparated(TextFormat):
@@ -51,12 +62,11 @@ class CommaSeparated(TextFormat):
         line = text[mark : mark + end]
         if not line.strip():
             raise CorruptChunkError(f"{url} has no header line: the first line has to name the columns")
-        options = pc.ReadOptions(column_names=None, use_threads=False, block_size=max(len(line), 1))
-        names = pc.read_csv(pa.py_buffer(line), options, self._parsing()).column_names
-        return tuple(names), mark + end, text[mark + end :]
+        return _names(line, self.delimiter), mark + end, text[mark + end :]
 
     def parse(self, text: bytes, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
-        if ends_quoted(text, self.delimiter.encode()):
+        # With a schema, the text is a chunk of an indexed file, where this was checked.
+        if request.schema is None and ends_quoted(text, self.delimiter.encode()):
             raise ValueError("the text ends within a quoted field")
         assert names is not None  # head() finds them or raises
         needed = request.needed()
@@ -64,7 +74,7 @@ class CommaSeparated(TextFormat):
         if missing:
             raise DataError(f"there is no column {missing[0]!r}: the header has {', '.join(names)[:300]}")
         types = {} if request.schema is None else {field.name: field.type for field in request.schema}
-        if not text.strip():
+        if not text or text.isspace():
             fields = [pa.field(name, types.get(name, pa.null())) for name in (names if needed is None else needed)]
             return pa.schema(fields).empty_table()
         convert = pc.ConvertOptions(
@@ -83,10 +93,7 @@ class CommaSeparated(TextFormat):
             use_threads=block_bytes < len(text),
             block_size=min(len(text) + 1, block_bytes),
         )
-        return pc.read_csv(pa.py_buffer(text), options, self._parsing(), convert)
-
-    def _parsing(self) -> pc.ParseOptions:
-        return pc.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+        return pc.read_csv(pa.py_buffer(text), options, _parsing(self.delimiter), convert)
 
     def _joined(self, schema: pa.Schema | None, found: pa.Schema, url: str, offset: int) -> pa.Schema:  # noqa: ARG002
         """Join two inferred schemas. A column that has several types in one file becomes text."""

@@ -61,6 +61,9 @@ def csv_records_end(text: bytes, delimiter: bytes = b",") -> int:
 
 def first_csv_record_end(text: bytes, delimiter: bytes = b",") -> int:
     """Return the length of the first CSV record in ``text``, including its newline; 0 if it is not complete."""
+    first_line = text[: text.find(b"\n") + 1]
+    if first_line and not ends_quoted(first_line[:-1], delimiter):
+        return len(first_line)
     values = np.frombuffer(text, np.uint8)
     newlines = np.flatnonzero(values == _NEWLINE)
     outside = newlines[~_is_quoted(values, newlines, delimiter[0])]

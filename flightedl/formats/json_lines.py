@@ -40,7 +40,7 @@ class JsonLines(TextFormat):
         schema = request.schema
         if schema is not None and needed is not None:
             schema = pa.schema([field for field in schema if field.name in needed])
-        if not text.strip():
+        if not text or text.isspace():
             return (schema or pa.schema([])).empty_table()
         reading = pj.ReadOptions(use_threads=False, block_size=min(len(text) + 1, _MAX_BLOCK_BYTES))
         # The schema may lack columns that conditions name: their types are still inferred.

@@ -174,9 +174,10 @@ class ChunkReader:
             self._current = self._batch = None
             records = self._read(chunk)
             self._current = (chunk, records)
-            batches = records.table.to_batches()
-            if len(batches) == 1 and records.numbers is None and self._decode is None:
-                (self._batch,) = batches
+            if records.numbers is None and self._decode is None:
+                # Parsers return pieces. To join them once is cheaper than to join those of each batch.
+                batches = records.table.combine_chunks().to_batches()
+                self._batch = batches[0] if len(batches) == 1 else None
         return self._current[1]
 
     def _read(self, number: int) -> Records:

@@ -154,6 +154,8 @@ def _plain(source: WatchedFile, compression: str | None) -> Iterator[Readable]:
 
 def _require_utf8(text: bytes) -> None:
     """Raise ValueError if the text is not UTF-8. pyarrow would accept some invalid text unchanged."""
+    if text.isascii():
+        return
     try:
         str(text, "utf-8")
     except UnicodeDecodeError as error:
