@@ -1,4 +1,4 @@
-"""The store of parameters: the arrays of a pserver's blocks, in spans (see ``spans``), and the checks of what comes."""
+"""Store of parameters: the arrays of a pserver's blocks, in spans (see ``spans``), and checks of received values."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class DenseStore:
     """The blocks of parameters on one pserver.
 
     Args:
-        plan: Places of all blocks.
-        index: Of the pserver.
-        optimizer: Of the model.
-        wire: "bfloat16" or "float16" where float32 elements travel as such.
-        shares_memory: Values lie in memory that trainers of the same host map.
+        plan: Shard plan of the model.
+        index: Index of the pserver.
+        optimizer: Optimizer of the model.
+        wire: "bfloat16" or "float16" if float32 elements are shortened to it on the wire, otherwise "".
+        shares_memory: True to place values in memory that trainers on the same host can map.
     """
 
     def __init__(self, plan: ShardPlan, index: int, optimizer: Optimizer, wire: str, *, shares_memory: bool) -> None:
         self._plan = plan
-        #: Holds the values as long as there is room; None if they lie in memory of this process alone.
+        #: Shared memory for the values while there is room; None if values are in private memory.
         self.memory = _shared_memory(plan, index) if shares_memory else None
         self._arena = Arena(None if self.memory is None else self.memory.values)
         self._maker = SpanMaker(plan, optimizer, wire, self._arena)
         spans = self._maker.spans_of(index)
         self.spans: dict[int, ArraySpan] = {number: span for span in spans for number in span.numbers}
-        #: The most slots of any block.
+        #: Largest number of slots of a block.
         self.slot_count = max((len(span.slots) for span in spans), default=0)
         self.restored: dict[int, tuple[int, int]] = {}
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the blocks, rising."""
+        """Numbers of the blocks in ascending order."""
         return list(self.spans)
 
     @property
@@ -60,21 +60,21 @@ class DenseStore:
         """Return the span of a block.
 
         Raises:
-            StalePlacementError: another pserver owns the block now, or will.
-            MessageError: there is no such block here.
+            StalePlacementError: Another pserver owns the block, or is about to.
+            MessageError: There is no such block here.
         """
         span = self.spans.get(number)
         if span is None:
             if self._plan.placement and number < self._plan.block_count:
                 raise StalePlacementError(f"block {number} is not on this pserver: read the job's placement again")
-            raise MessageError(f"block {number} does not lie on this pserver")
+            raise MessageError(f"block {number} is not on this pserver")
         return span
 
     def name_of(self, number: int) -> str:
         return repr(self._plan.parameters[self._plan.block(number).parameter].name)
 
     def copied_arrays(self) -> list[tuple[int, int, int, np.dtype[np.generic]]]:
-        """Return (block, number of the array, elements, dtype) of each array that a copy of all blocks has."""
+        """Return (block, number of the array, elements, dtype) of each array in a copy of all blocks."""
         return [
             (place.number, number, place.size, array.dtype)
             for span in distinct(self.spans)
@@ -82,22 +82,22 @@ class DenseStore:
             for number, array in enumerate((span.values, *span.slots))
         ]
 
-    # what comes
+    # received values
 
     def gradient(self, span: ArraySpan, numbers: range, data: memoryview, *, is_finite: bool) -> Array:
-        """Return the elements of neighbouring blocks of a span.
+        """Return the elements of adjacent blocks of a span.
 
         Args:
-            span: Of the blocks.
-            numbers: Of the blocks.
-            data: As many bytes as the blocks have.
-            is_finite: Floats of the values' own size are known to be finite.
+            span: Span of the blocks.
+            numbers: Numbers of the blocks.
+            data: Bytes of the blocks' elements.
+            is_finite: True if the message's words are known to be finite as floats of the values' size.
 
         Raises:
-            GradientError: NaN or infinity.
+            GradientError: An element is NaN or infinite.
         """
         gradient = span.incoming(data) if span.wire else np.frombuffer(data, span.values.dtype)
-        # Behind 16-bit floats of the same message, its elements may not be made of the words that were looked at.
+        # After 16-bit floats in the same message, elements may not be aligned with the words that were checked.
         if is_finite and not span.wire and gradient.flags.aligned:
             return gradient
         if not span.kernels.all_finite(gradient):
@@ -105,11 +105,11 @@ class DenseStore:
         return gradient
 
     def first_values(self, row: Row) -> Array:
-        """Return the elements of one block, which never travel narrower than they were declared.
+        """Return the elements of one block, which are always sent in their declared type.
 
         Raises:
-            MessageError: another number of bytes, or a block of another pserver.
-            GradientError: NaN or infinity.
+            MessageError: The size is wrong, or the block is not on this pserver.
+            GradientError: An element is NaN or infinite.
         """
         span, place = self.span(row.block), self._plan.block(row.block)
         spec = self._plan.parameters[place.parameter]
@@ -128,7 +128,7 @@ class DenseStore:
         return GradientError(f"{self.name_of(number)} has NaN or infinity in block {number}: nothing of it was applied")
 
     def sent_bytes(self, blocks: range) -> int:
-        """Return the bytes that the values of neighbouring blocks travel as. MessageError: one does not lie here."""
+        """Return the size of adjacent blocks' values on the wire. Raises as ``span`` if one is not on this pserver."""
         size_bytes, number = 0, blocks.start
         while number < blocks.stop:
             span = self.span(number)
@@ -138,13 +138,13 @@ class DenseStore:
         return size_bytes
 
     def require_size(self, blocks: range, size_bytes: int) -> None:
-        """Raise MessageError unless this is nothing, or the size of these blocks' values."""
+        """Raise MessageError unless ``size_bytes`` is 0 or the size of these blocks' values."""
         if size_bytes and size_bytes != (right := self.sent_bytes(blocks)):
             named = f"block {blocks.start} of {self.name_of(blocks.start)}"
-            more = f" and {len(blocks) - 1} behind it have" if len(blocks) > 1 else " has"
+            more = f" and the next {len(blocks) - 1} have" if len(blocks) > 1 else " has"
             raise MessageError(f"{named}{more} {right} bytes, not {size_bytes}")
 
-    # from checkpoints
+    # restoring
 
     def begin_restore(self) -> None:
         self.restored.clear()
@@ -160,20 +160,20 @@ class DenseStore:
             or (stored.values.size, stored.values.dtype) != (place.size, span.values.dtype)
             or [(slot.size, slot.dtype) for slot in stored.slots] != [(place.size, slot.dtype) for slot in span.slots]
         ):
-            raise CorruptError(f"block {stored.number} is not the one of this job's model and optimizer")
+            raise CorruptError(f"block {stored.number} does not match this job's model and optimizer")
         np.copyto(span.values[at], stored.values)
         for slot, saved in zip(span.slots, stored.slots, strict=True):
             np.copyto(slot[at], saved)
 
     def finish_restore(self) -> None:
-        """Blocks are complete one by one."""
+        """Do nothing: each block was complete when it was restored."""
 
-    # blocks that move
+    # moving blocks
 
     def release(self, released: ReleasedBlocks) -> list[StoredBlock]:
         numbers = released.numbers
         span = self.spans[numbers.start]
-        assert span.numbers == numbers, "blocks leave that have no span of their own"
+        assert span.numbers == numbers, "the released blocks are not exactly one span"
         self.spans = {number: other for number, other in self.spans.items() if other is not span}
         blocks = []
         for place in span.places:
@@ -187,9 +187,9 @@ class DenseStore:
         first = blocks[0].number
         numbers = range(first, first + len(blocks))
         if not 0 <= first <= numbers.stop <= self._plan.block_count or [each.number for each in blocks] != [*numbers]:
-            raise CorruptError(f"blocks that move have to be neighbours, and not {[each.number for each in blocks]}")
+            raise CorruptError(f"moving blocks must be adjacent, but are {[each.number for each in blocks]}")
         if numbers != released.numbers:
-            raise CorruptError(f"values of the blocks {numbers} came with the state of {released.numbers}")
+            raise CorruptError(f"the values are of the blocks {numbers}, but the state is of {released.numbers}")
         span = self._maker.span(numbers)
         try:
             for stored in blocks:
@@ -204,7 +204,7 @@ class DenseStore:
 
 
 def _shared_memory(plan: ShardPlan, index: int) -> SharedMemory | None:
-    """Memory for all values of a pserver, and as many again: those that change while somebody reads them are moved."""
+    """Create shared memory for twice the values of a pserver, because values with readers are moved before a change."""
     if not host_mark():
         return None
     blocks = [plan.block(number) for run in runs_of(plan, index) for number in run]

@@ -1,16 +1,17 @@
-"""The requests to a pserver's blocks: ``domain.pserver.blocks`` decides about them, the stores carry that out.
+"""Operations on a pserver's blocks: ``domain.pserver.blocks`` decides, and the stores carry out the decisions.
 
 Rules:
 
-* A span of the protocol has its values in a store (``dense``, ``rows``), and a lock. Under it: get all memory that a
-  push may take, let the protocol decide, carry its effects out. A failure between the decision and the last effect is
-  the end of this shard (see ``soundness``).
-* Nothing is touched before a part was checked: a block of this shard, the right number of bytes, finite.
-* A version that has been reached wakes all waiters once per message (see ``changes``), not once per block.
-* Values leave as they lie in memory, lent under the span's lock: a reader gets one version, never a mixture.
+* Each span of the protocol has its values in a store (``dense``, ``rows``), and a lock. A push holds the lock while it
+  allocates memory, lets the protocol decide, and carries out the effects. A failure between the decision and the last
+  effect ends this shard (see ``soundness``).
+* Before anything is changed, each part is checked: its blocks belong to this shard, its size is right, and its numbers
+  are finite.
+* A new version wakes all waiting clients once per message (see ``changes``), not once per block.
+* Values are sent from the span's own memory, borrowed under its lock. A reader gets one version, never a mixture.
 * A view changes all blocks at once, under all their locks.
 
-``held`` says in which order locks are taken.
+``held`` defines the order of locks.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
 _NO_FILE = SnapshotRequest(OrderNumber(0, 0, 0), None, "", plan_hash="")
 _UPDATE = Needs(has_update=True)
-#: Buckets of a span whose rows move when it is joined with another one.
+#: Largest number of buckets whose rows one push moves to join two spans.
 _JOINED_AT_ONCE = 16
 
 
@@ -74,17 +75,17 @@ class Shard:
     """The blocks of one pserver. Thread-safe.
 
     Args:
-        plan: Places of all blocks.
-        index: Of the pserver.
-        optimizer: Of the model.
-        mode: That the blocks begin in.
-        wire: "bfloat16" or "float16" where float32 elements travel as such.
-        on_lost: Called with the reason when the blocks do not belong together any more; ends the process.
-        recorder: Records what happens to the blocks; None: nothing does.
-        generation: Of the pserver's process, for recordings.
-        meter: Takes the figures of what happens; None: one that only this shard has.
-        row_bytes: Memory that rows may have; 0: what is there.
-        shares_memory: Values lie in memory that trainers of the same host map.
+        plan: Shard plan of the model.
+        index: Index of the pserver.
+        optimizer: Optimizer of the model.
+        mode: Initial mode of the blocks.
+        wire: "bfloat16" or "float16" if float32 elements are shortened to it on the wire, otherwise "".
+        on_lost: Called with the reason when the blocks have become inconsistent; ends the process.
+        recorder: Recorder of the protocol's calls; None to record nothing.
+        generation: Generation of the pserver's process, for recordings.
+        meter: Counters; None for counters of this shard alone.
+        row_bytes: Limit of the memory for rows; 0 for no limit but the available memory.
+        shares_memory: True to place values in memory that trainers on the same host can map.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Shard:
         shares_memory: bool = False,
     ) -> None:
         self.plan_hash = plan.hash
-        #: That the shard was made for, and whether blocks have come or left since.
+        #: Placement at the start, and True if blocks were adopted or released since.
         self._placement, self._has_moved = plan.placement, False
         self.meter = Meter() if meter is None else meter
         self.changes = Changes()
@@ -111,7 +112,7 @@ class Shard:
         self.dense = DenseStore(plan, index, optimizer, wire, shares_memory=shares_memory)
         self.rows = RowStore(plan, index, row_bytes)
         self._soundness = Soundness(on_lost)
-        #: Of the plan: from this number on there are buckets.
+        #: Smallest number of a bucket; smaller numbers are blocks of parameters.
         self.first_bucket = plan.block_count
         self._most_blocks = plan.block_count + plan.bucket_count
         self._held = Held(
@@ -119,22 +120,22 @@ class Shard:
         )
         self._protocol, self._deciding = self._held.protocol, self._held.deciding
         self.copying = Copying(self._held, plan.hash)
-        #: The block by which updates are counted.
+        #: The block whose updates are counted.
         self._lowest = 0
         self._spans_changed()
-        #: Held by the one export that reads all rows.
+        #: Held by the only export that may read all rows.
         self._reading = threading.Lock()
 
     # figures
 
     @property
     def memory(self) -> SharedMemory | None:
-        """The memory of the values, if trainers of the same host map it."""
+        """Shared memory of the values, if trainers on the same host can map it."""
         return self.dense.memory
 
     @property
     def numbers(self) -> list[int]:
-        """The blocks' numbers, rising; without buckets."""
+        """Numbers of the blocks in ascending order, without buckets."""
         return self.dense.numbers
 
     @property
@@ -144,11 +145,11 @@ class Shard:
 
     @property
     def size_bytes_total(self) -> int:
-        """Bytes of values, slots and accumulators, and of rows."""
+        """Bytes of values, slots, accumulators and rows."""
         return self.dense.size_bytes + self.rows.size_bytes
 
     def blocks(self) -> list[BlockArrays]:
-        """Return every block with its state, as it lies in memory; for a caller who knows that nobody pushes."""
+        """Return all blocks with views of their arrays. Must not be called during pushes."""
         states = [(span, self._protocol.span(span.numbers.start)) for span in distinct(self.dense.spans)]
         return [block for span, state in states for block in span.blocks(state.rounds, state.updates)]
 
@@ -156,7 +157,7 @@ class Shard:
         return self._protocol.version_range()
 
     def waits_for(self) -> tuple[int, list[int]]:
-        """Return the lowest version at which others wait, and the members that they wait for; none if nobody waits."""
+        """Return the lowest version at which rounds wait, and the members they wait for; none if no round waits."""
         waits: list[tuple[int, list[int]]] = []
         for span in self._held.spans():
             with span.lock:
@@ -171,32 +172,32 @@ class Shard:
         """Return the numbers of all blocks, for a sender that does not name them.
 
         Raises:
-            StalePlacementError: the sender's placement is from before blocks came here or left.
+            StalePlacementError: Blocks were adopted or released after the sender's placement.
         """
         if placement_of_hash(plan_hash) < self._placement + self._has_moved:
             raise StalePlacementError("blocks have moved: read the job's placement again")
         return self.numbers
 
     def require_plan(self, plan_hash: str) -> None:
-        """Raise FencedError unless the sender means this shard's cut."""
+        """Raise FencedError if the sender's plan divides the model differently."""
         if self.plan_hash != plan_hash and not name_same_cut(plan_hash, self.plan_hash):
-            raise FencedError("the shard plan is another one: read the job's declaration again")
+            raise FencedError("the sender has a different shard plan: read the job's declaration again")
 
     # first values
 
     def initialize(self, election: int, row: Row) -> None:
-        """Take first values of a block; a newer election's replace an older one's.
+        """Accept first values of a block. Those of a newer election replace those of an older one.
 
         Raises:
-            MessageError: not a block of this pserver, or of another size.
-            GradientError: not finite.
+            MessageError: The block is not on this pserver, or has a different size.
+            GradientError: The values are not finite.
         """
         values = self.dense.first_values(row)
         with self._held.locked(row.block) as span:
             place = span.detach_for_write()[span.part(row.block)]
             with self._deciding:
-                is_taken = self._protocol.initialize(row.block, election)
-            if is_taken:
+                is_accepted = self._protocol.initialize(row.block, election)
+            if is_accepted:
                 place[:] = values
 
     def initialized_count(self, election: int) -> int:
@@ -205,18 +206,20 @@ class Shard:
     # pushes
 
     def push(self, header: PushHeader, parts: Sequence[ReceivedBlocks]) -> list[Pushed]:
-        """Take the parts of one message, one after the other. A part is mostly a span: nothing is done per block then.
+        """Push the parts of one message, one after the other. If a part is a span, as usual, no work is done per block.
+
+        A repeated part is answered, but not applied again.
 
         Returns:
-            The answer to each; the same part again is answered, never applied again.
+            The answers, in the order of the parts.
 
         Raises:
-            MessageError: a foreign block, a wrong size, or a base version from the future; a sum of several batches in
-                another mode than async. Parts before it were taken.
-            GradientError: not finite; likewise.
+            MessageError: A block is not here, a size is wrong, a base version is in the future, or the mode allows no
+                sums of several batches. Earlier parts were applied.
+            GradientError: A gradient is not finite. Earlier parts were applied.
         """
         if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self._most_blocks:
-            raise MessageError("a message names more blocks than there are")
+            raise MessageError("a message names more blocks than the model has")
         began = self.meter.now()
         push = Push.of(header)
         found: list[Pushed] = []
@@ -240,27 +243,26 @@ class Shard:
         return found
 
     def push_rows(self, header: PushHeader, rows: Rows) -> list[Pushed]:
-        """As ``push``, with the rows of a plain push, as any Flight client can send it."""
+        """Push the rows of a plain DoPut by any Flight client; see ``push``."""
         for place, number in enumerate(rows.blocks):
             self.dense.require_size(range(number, number + 1), rows.offsets[place + 1] - rows.offsets[place])
         return self.push(header, list(parts_of(rows)))
 
     def _push_rows(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
-        """Take a part that is of all buckets."""
-        is_whole = True
+        is_one_span = True
         for span, received in self.rows.by_span(part.blocks, self.rows.pushed(part)):
-            is_whole = span.numbers == part.blocks
+            is_one_span = span.numbers == part.blocks
             has_gradient = len(received.gradients) > 0
             pushed = self._push(
                 push, span, part.version, received, header, has_gradient=has_gradient, asked=received.wanted
             )
             if pushed is not None:
                 yield pushed
-        if not is_whole:
+        if not is_one_span:
             self._join_rows(part.blocks)
 
     def _join_rows(self, blocks: range) -> None:
-        """Join spans of buckets that have become alike, a few buckets with each push: a push does not wait long."""
+        """Join spans of buckets whose states have become equal, a few buckets per push to keep pushes fast."""
         with self.rows.lock, self._soundness:
             for border in self.rows.borders(blocks):
                 with self._deciding:
@@ -274,7 +276,7 @@ class Shard:
                     break
 
     def _push_by_span(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
-        """Take a part that is not just one span; spans that it has only some blocks of are split."""
+        """Push a part that is not exactly one span. Spans are split if the part has only some of their blocks."""
         blocks, version, data, is_finite = part.blocks, part.version, part.data, part.is_finite
         self.dense.require_size(blocks, len(data))
         number = blocks.start
@@ -314,7 +316,7 @@ class Shard:
         has_gradient: bool,
         asked: TableRows = NO_ROWS,
     ) -> Pushed | None:
-        """Push to all blocks of a span; None if it was split meanwhile."""
+        """Push to all blocks of a span. None if the span was split; the caller then pushes to its parts."""
         protocol, first = self._protocol, span.numbers.start
         with span.lock:
             if self._soundness.lost_because:
@@ -332,7 +334,7 @@ class Shard:
                 name = self._held.store(first).name_of(first)
                 raise BusyError(
                     f"pserver {self._index} has no memory left for a gradient of {name}: "
-                    "give it more, or the job more pservers"
+                    "increase its memory or the number of pservers"
                 ) from None
             try:
                 with self._deciding:
@@ -356,7 +358,6 @@ class Shard:
     def _carry_out(
         self, span: Any, effects: Sequence[Effect], received: Any = None, *, has_checksum: bool = False
     ) -> None:
-        """Do what the protocol decided; the span's lock is held."""
         for effect in effects:
             if isinstance(effect, Update | AddGradient):
                 span.carry_out(effect, received, has_checksum=has_checksum)
@@ -366,14 +367,14 @@ class Shard:
     # pulls
 
     def wanted(self, blocks: Iterable[int], min_versions: Sequence[int]) -> list[Wanted]:
-        """Return the blocks, neighbours of one span and one version together.
+        """Return reads of blocks. Adjacent blocks of one span with one version are combined.
 
         Args:
-            blocks: Numbers; rising ones are found together.
-            min_versions: One for each block, or a single one for all.
+            blocks: Block numbers, preferably ascending.
+            min_versions: A version for each block, or one version for all.
 
         Raises:
-            MessageError: a foreign block.
+            MessageError: A block is not on this pserver.
         """
         found: list[Wanted] = []
         last: ArraySpan | None = None
@@ -388,17 +389,17 @@ class Shard:
         return found
 
     def lookup(self, part: ReceivedBlocks) -> Wanted:
-        """Return the rows that a lookup asks for, at or above a version.
+        """Return the read that a lookup requests.
 
         Raises:
-            MessageError: not all buckets of this pserver, or a damaged request.
+            MessageError: The lookup is damaged, or its buckets are not on this pserver.
         """
         return Wanted(part.blocks, part.version, self.rows.asked(part).wanted)
 
     def read(self, wanted: Wanted, member: int) -> tuple[list[OutgoingBlocks], list[Wanted]]:
-        """Return the wanted values that are there, and the wanted blocks that are not there yet.
+        """Return the available values of a read, and reads of the blocks that have not reached the version yet.
 
-        Outcome NOT_MEMBER: the membership is gone, and there are no values.
+        If the membership has ended, the outcome is NOT_MEMBER and there are no values.
         """
         pieces: list[OutgoingBlocks] = []
         rest: list[Wanted] = []
@@ -420,10 +421,10 @@ class Shard:
         return pieces, rest
 
     def all_rows(self, table: int) -> Iterator[StoredRows]:
-        """Yield the rows of a table as they are when the first of them are taken.
+        """Yield the rows of a table in their state at the first iteration.
 
         Raises:
-            BusyError: Another caller reads a table, or there is no memory for what changes meanwhile; try again.
+            BusyError: Another caller is reading a table, or there is no memory for concurrent changes; retry.
         """
         if not self._reading.acquire(blocking=False):
             raise BusyError(f"pserver {self._index} is being read for another export")
@@ -450,25 +451,25 @@ class Shard:
         return self._protocol.members
 
     def set_members(self, request: ViewRequest) -> ViewReply:
-        """Take over a view, in all blocks at once."""
+        """Apply a view to all blocks at once."""
         with self._held.all_locked(), self._soundness:
             with self._deciding:
-                taken = self._protocol.apply_view(request)
-            for first, effects in taken.effects:
+                applied = self._protocol.apply_view(request)
+            for first, effects in applied.effects:
                 self._carry_out(self._held.span(first), effects)
             self.changes.has_news = True
-        return taken.reply
+        return applied.reply
 
     # blocks that move to another pserver
 
     def release(self, numbers: range) -> tuple[ReleasedBlocks, Any] | Unmovable:
-        """Remove neighbouring blocks or buckets of one span and return them with their values.
+        """Remove adjacent blocks or buckets of one span.
 
         Returns:
-            Their state, and their values as ``adopt`` takes them; ``Unmovable`` if nothing was done.
+            Their state, and their values for ``adopt``; ``Unmovable`` if nothing was changed.
 
         Raises:
-            MessageError: they are not together on this pserver.
+            MessageError: They are not in one span of this pserver.
         """
         with self._held.all_locked(), self._soundness:
             with self._deciding:
@@ -476,7 +477,7 @@ class Shard:
                 if isinstance(released, Split):
                     self._split(released)
                     released = self._protocol.release(numbers)
-            assert not isinstance(released, Split), "blocks have a span of their own, and it was split again"
+            assert not isinstance(released, Split), "a span was split in vain"
             if isinstance(released, Unmovable):
                 return released
             values = self._held.store(numbers.start).release(released)
@@ -485,12 +486,12 @@ class Shard:
         return released, values
 
     def adopt(self, released: ReleasedBlocks, values: Any) -> Unmovable | None:
-        """Add blocks or buckets that another pserver has released; ``Unmovable`` if nothing was done.
+        """Add blocks or buckets that another pserver has released. Returns ``Unmovable`` if nothing was changed.
 
         Raises:
-            CorruptError: they are damaged, or not of this job.
-            MessageError: they are here, or do not fit the epochs here.
-            BusyError, MemoryError: there is no room; nothing was done.
+            CorruptError: They are damaged, or belong to another job.
+            MessageError: They are here already, or do not match the epochs here.
+            BusyError, MemoryError: There is not enough memory; nothing was changed.
         """
         store = self._held.store(released.numbers.start)
         span = store.prepared(released, values)
@@ -511,39 +512,39 @@ class Shard:
 
     def _spans_changed(self) -> None:
         self._lowest = min([*self.dense.numbers[:1], *self.rows.numbers[:1]], default=0)
-        # Who waits for a version of blocks that have left hears of it.
+        # Wake clients that wait for versions of blocks which may have left.
         self.changes.has_news = True
         self.changes.announce()
 
     # applied batches
 
     def seal(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """Tell (epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.set_task_count``.
+        """Fix the number of tasks of epochs, given as (epoch, tasks), see ``AppliedBatches.set_task_count``.
 
         Raises:
-            MessageError: the epoch has more tasks than that.
+            MessageError: An epoch has more tasks.
         """
         with self._deciding:
             self._protocol.seal(epochs)
 
     def applied(self) -> AppliedBatches:
-        """Return a copy of the applied sets."""
+        """Return a copy of the applied batches."""
         self._soundness.require()
         with self._deciding:
             return self._protocol.applied()
 
-    # checkpoints that are restored, before anybody uses the shard
+    # restoring, before the shard is used
 
     def begin_restore(self) -> None:
-        """Forget what was restored so far: it was of a checkpoint that is damaged."""
+        """Forget records restored before, because their checkpoint is damaged."""
         self.dense.begin_restore()
         self.rows.begin_restore()
 
     def restore(self, stored: Record) -> None:
-        """Take over a record of a checkpoint.
+        """Restore a record of a checkpoint.
 
         Raises:
-            CorruptError: it is of other blocks, tables or optimizers.
+            CorruptError: The record does not match the blocks, tables or optimizers.
         """
         if isinstance(stored, StoredBlock):
             self.dense.restore(stored)
@@ -551,10 +552,10 @@ class Shard:
             self.rows.restore(stored)
 
     def restored(self, applied: AppliedBatches) -> None:
-        """Complete what was restored; ``applied`` are the sets of all blocks.
+        """Complete a restore; ``applied`` are the applied batches of all blocks.
 
         Raises:
-            CorruptError: blocks are missing.
+            CorruptError: Blocks are missing.
         """
         for split in self._protocol.restore(applied, {**self.dense.restored, **self.rows.restored}):
             split_span(self._held.store(split.span), split, 0)
@@ -562,7 +563,7 @@ class Shard:
 
 
 def _answer(span: Any, decided: Decided, asked: TableRows, *, pull: bool) -> Pushed:
-    """Return the answer to a push to all blocks of a span, of which no values leave now."""
+    """Return the answer to a push to a span, without values."""
     numbers, version, outcome, offsets = span.numbers, decided.version, decided.outcome, span.offsets
     if outcome is Outcome.PARTLY_APPLIED:
         bits, count = decided.having, len(numbers) if offsets else 1
@@ -570,6 +571,6 @@ def _answer(span: Any, decided: Decided, asked: TableRows, *, pull: bool) -> Pus
         return Pushed(OutgoingBlocks(numbers, version, outcome, np.frombuffer(bits * count, np.uint8), starts))
     wanted = None
     if pull and decided.follows is not None:
-        # What was received is gone when the round closes.
+        # Copied because the received message's memory is reused before the round closes.
         wanted = Wanted(numbers, decided.follows, asked.copy() if len(asked) else asked)
     return Pushed(OutgoingBlocks(numbers, version, outcome, None, offsets), wanted)

@@ -1,8 +1,8 @@
 """The interface between a shard and its two stores: ``dense`` for parameters, ``rows.store`` for tables.
 
-A shard decides, under the lock of a span, and its stores carry that out. A *span* holds neighbouring blocks, or
-buckets, with the same history so far. A store splits and joins spans as the protocol of the blocks does. The number of
-a block determines its store.
+A shard decides under the lock of a span, and its stores carry out the decisions. A *span* contains adjacent blocks, or
+buckets, with the same history. A store splits and joins spans together with the block protocol. The number of a block
+determines its store.
 """
 
 from __future__ import annotations
@@ -23,76 +23,76 @@ S = TypeVar("S")
 
 
 class Wanted(NamedTuple):
-    """Neighbouring blocks whose values somebody waits for, at or above a version."""
+    """A read of adjacent blocks at a minimum version."""
 
     blocks: range
     min_version: int
-    #: Of buckets: the rows that are wanted with the version.
+    #: Rows to read, if the blocks are buckets.
     rows: TableRows = NO_ROWS
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """The answer to a push of neighbouring blocks, and the values that are still to follow."""
+    """The answer to a push of adjacent blocks, and the read of the values that must follow."""
 
     piece: OutgoingBlocks
     wanted: Wanted | None = None
 
 
 class Span(Protocol):
-    """Values of neighbouring blocks with the same history. The holder of ``lock`` calls its methods."""
+    """Values of adjacent blocks with the same history. Only the holder of ``lock`` may call its methods."""
 
     numbers: range
     is_split: bool
     lock: threading.Lock
-    #: Bytes of the wire where each block starts and the last one ends; empty for buckets.
+    #: Start of each block, and end of the last block, in bytes on the wire; empty for buckets.
     offsets: Sequence[int]
 
     def get_ready(self, needs: Needs, received: Any) -> Any:
-        """Have all memory that a push may take; return ``received``, copied if it outlives the message.
+        """Allocate all memory that a push may need. Return ``received``, or a copy if it must outlive the message.
 
         Raises:
-            MemoryError: nothing was done.
+            MemoryError: There is not enough memory; nothing was changed.
         """
         ...
 
     def carry_out(self, effect: AddGradient | Update, received: Any, *, has_checksum: bool = False) -> None:
-        """Change the values as the protocol decided.
+        """Change the values as the protocol has decided.
 
         Args:
-            effect: The decision.
-            received: The checked content of the push; None if no push led to the effect.
-            has_checksum: New values are about to be sent with their checksum.
+            effect: The protocol's decision.
+            received: Checked contents of the push; None if the effect has no push.
+            has_checksum: True if the new values are going to be sent with a checksum.
         """
         ...
 
     def piece(
         self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
     ) -> OutgoingBlocks:
-        """Return values of some of the blocks, or the wanted rows; kept if others want this version, too."""
+        """Return values of some of the blocks, or rows. With ``is_for_many`` they are cached for other readers."""
         ...
 
     def within(self, numbers: range, wanted: TableRows) -> TableRows:
-        """Return those of the rows that lie in these buckets."""
+        """Return the rows that are in these buckets."""
         ...
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Copy blocks for a cut, before they change. MemoryError: the copies are incomplete."""
+        """Copy blocks for a cut before they change. Raises MemoryError if the copies are incomplete."""
         ...
 
     def parts(self, into: Sequence[range], version: int) -> list[Self]:
-        """Return a span for each stretch of blocks, with its part of the values, which have this version."""
+        """Return a span for each range of blocks, with its part of the values at this version."""
         ...
 
 
 class Store(Protocol):
-    """The spans of one kind. Each holds its own lock; the parts of a span share it."""
+    """The spans of parameters or of tables. Each span has a lock, which its parts share after a split."""
 
-    #: Number of a block -> its span. May be split at any moment unless its lock is held.
+    #: Number of a block -> its span. A span may be split at any moment unless its lock is held.
     spans: dict[int, Any]
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the values and of all that belongs to them."""
+        """Memory of the values and their state."""
         ...
 
     def name_of(self, number: int) -> str:
@@ -103,52 +103,52 @@ class Store(Protocol):
         """Return the span of a block.
 
         Raises:
-            StalePlacementError: another pserver owns the block now, or will.
-            MessageError: there is no such block here.
+            StalePlacementError: Another pserver owns the block, or is about to.
+            MessageError: There is no such block here.
         """
         ...
 
     def release(self, released: ReleasedBlocks) -> Any:
-        """Remove the span of these blocks and return its values. The locks of all spans are held."""
+        """Remove the span of these blocks and return its values. The caller holds the locks of all spans."""
         ...
 
     def prepared(self, released: ReleasedBlocks, values: Any) -> Any:
-        """Return a span with the values of released blocks, which nobody sees before ``adopt``.
+        """Return a span with the values of released blocks, which is invisible until ``adopt``.
 
         Raises:
-            CorruptError: the values are not those of such blocks in this job.
-            BusyError, MemoryError: there is no room.
+            CorruptError: The values do not match such blocks in this job.
+            BusyError, MemoryError: There is not enough memory.
         """
         ...
 
     def adopt(self, span: Any) -> None:
-        """Add a span that is ``prepared``. The locks of all spans are held."""
+        """Add a span from ``prepared``. The caller holds the locks of all spans."""
         ...
 
     def begin_restore(self) -> None:
-        """Forget what was restored so far: it was of a checkpoint that is damaged."""
+        """Forget records restored before, because their checkpoint is damaged."""
         ...
 
     def restore(self, stored: Any) -> None:
-        """Take over a record of a checkpoint before anybody uses the store.
+        """Restore a record of a checkpoint, before the store is used.
 
         Raises:
-            CorruptError: it is of other blocks, tables or optimizers.
+            CorruptError: The record does not match the blocks, tables or optimizers.
         """
         ...
 
     @property
     def restored(self) -> Mapping[int, tuple[int, int]]:
-        """Number -> (version, updates), of blocks that were restored."""
+        """Number -> (version, updates) of the restored blocks."""
         ...
 
     def finish_restore(self) -> None:
-        """Complete what needs all records of a checkpoint; the spans are split by then."""
+        """Complete a restore after all records, when the spans are split."""
         ...
 
 
 def split_span(store: Store, split: Split, version: int) -> None:
-    """Split a span as the protocol has split its own, which has this version; its lock is held."""
+    """Split a store's span as the protocol has split its own, which has this version. The caller holds the lock."""
     if len(split.into) > 1:
         span = store.spans[split.span]
         parts = span.parts(split.into, version)
@@ -157,5 +157,5 @@ def split_span(store: Store, split: Split, version: int) -> None:
 
 
 def distinct(spans: Mapping[int, S]) -> list[S]:
-    """Return all spans of a store as they are now, by position; ``spans``: the store's."""
+    """Return each span of a store once, in the order of ``spans``."""
     return list(dict.fromkeys(spans.values()))

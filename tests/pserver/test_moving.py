@@ -182,7 +182,7 @@ def test_readers_keep_borrowed_values_when_the_block_is_released() -> None:
         push(other, 1, batch, BLOCKS, batch)
         move(other, one, BLOCKS)
     assert lent.values.tolist() == before
-    with pytest.raises(MessageError, match="does not lie on this pserver"):
+    with pytest.raises(MessageError, match="is not on this pserver"):
         other.read(Wanted(BLOCKS, 0), 0)
 
 
