@@ -254,7 +254,7 @@ def _damaged(state: dict[str, str]) -> dict[str, str]:
         (lambda _: {"model": 1}, {}, "load what data.state_dict"),
         (lambda _: "text", {}, "load what data.state_dict"),
         (dict, {"digest": "other"}, "belongs to other data"),
-        (dict, {"seed": 6}, "belongs to seed=5, and the data is declared with seed=6"),
+        (dict, {"seed": 6}, "belongs to seed=5, but the data is declared with seed=6"),
     ],
 )
 def test_a_bad_position_is_rejected_without_consuming_records(

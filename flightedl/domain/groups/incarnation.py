@@ -3,15 +3,15 @@
 Every start of a group is an incarnation, numbered by the generation of its rank 0. Generations are create_revisions of
 etcd, so a later start has a higher number. Rules:
 
-* Only rank 0 begins an incarnation, and only with a higher generation than the current one. That ends the incarnation
-  before it: none of its ranks starts, reports or finishes any more.
-* An incarnation runs when all of its ranks have declared the token that they loaded, or that they loaded none. One
-  distinct token counts for all of them. Two different tokens end the incarnation with an explanation for every rank.
+* Only rank 0 begins an incarnation, and only with a higher generation than the current one. This ends the previous
+  incarnation: from then on, its ranks cannot start, report or finish.
+* An incarnation runs once all of its ranks have declared the token that they loaded, or that they loaded none. A single
+  distinct token applies to all ranks. Two different tokens end the incarnation with an explanation for every rank.
 * The group is done when every rank of the current incarnation has left its session cleanly after the end of the data.
 
-Records that kill a rank are found by the rank that ended first: only a rank whose own script raised, or that ended
-without a word, can have been the first. The records of its round are suspect. A suspect is cleared when every rank of a
-later incarnation is past it, and convicted after ``attempts_limit`` incarnations that ended there.
+Records that kill a rank are identified by the rank that ended first. Only a rank whose own script raised, or that ended
+silently, can have been the first. The records of its round are suspect. A suspect is cleared when every rank of a later
+incarnation has passed it, and is convicted after ``attempts_limit`` incarnations that ended there.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from flightedl.messages.groups import (
 GATHERING, RUNNING, OVER, DONE = "gathering", "running", "over", "done"
 OVER_TEXT = "another rank of this group has ended, or the group was started again: start this process again"
 SILENT = "it ended without a word"
-#: Reports of all ranks together in a second, so that they leave the master time for other work.
+#: Maximum number of reports per second from all ranks, so that the master has time for other work.
 _REPORTS_PER_S = 200
 _REPORT_S = 0.5
-#: Most ranks named in one sentence.
+#: Maximum number of ranks named in a message.
 _NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The round that a rank works on, as far as the master was told."""
+    """Round that a rank works on, according to its last report."""
 
     at: int
     pieces: tuple[Piece, ...]
@@ -55,18 +55,18 @@ class Place:
 
 
 class Group:
-    """The group of one job. Not thread-safe.
+    """Group of one job. Not thread-safe.
 
     Args:
-        attempts_limit: Number of incarnations that records may end before no rank gets them any more.
-        record: The state that a predecessor stored.
+        attempts_limit: Number of incarnations after which records that ended them are omitted for all ranks.
+        record: State stored by a predecessor.
     """
 
     def __init__(self, attempts_limit: int, record: GroupRecord | None = None) -> None:
         self._attempts_limit = attempts_limit
-        #: All that a successor needs. Replaced as a whole.
+        #: Complete state for a successor. Replaced, never modified.
         self.record = GroupRecord() if record is None else record
-        #: Rank -> its round; a successor hears of it again.
+        #: Rank -> its round. Not stored, because ranks report their rounds to a successor again.
         self.places: dict[int, Place] = {}
 
     @property
@@ -85,8 +85,8 @@ class Group:
         """Let a rank join the start of its group. Repeating the request changes nothing.
 
         Raises:
-            UsageError: the ranks of this start contradict each other.
-            FencedError: this start is over.
+            UsageError: The ranks of this start contradict each other.
+            FencedError: This start is over.
         """
         if request.rank >= request.size:
             raise UsageError(f"rank {request.rank} is not below the group's size, {request.size}")
@@ -122,14 +122,14 @@ class Group:
     def _require_alike(self, request: GroupStartRequest) -> None:
         if request.size != self.record.size:
             raise UsageError(
-                f"rank {request.rank} says that the group has {request.size} ranks, and rank 0 that it has "
+                f"rank {request.rank} was started in a group of {request.size} ranks, but rank 0 in one of "
                 f"{self.record.size}: start all ranks with the same number"
             )
         first = self.record.ranks[0].plan
         if request.plan != first:
             raise UsageError(
-                f"rank {request.rank} has declared the data with {request.plan}, and rank 0 with {first}: "
-                "declare it alike on all ranks"
+                f"rank {request.rank} has declared the data with {request.plan}, but rank 0 with {first}: "
+                "declare the same data on all ranks"
             )
 
     def _begin(self, request: GroupStartRequest) -> None:
@@ -181,14 +181,14 @@ class Group:
             incarnation=record.incarnation,
             token=record.token,
             left_out=[piece for each in record.convicted for piece in each.pieces],
-            # The start before this one may have ended before anybody said where its ranks were.
+            # The previous start may have ended before its ranks reported their rounds.
             watched_until=max((each.at for each in record.suspects), default=0) + 1 if record.starts > 1 else 0,
         )
 
     # running
 
     def at(self, request: GroupPlaceRequest, now: float) -> GroupPlaceReply:
-        """Note the round that a rank works on."""
+        """Record the round that a rank works on."""
         if not self._is_current(request) or self.record.phase != RUNNING:
             return GroupPlaceReply(is_current=False)
         self.places[request.rank] = Place(request.at, tuple(request.pieces), now)
@@ -202,10 +202,10 @@ class Group:
     # ending
 
     def leave(self, request: GroupLeaveRequest) -> None:
-        """Note that a rank has left its session. Ranks of other incarnations change nothing.
+        """Record that a rank has left its session. Ranks of other incarnations change nothing.
 
         Raises:
-            FencedError: the rank would leave cleanly, but its incarnation is over.
+            FencedError: The rank would leave cleanly, but its incarnation is over.
         """
         rank = self.record.ranks[request.rank] if self._is_current(request) else None
         if rank is not None and (rank.has_left or rank.is_cleared):
@@ -226,7 +226,7 @@ class Group:
             self.record = replace(self.record, phase=DONE if all(each.has_finished for each in ranks) else OVER)
 
     def gone(self, trainer: str, generation: int) -> None:
-        """Note that the lease of a process has ended."""
+        """Record that the lease of a process has ended."""
         ranks = self.record.ranks
         rank = next((r for r, each in ranks.items() if (each.trainer, each.generation) == (trainer, generation)), None)
         if rank is None or ranks[rank].has_left:
@@ -239,7 +239,7 @@ class Group:
         self.record = replace(self.record, phase=OVER)
 
     def _judge(self, first: int | None, error: str) -> None:
-        """Suspect the records of the rank that was the first to end, once in an incarnation."""
+        """Suspect the records of the rank that ended first, once per incarnation."""
         place = None if first is None else self.places.get(first)
         if self.record.is_judged or place is None or not place.pieces:
             return
@@ -258,7 +258,7 @@ class Group:
         )
 
     def _silent_longest(self) -> int | None:
-        """Return the rank that ended without a word and was heard from the longest time ago, if there is one."""
+        """Return the silently ended rank whose last report is oldest, or None."""
         silent = [rank for rank, each in self.record.ranks.items() if not each.has_left and not each.is_cleared]
         heard = [(self.places[rank].heard_at, rank) for rank in silent if rank in self.places]
         return min(heard)[1] if heard else None
@@ -286,7 +286,7 @@ class Group:
 
 
 def without(step: plan.Round, left_out: Collection[Piece]) -> plan.Round:
-    """Return a round without the records that no rank gets."""
+    """Return a round without the omitted records."""
     pieces = step.pieces
     for epoch, task, first, end in left_out:
         if epoch == step.epoch:
@@ -295,7 +295,6 @@ def without(step: plan.Round, left_out: Collection[Piece]) -> plan.Round:
 
 
 def _parts(piece: plan.Piece, task: int, first: int, end: int) -> Iterator[plan.Piece]:
-    """Yield what is left of a piece without records ``first`` to ``end`` of a task."""
     if piece.task != task or end <= piece.first_record or piece.end_record <= first:
         yield piece
         return

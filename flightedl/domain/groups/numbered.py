@@ -1,16 +1,16 @@
-"""Batches by number: for trainings that count the batches that their model has, and ask for just these.
+"""Batches by number, for trainings that count the batches in their model and request the next ones by number.
 
-With torchft, that count is ``manager.batches_committed()``. It is part of the model's state and the same for all
-replica groups, also for one that has healed. The groups of a step take the batches from this number on, one each. If
-the step is not committed, the next one takes the same numbers. So a batch counts once in the model, however many groups
-take part in each step, and no group has to give back what another one had.
+With torchft, this count is ``manager.batches_committed()``. It is part of the model's state and the same for all
+replica groups, including one that has healed. The groups of a step use the batches from this number on, one each. If
+the step is not committed, the next step uses the same numbers. So each batch counts once in the model, no matter how
+many groups take part in each step, and no group has to return batches of another group.
 
 Rules:
 
-* The batches of an epoch are consecutive records in the order of its tasks (see ``plan``); the last one is smaller.
-* Any number may be asked for at any time. Behind the last batch of the last epoch there are batches without records.
+* The batches of an epoch are consecutive records in the order of its tasks (see ``plan``). The last batch is smaller.
+* Any number may be requested at any time. Batches beyond the last epoch have no records.
 
-Memory: 24 bytes for each task.
+Memory: 24 bytes per task.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_o
 
 
 class NumberedBatches:
-    """The batches of all epochs.
+    """Batches of all epochs.
 
     Args:
-        sizes: Records of each task, (task count,) int64.
-        epochs: Number of epochs; None: endless.
-        seed: Shuffles the order of the tasks in each epoch; None: they are taken in order.
-        batch_size: Records of a batch.
+        sizes: Number of records of each task, (task count,) int64.
+        epochs: Number of epochs, or None if it is unlimited.
+        seed: Seed that shuffles the tasks of each epoch, or None for their original order.
+        batch_size: Number of records per batch.
     """
 
     def __init__(self, sizes: Integers, *, epochs: int | None, seed: int | None, batch_size: int) -> None:
@@ -37,16 +37,16 @@ class NumberedBatches:
         self._batch_size = batch_size
         self._record_count = int(sizes.sum())
         self._per_epoch = -(-self._record_count // batch_size)
-        #: Number of all batches; None: endless.
+        #: Total number of batches, or None if it is unlimited.
         self.count = None if epochs is None else epochs * self._per_epoch
-        #: Epoch, its tasks in order, and the records up to the end of each.
+        #: (epoch, its tasks in order, cumulative number of records up to the end of each task), cached.
         self._order: tuple[int, Integers, Integers] | None = None
 
     def batch(self, number: int) -> Round:
         """Return the records of a batch.
 
         Raises:
-            ValueError: the number is negative.
+            ValueError: The number is negative.
         """
         if number < 0:
             raise ValueError(f"batches are numbered from 0, not {number}")

@@ -1,29 +1,29 @@
-"""Rounds of a group: which records each rank gets in each round.
+"""Rounds of a group: the records of each rank in each round.
 
 Rules:
 
-* A round gives every rank one batch. Everything here is a pure function of the sizes of the tasks, the seed, the start
-  position, the world size, the batch size and the remainder, so no rank has to ask another one for its records.
-* A rank takes whole tasks. The next task goes to the rank whose tasks end first, the lowest rank if several do. This
-  order counts records, not rounds, so it does not depend on the batch size.
-* No rank may hold more than its share, ``records // world_size``. The first task that would break this rule, and
-  all tasks behind it, are the *tail* of the epoch. The ranks that have nothing else consume the tail together, from
-  its front: so many records for rank 0, then those of rank 1, and so on. With tasks of one size the tail has less than
+* In a round, every rank gets one batch. The rounds are a pure function of the tasks' sizes, the seed, the start
+  position, the world size, the batch size and the remainder, so ranks need no communication about their records.
+* A rank gets complete tasks. The next task goes to the rank whose tasks end first, and to the lowest of several such
+  ranks. This order counts records, not rounds, so it does not depend on the batch size.
+* No rank may get more than its share, ``records // world_size``. The first task that would break this rule, and all
+  later tasks, are the *tail* of the epoch. Ranks that have finished their own tasks share the tail from its front:
+  first the records of rank 0, then those of rank 1, and so on. If tasks have equal sizes, the tail has fewer than
   ``world_size`` tasks.
-* A position is what is left of an epoch: the tasks that are partly read, each with its first unread record, and the
-  first task that nobody has opened. It does not depend on the world size or the batch size. An epoch that
-  goes on from a position first hands out what is left of its opened tasks, so there are never more of them than the
-  greatest world size of the epoch, plus one.
+* A position describes the rest of an epoch: the partly read tasks, each with its first unread record, and the first
+  unopened task. It does not depend on the world size or the batch size. An epoch that is resumed at a position first
+  assigns the rest of its opened tasks, so their number never exceeds the largest world size of the epoch plus one.
 
-What becomes of the records that do not fill a round of whole batches (the *remainder*):
+The *remainder* decides about records that do not fill a round of full batches:
 
-* ``split``: the last round is spread evenly over the ranks. If it has fewer records than ranks, the round before it
-  gives up some of its records, so that every rank has at least one record in each. Batches of one record cannot do
-  this: then some batches of the last round have two. In an epoch with fewer records than ranks, some ranks get none.
-* ``drop``: the last records are left out, fewer than one round.
-* ``pad``: every batch is full. The last ones repeat records from the beginning of the epoch.
+* ``split``: the last round is divided evenly among the ranks. If it has fewer records than ranks, records of the
+  previous round are moved to it, so that every rank has at least one record in each round. This is impossible with
+  batches of one record: then some batches of the last round have two. In an epoch with fewer records than ranks, some
+  ranks get none.
+* ``drop``: the last records, fewer than one round, are omitted.
+* ``pad``: every batch is full. The last batches repeat records from the start of the epoch.
 
-Memory: the sizes of all tasks (8 bytes each), and a few numbers for each rank.
+Memory: the sizes of all tasks (8 bytes each), and a few numbers per rank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_o
 
 Remainder = Literal["split", "drop", "pad"]
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
-#: Tasks of the shuffled order that are computed at once.
+#: Number of tasks of the shuffled order that are computed at once.
 _BLOCK = 1024
 
 
@@ -54,14 +54,14 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """A place in the data, the same for every number of ranks."""
+    """Position in the data, independent of the number of ranks."""
 
     epoch: _Natural = 0
-    #: Records of the epoch before this position.
+    #: Number of the epoch's records before this position.
     records: _Natural = 0
-    #: Number of the first unopened task, in the order of the epoch.
+    #: Index of the first unopened task in the order of the epoch.
     unopened: _Natural = 0
-    #: (number of the task in the order of the epoch, first unread record) of tasks that are partly read, by number.
+    #: (index in the order of the epoch, first unread record) of partly read tasks, in ascending order.
     opened: tuple[tuple[_Natural, _Natural], ...] = ()
 
 
@@ -73,15 +73,15 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     """A rank's part of a round. It has no pieces if the epoch has fewer records than ranks."""
 
     epoch: int
-    #: Number of the round in its epoch, counted from 0 where this plan started.
+    #: Number of the round in its epoch, counted from this plan's start position.
     number: int
-    #: Records of the epoch that all ranks together got before this round.
+    #: Number of the epoch's records in earlier rounds, for all ranks together.
     records: int
     pieces: tuple[Piece, ...]
 
     @property
     def record_count(self) -> int:
-        """Records of this rank in the round."""
+        """Number of this rank's records in the round."""
         return sum(piece.end_record - piece.first_record for piece in self.pieces)
 
 
@@ -89,29 +89,29 @@ class EpochEnd(msgspec.Struct, frozen=True, tag="epoch_end"):
     """Summary of an epoch, with the same values on every rank."""
 
     epoch: int
-    #: Different records that the ranks got, including those before the start position.
+    #: Number of distinct records that the ranks got, including those before the start position.
     records: int
-    #: Rounds from the start position on.
+    #: Number of rounds since the start position.
     rounds: int
-    #: Records that no rank got (``drop``).
+    #: Number of records that no rank got (``drop``).
     left_out: int
-    #: Records that a rank got for the second time (``pad``).
+    #: Number of repeated records (``pad``).
     repeated: int
-    #: Most records that all ranks together decode from the start position on; every rank decodes the tail.
+    #: Maximum number of records that all ranks together decode after the start position; every rank decodes the tail.
     decoded: int
 
 
 class RoundPlan:
-    """The rounds of all epochs, for one rank.
+    """Rounds of all epochs, for one rank.
 
     Args:
-        sizes: Records of each task, (task count,) int64.
-        epochs: Number of epochs; None: endless.
-        seed: Shuffles the order of the tasks in each epoch; None: they are taken in order.
+        sizes: Number of records of each task, (task count,) int64.
+        epochs: Number of epochs, or None if it is unlimited.
+        seed: Seed that shuffles the tasks of each epoch, or None for their original order.
         world_size: Number of ranks.
-        rank: From 0.
-        batch_size: Most records of a batch.
-        remainder: See the module's rules.
+        rank: Rank, counted from 0.
+        batch_size: Maximum number of records of a batch.
+        remainder: Treatment of the last records, see the module's rules.
         start: Position to start from.
     """
 
@@ -141,7 +141,7 @@ class RoundPlan:
         self._epoch = self._begun(start) if start.epoch < self._epochs else None
 
     def next(self) -> Round | EpochEnd | None:
-        """Return the next round of this rank, or the summary after the last round of an epoch; None after the last."""
+        """Return this rank's next round, or the summary after an epoch's last round. None after the last epoch."""
         if self._epoch is None:
             return None
         number, shares = self._epoch.round, self._epoch.shares
@@ -161,7 +161,7 @@ class RoundPlan:
         )
 
     def position(self) -> Position:
-        """Return the position behind the last round. Behind the last round of an epoch it is the next epoch's start."""
+        """Return the position after the latest round: the start of the next epoch after an epoch's last round."""
         if self._epoch is None or not self._epoch.round:
             return self._start
         if self._epoch.round == self._epoch.shares.rounds:
@@ -176,13 +176,13 @@ class RoundPlan:
 
 
 class Shares:
-    """Number of records of each rank in each round, for ``records`` records in all."""
+    """Number of records of each rank in each round, for a total of ``records`` records."""
 
     def __init__(self, records: int, world_size: int, batch_size: int, remainder: Remainder) -> None:
         full, rest = divmod(records, world_size * batch_size)
         self.world_size = world_size
         self.batch_size = batch_size
-        # The last round has too few records for all ranks, and batches of one record cannot be halved for it.
+        # The last round has fewer records than ranks. Batches of one record cannot give records to it.
         is_short = remainder == "split" and 0 < rest < world_size and full > 0
         self.rounds = full if is_short and batch_size == 1 else full + (rest > 0 and remainder != "drop")
         self._records = records
@@ -193,16 +193,16 @@ class Shares:
 
     @property
     def given(self) -> int:
-        """Different records that the ranks get."""
+        """Number of distinct records that the ranks get."""
         return self.rounds * self.world_size * self.batch_size if self._drops else self._records
 
     @property
     def repeated(self) -> int:
-        """Records that fill the last round."""
+        """Number of repeated records that fill the last round."""
         return self.rounds * self.world_size * self.batch_size - self._records if self._pads else 0
 
     def before(self, number: int, rank: int) -> int:
-        """Return how many different records a rank gets before a round."""
+        """Return the number of distinct records that a rank gets before a round."""
         plain = number * self.batch_size
         if self._drops or number < self.rounds - 1:
             return plain
@@ -215,14 +215,14 @@ class Shares:
         return plain
 
     def before_all(self, number: int) -> int:
-        """Return how many different records all ranks together get before a round."""
+        """Return the number of distinct records that all ranks together get before a round."""
         if self._halves and number == self.rounds - 1:
             return sum(self.before(number, rank) for rank in range(self.world_size))
         return min(number * self.world_size * self.batch_size, self.given)
 
 
 class _Epoch:
-    """The rounds of one epoch, for one rank. ``ends`` count the records of a rank from the start position on."""
+    """Rounds of one epoch, for one rank."""
 
     def __init__(
         self, sizes: Integers, order: _Order, records: int, shares: Shares, rank: int, start: Position
@@ -235,12 +235,12 @@ class _Epoch:
         self._rank = rank
         self._line = _Line(sizes, order, start)
         world_size = shares.world_size
-        #: (records of the rank's tasks, rank)
+        #: (number of records of a rank's tasks since the start position, rank), a heap.
         self._ends = [(0, rank) for rank in range(world_size)]
         heapify(self._ends)
-        #: By rank: number in the epoch's order and size of the task that it took last, and the records of all of them.
+        #: By rank: index in the epoch's order and size of its newest task, and number of records of all its tasks.
         self._last = [(0, 0, 0)] * world_size
-        #: This rank's unfinished tasks: (task, first record, records before it, records with it)
+        #: This rank's unfinished tasks: (task, first record, rank's records before the task, and including it).
         self._own: deque[tuple[int, int, int, int]] = deque()
         self._in_tail = False
         self._assigned = 0
@@ -270,7 +270,6 @@ class _Epoch:
         )
 
     def _assign(self, round_number: int) -> None:
-        """Let the ranks take the tasks that the round needs."""
         share = self.records // self.shares.world_size
         while not self._in_tail:
             end, rank = self._ends[0]
@@ -308,7 +307,6 @@ class _Epoch:
         return pieces
 
     def _repeated(self, number: int) -> list[Piece]:
-        """Fill the batch of the last round from the beginning of the epoch."""
         missing = [
             self.shares.batch_size - self.shares.before(number + 1, rank) + self.shares.before(number, rank)
             for rank in range(self._rank + 1)
@@ -334,7 +332,7 @@ class _Order:
         self._block: list[int] = []
 
     def task(self, number: int) -> int:
-        """Return the task at a place in the order. Places that follow each other are computed in blocks."""
+        """Return the task at an index of the order. Consecutive indices are computed in blocks."""
         if self._permutation is None:
             return number
         if not 0 <= number - self._block_start < len(self._block):
@@ -345,22 +343,21 @@ class _Order:
 
 
 class _Line:
-    """Records that no rank has taken: what is left of opened tasks, then all unopened ones."""
+    """Unassigned records: the rest of opened tasks, followed by all unopened tasks."""
 
     def __init__(self, sizes: Integers, order: _Order, position: Position) -> None:
         self._sizes = sizes
         self._order = order
-        #: (number in the order, first record), the next one last.
+        #: (index in the order, first record), in reverse order.
         self._opened = list(reversed(position.opened))
         self.unopened = position.unopened
 
     @property
     def opened(self) -> list[tuple[int, int]]:
-        """Opened tasks that no rank has taken."""
         return self._opened[::-1]
 
     def head(self) -> tuple[int, int, int] | None:
-        """Return the next task: its number in the order, the task, and its first record; None at the end."""
+        """Return the next task as (index in the order, task, first record), or None at the end."""
         while not self._opened:
             if self.unopened >= self._order.task_count:
                 return None
@@ -371,11 +368,10 @@ class _Line:
         return number, self._order.task(number), first
 
     def pass_on(self) -> None:
-        """Remove the head."""
         self._opened.pop()
 
     def take(self, count: int) -> list[Piece]:
-        """Take ``count`` records from the front, or all if there are fewer."""
+        """Remove and return ``count`` records from the front, or all if there are fewer."""
         pieces: list[Piece] = []
         while count and (head := self.head()) is not None:
             number, task, first = head

@@ -1,12 +1,12 @@
-"""Token: the position of a group in its data, as text that a user's own checkpoint holds.
+"""Token: the position of a group in its data, as text for the user's own checkpoint.
 
 Rules:
 
-* A token names the data and the seed that it belongs to. It says nothing about the number of ranks or the batch size,
-  so any group that reads the same data with the same seed can go on from it.
-* The same token has the same text on every rank.
-* The text has at most 4 kB for groups of up to 512 ranks, however many tasks the data has.
-* A text that is not complete, has changed, or comes from a newer version is refused in one sentence.
+* A token contains its data's digest and the seed. It does not depend on the number of ranks or the batch size, so any
+  group that reads the same data with the same seed can resume from it.
+* Equal tokens have equal texts on all ranks.
+* The text has at most 4 kB for groups of up to 512 ranks, independent of the number of tasks.
+* A text that is incomplete, was changed, or comes from a newer version is rejected with one sentence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = "flightedl-data"
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A position in certain data."""
+    """Position in certain data."""
 
     #: Digest of the data.
     data: str
@@ -42,9 +42,9 @@ class Token(msgspec.Struct, frozen=True):
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
     data: str
     seed: int | None
-    #: Without opened tasks.
+    #: The position without its opened tasks.
     position: Position
-    #: Distances between the numbers of the opened tasks; the first one from 0.
+    #: Distances between the indices of the opened tasks, the first one from 0.
     gaps: list[int]
     firsts: list[int]
 
@@ -64,15 +64,15 @@ def encode(token: Token) -> str:
 
 
 def decode(text: object) -> Token:
-    """Return the token of a text.
+    """Decode a token.
 
     Raises:
-        UsageError: the text is damaged, from a newer version, or no token.
+        UsageError: The text is damaged, comes from a newer version, or is not a token.
     """
     name, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
     version, _, rest = rest.partition(":")
     if name != _NAME or not version.isdecimal():
-        raise UsageError("this is no position of flightedl's data: load what data.state_dict() returned")
+        raise UsageError("this is not a position in flightedl's data: load the result of data.state_dict()")
     if int(version) > VERSION:
         raise UsageError(
             f"this position was saved by a newer flightedl (format {version}, this one knows {VERSION}): "
@@ -98,8 +98,8 @@ def require_same_data(token: Token, data: str, seed: int | None) -> None:
         )
     if token.seed != seed:
         raise UsageError(
-            f"this position belongs to {_shuffled(token.seed)}, and the data is declared with {_shuffled(seed)}: "
-            "declare the same one, or start without load_state_dict()"
+            f"this position belongs to {_shuffled(token.seed)}, but the data is declared with {_shuffled(seed)}: "
+            "declare the same order, or start without load_state_dict()"
         )
 
 

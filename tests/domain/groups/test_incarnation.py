@@ -67,8 +67,8 @@ def as_stored(group):
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"size": 3}, "rank 1 says that the group has 3 ranks, and rank 0 that it has 2"),
-        ({"plan": "batch_size=4"}, "rank 1 has declared the data with batch_size=4, and rank 0 with batch_size=8"),
+        ({"size": 3}, "rank 1 was started in a group of 3 ranks, but rank 0 in one of 2"),
+        ({"plan": "batch_size=4"}, "rank 1 has declared the data with batch_size=4, but rank 0 with batch_size=8"),
     ],
 )
 def test_ranks_that_would_get_records_by_different_plans_do_not_start_together(more, sentence):
@@ -238,7 +238,7 @@ def test_ranks_that_differ_about_the_size_are_refused():
     group = Group(LIMIT)
     zero, one = pair("a", 10)
     group.enter(zero.enter())
-    with pytest.raises(UsageError, match="has 3 ranks, and rank 0 that it has 2"):
+    with pytest.raises(UsageError, match="in a group of 3 ranks, but rank 0 in one of 2"):
         group.enter(one.enter(size=3))
     with pytest.raises(UsageError, match="not below"):
         group.enter(msgspec.structs.replace(one.enter(), rank=7))

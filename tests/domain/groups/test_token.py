@@ -53,7 +53,7 @@ NO_TOKENS = ["", "nothing", "other:1:00:00", "flightedl-data", "flightedl-data:x
 
 @pytest.mark.parametrize("text", NO_TOKENS)
 def test_what_is_no_token_is_refused(text):
-    with pytest.raises(UsageError, match="no position of flightedl's data"):
+    with pytest.raises(UsageError, match="not a position in flightedl's data"):
         decode(text)
 
 
@@ -66,7 +66,7 @@ def test_other_data_and_other_seeds_are_refused():
     require_same_data(TOKEN, "0123456789abcdef", 7)
     with pytest.raises(UsageError, match="belongs to other data"):
         require_same_data(TOKEN, "fedcba", 7)
-    with pytest.raises(UsageError, match="belongs to seed=7, and the data is declared with shuffle=False"):
+    with pytest.raises(UsageError, match="belongs to seed=7, but the data is declared with shuffle=False"):
         require_same_data(TOKEN, "0123456789abcdef", None)
 
 
