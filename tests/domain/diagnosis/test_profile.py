@@ -5,7 +5,7 @@ from __future__ import annotations
 from flightedl.domain.diagnosis.profile import advice, in_words, shares
 
 
-def test_the_parts_are_told_and_the_worst_gets_advice() -> None:
+def test_the_parts_are_listed_and_the_largest_gets_advice() -> None:
     profile = {"data": 62.0, "script": 30.0, "push": 2.0, "wait": 5.9, "pull": 0.1}
     assert (
         in_words(profile)
@@ -22,6 +22,6 @@ def test_a_script_that_works_most_of_the_time_needs_no_advice() -> None:
     assert advice({"script": 90.0, "data": 5.0, "push": 5.0}) == ""
 
 
-def test_too_little_tells_nothing() -> None:
+def test_a_short_profile_says_nothing() -> None:
     assert shares({"data": 1.0}) == {}
     assert in_words({}) == advice({}) == ""

@@ -358,7 +358,7 @@ STAGED: dict[str, tuple[Observations, Cause, str]] = {
 
 
 @pytest.mark.parametrize("problem", STAGED)
-def test_the_cause_is_named_and_nothing_else(problem: str) -> None:
+def test_only_the_cause_is_named(problem: str) -> None:
     seen, cause, who = STAGED[problem]
     found = examine(seen)
     assert [(each.cause, each.who) for each in found] == [(cause, who)]
@@ -366,12 +366,12 @@ def test_the_cause_is_named_and_nothing_else(problem: str) -> None:
     assert found[0].advice or cause is Cause.JOB_DONE
 
 
-def test_nothing_is_wrong_with_a_job_that_gets_on() -> None:
+def test_a_healthy_job_has_no_findings() -> None:
     assert examine(healthy()) == []
     assert waits(healthy()) == []
 
 
-def test_who_waits_for_servers_is_not_taken_for_a_slow_script() -> None:
+def test_a_trainer_that_waits_for_servers_is_not_a_slow_script() -> None:
     assert examine(with_trainers(healthy(), trainer("t1"), trainer("t2", batch_s=600, doing="push"))) == []
 
 
@@ -379,7 +379,7 @@ def test_every_cause_is_staged() -> None:
     assert {cause for _, cause, _ in STAGED.values()} == set(Cause)
 
 
-def test_the_worst_comes_first() -> None:
+def test_the_worst_finding_comes_first() -> None:
     seen = with_status(with_trainers(healthy()), checkpoint_alarm=FULL, missing_tasks=1)
     found = examine(replace(seen, etcd=(UP, CLOSED)))
     assert [each.severity for each in found] == sorted(each.severity for each in found)
@@ -387,14 +387,14 @@ def test_the_worst_comes_first() -> None:
     assert found[-1].severity is Severity.NOTE
 
 
-def test_a_stack_says_where_a_slow_script_is() -> None:
+def test_a_stack_locates_a_slow_script() -> None:
     seen, _, _ = STAGED["a script hangs, and nobody waits for it"]
     (found,) = examine(replace(seen, stacks={"t2": f"thread x\n  a.py:1 f\n\n{MAIN}"}))
     assert "site/script.py:9 slow_function" in found.text
     assert "slow_function" in found.stack
 
 
-def test_who_waits_for_whom_is_told_with_names() -> None:
+def test_waits_are_listed_with_names() -> None:
     seen = with_trainers(
         waited_for(healthy(), "t2"),
         trainer("t1", name="trainer-0", waiting_for="the round to close"),
@@ -406,12 +406,12 @@ def test_who_waits_for_whom_is_told_with_names() -> None:
     ]
 
 
-def test_a_trainer_that_waits_is_not_slow_itself() -> None:
+def test_a_waiting_trainer_is_not_slow_itself() -> None:
     seen = with_trainers(healthy(), trainer("t1"), trainer("t2", batch_s=600, waiting_for="a task"))
     assert examine(seen) == []
 
 
-def test_an_etcd_at_which_nothing_listens_is_named_once() -> None:
+def test_an_etcd_without_a_listener_is_named_once() -> None:
     closed = replace(CLOSED, error="nothing listens at h:1")
     seen = no_master(healthy(), etcd=(closed,), jobs=(), lock_generation=0, pservers={}, replies={})
     (text,) = [each.text for each in examine(seen) if each.cause is Cause.ETCD_UNREACHABLE]

@@ -18,7 +18,7 @@ def _batches(*numbers: int) -> list[tuple[Batch, int]]:
     return [(Batch(0, 0, number), BATCHES) for number in numbers]
 
 
-def test_a_sum_is_marked_whole_or_not_at_all() -> None:
+def test_a_sum_is_marked_completely_or_not_at_all() -> None:
     applied = AppliedBatches(range(BLOCKS))
     assert applied.mark_together([0, 1], _batches(0, 1, 2)) == [0, 0, 0]
     assert applied.mark_together([0, 1], _batches(0, 1, 2)) == [2, 2, 2]
@@ -36,7 +36,7 @@ def test_a_sum_is_marked_whole_or_not_at_all() -> None:
         (_batches(5), "cannot"),
     ],
 )
-def test_a_sum_that_cannot_be_marks_nothing(batches: list[tuple[Batch, int]], text: str) -> None:
+def test_an_impossible_sum_marks_nothing(batches: list[tuple[Batch, int]], text: str) -> None:
     applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 0, 4), BATCHES)
     before = applied.encode()
@@ -46,7 +46,7 @@ def test_a_sum_that_cannot_be_marks_nothing(batches: list[tuple[Batch, int]], te
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1024])
-def test_the_bits_that_a_block_answers_with(count: int) -> None:
+def test_a_block_answers_with_bits(count: int) -> None:
     having = [place % 3 == 0 for place in range(count)]
     assert lacking_of(having_bits(having), count) == tuple(place for place in range(count) if place % 3)
     assert len(having_bits(having)) == (count + 7) // 8
@@ -65,7 +65,7 @@ def test_a_group_is_pushed_when_it_is_full_and_settled_by_what_blocks_lack() -> 
     assert len(group) == 0
 
 
-def test_the_first_batch_of_a_refused_sum_is_done_again_like_any_other() -> None:
+def test_the_first_batch_of_a_refused_sum_is_repeated_like_any_other() -> None:
     assert lacking_of(having_bits([False, True, False]), 3) == (0, 2)
     group: BatchGroup[str] = BatchGroup(3)
     for name in "abc":
@@ -74,7 +74,7 @@ def test_the_first_batch_of_a_refused_sum_is_done_again_like_any_other() -> None
     assert (settled.done, settled.again) == (("b",), (("a", "c"),))
 
 
-def test_batches_that_the_same_blocks_lack_are_done_again_as_one_sum() -> None:
+def test_batches_that_the_same_blocks_lack_are_repeated_as_one_sum() -> None:
     group: BatchGroup[str] = BatchGroup(6)
     for name in "abcdef":
         group.add(name)
@@ -83,14 +83,14 @@ def test_batches_that_the_same_blocks_lack_are_done_again_as_one_sum() -> None:
     assert settled.again == (("a", "b"), ("d",), ("e",))
 
 
-def test_a_lost_sum_is_done_again_as_it_was_whatever_some_block_said() -> None:
+def test_a_lost_sum_is_repeated_unchanged_whatever_blocks_have_answered() -> None:
     group: BatchGroup[str] = BatchGroup(3)
     for name in "abc":
         group.add(name)
     assert group.settle([(1,)], is_lost=True).again == (("a", "b", "c"),)
 
 
-def test_a_sum_that_is_done_again_is_full_with_just_its_batches() -> None:
+def test_a_repeated_sum_is_full_with_exactly_its_batches() -> None:
     group: BatchGroup[str] = BatchGroup(8)
     group.add("a", 2)
     assert not group.is_full
@@ -101,7 +101,7 @@ def test_a_sum_that_is_done_again_is_full_with_just_its_batches() -> None:
     assert not group.is_full
 
 
-def test_a_single_batch_that_is_done_again_is_a_whole_sum() -> None:
+def test_a_repeated_single_batch_is_a_complete_sum() -> None:
     group: BatchGroup[str] = BatchGroup(8)
     group.add("a", 1)
     assert group.is_full
@@ -180,7 +180,7 @@ class _Trainer:
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_any_company_any_repetition_any_restart(seed: int) -> None:
+def test_each_block_applies_each_batch_once_in_any_company_repetition_or_restart(seed: int) -> None:
     chance = random.Random(seed)
     blocks = _Blocks(chance)
     trainers: list[_Trainer] = []

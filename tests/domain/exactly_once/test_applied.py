@@ -79,7 +79,7 @@ def test_it_behaves_like_a_set_of_pairs(first, has_task_count, taken, second):
 
 @given(st.lists(marks, min_size=1, max_size=3), st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_set_travels_with_its_block(parts, data):
+def test_a_set_moves_with_its_block(parts, data):
     sources = [AppliedBatches(range(4)) for _ in parts]
     models = [set() for _ in parts]
     for source, model, actions in zip(sources, models, parts, strict=True):
@@ -141,7 +141,7 @@ TestMoves = Moves.TestCase
 TestMoves.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_a_block_that_lacks_a_batch_takes_what_it_lacks_along():
+def test_a_block_that_lacks_a_batch_keeps_lacking_it_when_it_moves():
     """The others have the whole task then, and one cohort has all of them."""
     applied = AppliedBatches(range(5, 8))
     fill(applied, [5, 7], 0)
@@ -156,7 +156,7 @@ def test_a_block_that_lacks_a_batch_takes_what_it_lacks_along():
     assert [applied.has(block, Batch(0, 2, 0)) for block in (5, 6, 7)] == [True, False, True]
 
 
-def test_blocks_that_come_back_cost_nothing_more():
+def test_returning_blocks_need_no_more_memory():
     applied = AppliedBatches(range(4))
     fill(applied, range(4), 0)
     before = applied.encode()
@@ -165,7 +165,7 @@ def test_blocks_that_come_back_cost_nothing_more():
     assert applied.encode() == before
 
 
-def test_a_moved_block_s_epochs_collapse_wherever_their_size_was_told():
+def test_the_epochs_of_a_moved_block_collapse_wherever_their_size_was_set():
     source, target = AppliedBatches([0]), AppliedBatches([1])
     fill(source, [0], 0)
     fill(target, [1], 0)
@@ -182,7 +182,7 @@ def test_a_moved_block_s_epochs_collapse_wherever_their_size_was_told():
     ("told", "marked_task", "text"),
     [(2, None, "other numbers of tasks"), (0, 7, "a task with a higher number was applied")],
 )
-def test_a_block_whose_epochs_are_longer_is_refused_and_nothing_is_done(told, marked_task, text):
+def test_a_block_with_longer_epochs_is_refused_and_nothing_is_done(told, marked_task, text):
     source, target = AppliedBatches([0]), AppliedBatches([1])
     if told:
         source.set_task_count(0, told)
@@ -206,7 +206,7 @@ def fill(applied: AppliedBatches, blocks, epoch: int, tasks: int = 3) -> None:
             applied.mark(blocks, Batch(epoch, task, batch), COUNTS[task])
 
 
-def test_a_whole_epoch_costs_nothing_but_its_number():
+def test_a_complete_epoch_takes_only_its_number():
     applied = AppliedBatches(range(4))
     applied.set_task_count(0, 3)
     empty = len(applied.encode())
@@ -248,7 +248,7 @@ def add(applied: AppliedBatches, *blocks: int) -> None:
         applied.adopt([block], AppliedBatches([block]).release([block]))
 
 
-def test_stretches_asked_for_before_stay_right_when_blocks_come_and_cohorts_join():
+def test_cached_ranges_remain_right_when_blocks_move_and_cohorts_join():
     applied = AppliedBatches(range(2))
     first, second = Batch(0, 0, 0), Batch(0, 1, 0)
     assert applied.mark(range(1, 2), first, 2) == 1
@@ -263,7 +263,7 @@ def test_stretches_asked_for_before_stay_right_when_blocks_come_and_cohorts_join
     assert applied.count_having(range(2), second) == 2
 
 
-def test_an_epoch_is_through_when_it_is_on_every_block():
+def test_an_epoch_is_complete_when_it_is_complete_in_every_block():
     applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 0, 0), 1)
     assert applied.through_task_count(0) is None
@@ -276,7 +276,7 @@ def test_an_epoch_is_through_when_it_is_on_every_block():
     assert applied.through_task_count(0) is None
 
 
-def test_adopting_blocks_where_there_are_none_is_a_start():
+def test_blocks_can_be_adopted_into_an_empty_set():
     applied = AppliedBatches(())
     assert applied.done_tasks(0) == []
     add(applied, 0, 1, 2)
@@ -309,7 +309,7 @@ def test_an_impossible_batch_is_refused_and_nothing_is_done(batch, batch_count):
     assert applied.encode() == before
 
 
-def test_an_epoch_cannot_be_shorter_than_what_arrived():
+def test_an_epoch_cannot_be_shorter_than_its_applied_tasks():
     applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 4, 0), 1)
     with pytest.raises(MessageError, match="a task with a higher number was applied"):
@@ -325,7 +325,7 @@ def test_an_impossible_number_of_tasks_is_refused(task_count):
         AppliedBatches(range(1)).set_task_count(0, task_count)
 
 
-def test_the_lowest_and_the_highest_numbers_are_possible():
+def test_the_lowest_and_the_highest_numbers_are_accepted():
     applied = AppliedBatches(range(1))
     applied.set_task_count(0, 1)
     applied.set_task_count(1, MAX_TASKS)
@@ -339,7 +339,7 @@ def test_no_block_has_a_batch_beyond_those_of_its_task():
     assert not applied.has(0, Batch(0, 0, 8))
 
 
-def test_blocks_that_differ_among_themselves_are_not_joined_with_others_that_look_alike():
+def test_blocks_that_differ_among_themselves_are_not_joined_with_similar_ones():
     sources = [AppliedBatches(range(2)), AppliedBatches(range(2, 4))]
     for source in sources:
         source.mark(source.numbers[:1], Batch(0, 0, 0), 2)
@@ -348,7 +348,7 @@ def test_blocks_that_differ_among_themselves_are_not_joined_with_others_that_loo
     assert [rebuilt.has(block, Batch(0, 0, 0)) for block in range(4)] == [True, False, True, False]
 
 
-def test_blocks_that_were_joined_out_of_their_order_are_stored_in_it():
+def test_blocks_that_were_joined_out_of_order_are_stored_in_order():
     sources = [AppliedBatches([0, 2]), AppliedBatches([1, 3])]
     applied = AppliedBatches.rebuilt({block: sources[block % 2] for block in range(4)})
     applied.mark([1], Batch(0, 0, 0), 2)
@@ -356,7 +356,7 @@ def test_blocks_that_were_joined_out_of_their_order_are_stored_in_it():
     assert [stored.has(block, Batch(0, 0, 0)) for block in range(4)] == [False, True, False, False]
 
 
-def test_bytes_that_are_not_applied_sets_are_refused():
+def test_invalid_bytes_are_refused():
     applied = AppliedBatches(range(2))
     fill(applied, [0], 0, tasks=2)
     applied.mark([1], Batch(0, 0, 0), 1)
@@ -381,7 +381,7 @@ def test_bytes_that_are_not_applied_sets_are_refused():
 
 
 @pytest.mark.slow
-def test_memory_is_bounded_by_a_bit_for_each_task_and_what_is_in_flight():
+def test_memory_is_bounded_by_a_bit_per_task_and_the_batches_in_flight():
     """However many blocks, trainers and repetitions: 8,000 tasks in any order, 64 in flight, on 20 blocks."""
     blocks, tasks, batches, in_flight = range(20), 8_000, 3, 64
     order = list(range(tasks))
@@ -418,7 +418,7 @@ def test_memory_is_bounded_by_a_bit_for_each_task_and_what_is_in_flight():
     assert counted < 2_000
 
 
-def test_a_sum_of_as_many_batches_as_there_are_cohorts_is_marked_in_all_of_them():
+def test_a_sum_of_as_many_batches_as_cohorts_is_marked_in_all_of_them():
     applied = AppliedBatches(range(2))
     applied.mark(range(2), Batch(0, 1, 0), 1)
     add(applied, 2, 3)

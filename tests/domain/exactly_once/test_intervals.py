@@ -60,7 +60,7 @@ TestIntervalsAgainstSet = IntervalsAgainstSet.TestCase
 
 @settings(max_examples=100, deadline=None)
 @given(sets, sets)
-def test_two_sets(one, other):
+def test_operations_on_two_sets_match_plain_sets(one, other):
     first, second = IntervalSet.of(one), IntervalSet.of(other)
 
     assert first.intersection(second) == IntervalSet.of(one & other)
@@ -74,20 +74,20 @@ def test_two_sets(one, other):
     assert (first.encode() == second.encode()) == (one == other)
 
 
-def test_touching_intervals_are_one():
+def test_touching_intervals_are_merged():
     intervals = IntervalSet([(0, 3), (5, 8)])
     intervals.add(3, 5)
     assert list(intervals) == [(0, 8)]
     assert intervals.interval_count == 1
 
 
-def test_bytes_are_small_and_stable():
+def test_the_encoding_is_small_and_stable():
     assert IntervalSet().encode() == b"\x01"
     assert IntervalSet([(0, 1), (3, 300)]).encode() == bytes([1, 0, 0, 2, 0xA8, 2])
     assert len(IntervalSet([(0, 1_000_000)]).encode()) == 5
 
 
-def test_numbers_of_one_byte_and_more_are_read_as_they_were_written():
+def test_numbers_of_one_and_more_bytes_are_decoded_as_encoded():
     for length in (127, 128, 129, 130, 1 << 14, (1 << 14) + 1, 1 << 62):
         intervals = IntervalSet([(length, 2 * length)])
         assert IntervalSet.decode(intervals.encode()) == intervals
@@ -98,7 +98,7 @@ def test_sets_that_begin_or_end_alike_are_not_equal():
     assert IntervalSet([(0, 5)]) != IntervalSet([(2, 5)])
 
 
-def test_an_empty_stretch_inside_of_an_interval_is_nothing():
+def test_an_empty_range_inside_an_interval_is_nothing():
     intervals = IntervalSet([(0, 6)])
     assert [intervals.add(place, place) for place in (3, 6, 9)] == [0, 0, 0]
     assert intervals.remove(3, 3) == 0
@@ -134,7 +134,7 @@ def test_damaged_bytes_are_refused(data):
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=20))
-def test_any_bytes_are_a_set_or_refused(tail):
+def test_any_bytes_are_a_set_or_are_refused(tail):
     data = b"\x01" + tail
     try:
         found = IntervalSet.decode(data)
@@ -152,7 +152,7 @@ def test_misuse_is_refused():
     assert "[0, 1)" in repr(IntervalSet([(0, 1)]))
 
 
-def test_questions_about_every_stretch_of_every_small_set():
+def test_queries_of_every_range_of_every_small_set_are_right():
     for bits in range(1 << 6):
         integers = {value for value in range(6) if bits >> value & 1}
         intervals = IntervalSet.of(integers)

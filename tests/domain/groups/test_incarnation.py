@@ -71,7 +71,7 @@ def as_stored(group):
         ({"plan": "batch_size=4"}, "rank 1 has declared the data with batch_size=4, but rank 0 with batch_size=8"),
     ],
 )
-def test_ranks_that_would_get_records_by_different_plans_do_not_start_together(more, sentence):
+def test_ranks_with_different_plans_do_not_start_together(more, sentence):
     group, (zero, one) = Group(LIMIT), pair("a", 10)
     group.enter(zero.enter(plan="batch_size=8"))
     with pytest.raises(UsageError, match=sentence):
@@ -153,7 +153,7 @@ def _with(views, number, view):
 
 @pytest.mark.parametrize("names", [("a", "b"), ("", "")])
 @pytest.mark.parametrize("tokens", [("", "", "", ""), ("A", "", "", "B"), ("A", "B", "A", "A")])
-def test_every_order_of_two_starts_of_two_ranks(names, tokens):
+def test_every_order_of_two_starts_of_two_ranks_is_correct(names, tokens):
     processes = [*pair(names[0], 10, tokens[:2]), *pair(names[1], 20, tokens[2:])]
     first = Group(2), (View(),) * 4
     known, open_ = {_key(*first)}, [first]
@@ -192,7 +192,7 @@ def test_every_order_of_two_starts_of_two_ranks(names, tokens):
 # by example
 
 
-def test_ranks_that_wait_for_others_are_looked_at_cheaply_and_many_report_seldom():
+def test_waiting_ranks_are_checked_cheaply_and_report_rarely_if_they_are_many():
     group = Group(LIMIT)
     processes = pair("a", 10, ("",) * 500, size=500)
     for number, each in enumerate(processes):
@@ -206,7 +206,7 @@ def test_ranks_that_wait_for_others_are_looked_at_cheaply_and_many_report_seldom
     assert small.at(pair("a", 10)[0].at(10), 0.0).every_s == 0.5
 
 
-def test_one_token_counts_for_those_that_have_none():
+def test_one_token_counts_for_ranks_without_a_token():
     group = Group(LIMIT)
     zero, one, two = processes = pair("a", 10, ("", "T", ""), size=3)
     assert group.enter(two.enter()).is_stale
@@ -234,7 +234,7 @@ def test_loading_another_token_later_is_refused():
         group.enter(zero.enter(token="T"))
 
 
-def test_ranks_that_differ_about_the_size_are_refused():
+def test_ranks_that_disagree_about_the_size_are_refused():
     group = Group(LIMIT)
     zero, one = pair("a", 10)
     group.enter(zero.enter())
@@ -244,7 +244,7 @@ def test_ranks_that_differ_about_the_size_are_refused():
         group.enter(msgspec.structs.replace(one.enter(), rank=7))
 
 
-def test_a_later_start_ends_the_one_before():
+def test_a_later_start_ends_the_previous_one():
     group = Group(LIMIT)
     old, new = pair("a", 10), pair("b", 20)
     assert begin(group, old) == 10
@@ -260,7 +260,7 @@ def test_a_later_start_ends_the_one_before():
         group.enter(old[0].enter())
 
 
-def test_a_death_in_the_last_save_is_no_end():
+def test_a_death_in_the_last_save_is_not_the_end():
     group = Group(LIMIT)
     zero, one = processes = pair("a", 10)
     begin(group, processes)
@@ -276,7 +276,7 @@ def test_a_death_in_the_last_save_is_no_end():
     assert group.is_done
 
 
-def test_leaving_before_the_end_of_the_data_is_no_end_of_the_job():
+def test_leaving_before_the_end_of_the_data_does_not_end_the_job():
     group = Group(LIMIT)
     processes = pair("a", 10)
     begin(group, processes)
@@ -312,7 +312,7 @@ BAD = [(0, 3, 20, 30)]
 
 
 @pytest.mark.parametrize("how", ["raises", "gone", "collective", "replaced"])
-def test_records_that_kill_their_rank_again_and_again_are_convicted(how):
+def test_records_that_kill_their_rank_repeatedly_are_convicted(how):
     group = Group(LIMIT)
     for number in range(LIMIT):
         assert not group.record.convicted
@@ -326,7 +326,7 @@ def test_records_that_kill_their_rank_again_and_again_are_convicted(how):
     assert not group.record.suspects
 
 
-def test_records_that_every_rank_has_passed_are_suspect_no_more():
+def test_records_that_every_rank_has_passed_are_no_longer_suspect():
     group = Group(LIMIT)
     dies(group, "a", 10, 40, BAD)
     zero, one = pair("b", 20)
@@ -348,7 +348,7 @@ def test_deaths_at_different_records_convict_nothing():
     assert not group.record.convicted
 
 
-def test_a_death_before_the_first_round_is_no_suspicion():
+def test_a_death_before_the_first_round_raises_no_suspicion():
     group = Group(LIMIT)
     processes = pair("a", 10)
     begin(group, processes)
@@ -361,7 +361,7 @@ stretches = st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), 
 
 
 @given(st.lists(stretches, max_size=4), st.lists(stretches, max_size=4))
-def test_a_round_keeps_the_records_that_are_not_left_out(taken, left_out):
+def test_a_round_keeps_the_records_that_are_not_excluded(taken, left_out):
     step = Round(0, 3, 12, tuple(Piece(task, first, first + count) for _, task, first, count in taken))
     out = [(epoch, task, first, first + count) for epoch, task, first, count in left_out]
     forbidden = {(task, number) for epoch, task, first, end in out for number in range(first, end) if epoch == 0}

@@ -17,7 +17,7 @@ def records_of(step):
 
 
 @given(layouts, st.integers(1, 40), st.none() | st.integers(0, 9), st.integers(1, 3), st.randoms())
-def test_the_batches_of_an_epoch_have_each_record_once_in_any_order(sizes, batch_size, seed, epochs, random):
+def test_the_batches_of_an_epoch_contain_each_record_once_in_any_order(sizes, batch_size, seed, epochs, random):
     batches = NumberedBatches(np.array(sizes, np.int64), epochs=epochs, seed=seed, batch_size=batch_size)
     numbers = list(range(batches.count))
     random.shuffle(numbers)
@@ -34,7 +34,7 @@ def test_the_batches_of_an_epoch_have_each_record_once_in_any_order(sizes, batch
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=60))
-def test_a_model_has_each_batch_once_whatever_groups_come_and_votes_fail(steps):
+def test_a_model_has_each_batch_once_whichever_groups_take_part_and_votes_fail(steps):
     """Steps of changing numbers of replica groups, some of which are not committed."""
     batches = NumberedBatches(np.full(7, 10, np.int64), epochs=None, seed=1, batch_size=3)
     committed, model = 0, []
@@ -53,6 +53,6 @@ def test_orders_of_epochs_differ_and_endless_data_has_no_count():
     assert sorted(records_of(batches.batch(0))) == sorted(records_of(batches.batch(1)))
 
 
-def test_a_number_below_zero_is_refused():
+def test_a_negative_number_is_refused():
     with pytest.raises(ValueError, match="from 0"):
         NumberedBatches(np.array([1]), epochs=1, seed=None, batch_size=1).batch(-1)

@@ -147,7 +147,7 @@ def test_few_records_are_decoded_by_several_ranks(task_count, size, world_size, 
 
 @settings(max_examples=60, deadline=None)
 @given(layouts, groups, remainders)
-def test_epochs_follow_each_other_in_orders_of_their_own(sizes, group, remainder):
+def test_consecutive_epochs_have_different_orders(sizes, group, remainder):
     ranks = Group(sizes, *group, remainder, epochs=3)
     ends = []
     while (step := ranks.next()) is not None:
@@ -159,7 +159,7 @@ def test_epochs_follow_each_other_in_orders_of_their_own(sizes, group, remainder
     assert Group(sizes, *group, remainder, ranks.position, epochs=3).next() is None
 
 
-def test_the_plan_of_a_seed_stays_the_same():
+def test_the_plan_of_a_seed_never_changes():
     """Positions in users' checkpoints depend on it."""
     ranks = Group([10] * 7, 2, 4, seed=42)
     first = [[[msgspec.structs.astuple(piece) for piece in each.pieces] for each in ranks.next()] for _ in range(4)]

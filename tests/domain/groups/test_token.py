@@ -23,13 +23,13 @@ TOKEN = Token("0123456789abcdef", 7, Position(1, 32, 4, ((2, 6), (3, 6))))
 
 
 @given(st.text(max_size=40), st.none() | st.integers(0, 2**64 - 1), positions)
-def test_a_token_comes_back_from_its_text(data, seed, position):
+def test_a_token_is_decoded_from_its_text(data, seed, position):
     token = Token(data, seed, position)
 
     assert decode(encode(token)) == token
 
 
-def test_the_text_of_a_token_stays_the_same():
+def test_the_text_of_a_token_never_changes():
     """Users' checkpoints hold it."""
     assert encode(TOKEN) == GOLDEN
     assert str(TOKEN) == "epoch 2 after 32 records"
@@ -52,7 +52,7 @@ NO_TOKENS = ["", "nothing", "other:1:00:00", "flightedl-data", "flightedl-data:x
 
 
 @pytest.mark.parametrize("text", NO_TOKENS)
-def test_what_is_no_token_is_refused(text):
+def test_invalid_tokens_are_refused(text):
     with pytest.raises(UsageError, match="not a position in flightedl's data"):
         decode(text)
 

@@ -37,7 +37,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['optimizer']['kind']}-{case['dtype']}")
-def test_the_reference_gives_what_torch_gives(case: dict) -> None:
+def test_the_reference_equals_torch(case: dict) -> None:
     """The expected values are torch's own: ``torch_golden.py`` beside this file writes them anew."""
     optimizer = Optimizer.from_json(case["optimizer"])
     values = np.array(GOLDEN["start"], case["dtype"])
@@ -49,7 +49,7 @@ def test_the_reference_gives_what_torch_gives(case: dict) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_torch_was_asked_for_every_rule_and_variant_that_it_has(dtype: str) -> None:
+def test_the_golden_values_cover_every_rule_and_variant_of_torch(dtype: str) -> None:
     asked = [Optimizer.from_json(case["optimizer"]) for case in GOLDEN["cases"] if case["dtype"] == dtype]
     assert {type(one) for one in asked} == {type(one) for one in ALL} - {Delta, Ftrl, LAMB}
     for kind in {type(one) for one in asked}:
@@ -105,7 +105,7 @@ def test_lamb_follows_its_paper() -> None:
     np.testing.assert_allclose(values, expected, rtol=1e-12)
 
 
-def test_order_of_scale_clip_and_decay() -> None:
+def test_gradients_are_scaled_then_clipped_then_decayed() -> None:
     values = np.array([10.0, 10.0, 10.0])
     update(SGD(1.0, clip_value=1.0, weight_decay=0.1), values, np.array([8.0, -8.0, 1.0]), (), 0, scale=0.5)
     np.testing.assert_allclose(values, [10 - 2.0, 10 - 0.0, 10 - 1.5])
@@ -120,7 +120,7 @@ def test_rates_follow_version_and_factor() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=lambda optimizer: type(optimizer).__name__)
-def test_json_and_back(optimizer: Optimizer) -> None:
+def test_optimizers_survive_encoding_as_json(optimizer: Optimizer) -> None:
     data = json.loads(json.dumps(optimizer.to_json()))
     assert Optimizer.from_json(data) == optimizer
     assert Optimizer.from_json(data).to_json() == data
@@ -152,7 +152,7 @@ def test_slots_depend_on_the_settings() -> None:
     assert (square_sum.dtype, square_sum.tolist()) == (np.float32, [0.25] * 3)
 
 
-def test_overrides_by_name_pattern() -> None:
+def test_overrides_match_name_patterns() -> None:
     optimizer = Adam(
         0.1,
         clip_norm=3.0,
@@ -208,6 +208,6 @@ def test_a_setting_cannot_change() -> None:
         (lambda: Optimizer.from_json({"kind": "SGD", "lr": 1, "beta": 2}), "SGD has no setting 'beta'"),
     ],
 )
-def test_a_wrong_value_is_named(make: object, text: str) -> None:
+def test_an_invalid_value_is_named(make: object, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         make()

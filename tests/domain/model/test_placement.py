@@ -22,9 +22,7 @@ def owners(plan: ShardPlan) -> list[list[int]]:
 
 @pytest.mark.parametrize("tables", [[], TABLES])
 @pytest.mark.parametrize(("pservers", "cut_for"), [(1, 1), (3, 3), (2, 3), (5, 2)])
-def test_what_is_stored_places_blocks_as_what_was_computed(
-    pservers: int, cut_for: int, tables: list[TableSpec]
-) -> None:
+def test_stored_and_computed_placements_agree(pservers: int, cut_for: int, tables: list[TableSpec]) -> None:
     computed = plan_for(SPECS, pservers, cut_for, tables)
     stored = decode(encode(placement_of(computed)), Placement)
     found = plan_for(SPECS, 7, cut_for, tables, stored)
@@ -33,7 +31,7 @@ def test_what_is_stored_places_blocks_as_what_was_computed(
     assert "." not in computed.hash, "jobs without a stored placement have the hash that they had"
 
 
-def test_a_plan_is_named_by_its_cut_and_the_version_of_its_placement() -> None:
+def test_a_plan_is_identified_by_its_cut_and_the_version_of_its_placement() -> None:
     cut = plan_for(SPECS, 3, 3, TABLES)
     first, second = (placed(cut, placement_of(plan_for(SPECS, 4 - version, 3, TABLES), version)) for version in (1, 2))
     assert owners(first) != owners(second)

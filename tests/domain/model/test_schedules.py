@@ -28,12 +28,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("schedule", "rates"), CASES, ids=lambda case: type(case).__name__)
-def test_rates_at_the_bounds(schedule: Schedule, rates: dict[int, float]) -> None:
+def test_schedules_have_exact_rates_at_their_bounds(schedule: Schedule, rates: dict[int, float]) -> None:
     assert {version: schedule.at(version) for version in rates} == pytest.approx(rates, abs=1e-15)
 
 
 @pytest.mark.parametrize("schedule", [case[0] for case in CASES], ids=lambda case: type(case).__name__)
-def test_json_and_back(schedule: Schedule) -> None:
+def test_schedules_survive_encoding_as_json(schedule: Schedule) -> None:
     assert Schedule.from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
 
 
@@ -55,6 +55,6 @@ def test_json_and_back(schedule: Schedule) -> None:
         (lambda: Schedule.from_json([1]), "must be an object with a 'kind'"),
     ],
 )
-def test_a_wrong_value_is_named(make: object, text: str) -> None:
+def test_an_invalid_value_is_named(make: object, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         make()

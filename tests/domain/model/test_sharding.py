@@ -112,18 +112,18 @@ def test_neighbours_stay_together() -> None:
     assert sum(first == second for first, second in owners) >= 65
 
 
-def test_any_few_layers_lie_on_all_pservers() -> None:
+def test_a_few_layers_are_distributed_over_all_pservers() -> None:
     plan = plan_shards(bert_base(), 4)
     layer = [b.pserver for p in plan.parameters if p.name.startswith("5.") for b in blocks_of(plan, p.name)]
     assert set(layer) == {0, 1, 2, 3}
 
 
-def test_equal_pieces_instead_of_a_small_rest() -> None:
+def test_pieces_are_equal_instead_of_leaving_a_small_rest() -> None:
     plan = plan_shards([ParameterSpec("w", (393_216 + 16_000,))], 1)
     assert [block.size for block in blocks_of(plan, "w")] == [204_608, 204_608]
 
 
-def test_a_power_of_two_model_gets_whole_messages() -> None:
+def test_a_power_of_two_model_gets_full_messages() -> None:
     plan = plan_shards([ParameterSpec("w", (16 << 20,))], 2)
     assert plan.block_count == 32
     assert {block.size for block in blocks_of(plan, "w")} == {524_288}
@@ -146,7 +146,7 @@ shapes = st.one_of(
     st.integers(1, 12),
     st.sampled_from([BLOCK_BYTES, 1 << 16, 100_000]),
 )
-def test_every_element_lies_in_exactly_one_block(
+def test_every_element_is_in_exactly_one_block(
     declared: list[tuple[tuple[int, ...], str]], pservers: int, block_bytes: int
 ) -> None:
     parameters = [ParameterSpec(f"p{number}", shape, dtype) for number, (shape, dtype) in enumerate(declared)]
@@ -170,7 +170,7 @@ def test_every_element_lies_in_exactly_one_block(
         (8, 2, 1 << 20, 4),
     ],
 )
-def test_a_small_share_comes_in_four_messages(mib: int, pservers: int, limit: int, messages: int) -> None:
+def test_a_small_share_is_divided_into_four_messages(mib: int, pservers: int, limit: int, messages: int) -> None:
     big = plan_shards([ParameterSpec("w", (mib << 18,))], pservers)
     small = plan_shards([ParameterSpec(f"p{number}", (1 << 8,)) for number in range(mib << 10)], pservers)
     for plan in (big, small):
@@ -188,7 +188,7 @@ def test_the_plan_does_not_change_between_releases() -> None:
     assert plan_shards(mixed, 3).hash == plan.hash
 
 
-def test_the_hash_tells_plans_apart() -> None:
+def test_different_plans_have_different_hashes() -> None:
     parameters = [ParameterSpec("a", (10, 3)), ParameterSpec("b", (3,))]
     others = [
         ([ParameterSpec("a", (3, 10)), ParameterSpec("b", (3,))], 1),
@@ -207,7 +207,7 @@ def test_a_hundred_thousand_parameters_are_planned() -> None:
     assert plan.block(99_999).stop == 1000
 
 
-def test_what_cannot_be_planned_is_refused() -> None:
+def test_impossible_plans_are_refused() -> None:
     parameter = ParameterSpec("w", (3,))
     with pytest.raises(UsageError, match="two parameters named 'w'"):
         plan_shards([parameter, parameter], 1)
@@ -236,7 +236,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
         (("w", (3,), "int32"), "convert it to one of float32, float64, float16, bfloat16"),
     ],
 )
-def test_a_wrong_parameter_is_refused(arguments: tuple, text: str) -> None:
+def test_an_invalid_parameter_is_refused(arguments: tuple, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         ParameterSpec(*arguments)
 

@@ -26,7 +26,7 @@ def begin(moves, standing=None, seen=SEEN, losses=SETTLED, **open_):
         ([Move(0, 0, 0)], "block 0 cannot move from pserver 0 to 0"),
     ],
 )
-def test_moves_that_cannot_be_are_refused(moves, sentence):
+def test_impossible_moves_are_refused(moves, sentence):
     with pytest.raises(UsageError, match=sentence):
         begin(moves)
 
@@ -41,7 +41,7 @@ def test_moves_that_cannot_be_are_refused(moves, sentence):
         ({"is_checkpoint_open": True}, "a checkpoint is under way"),
     ],
 )
-def test_moves_wait_for_what_excludes_them(more, sentence):
+def test_moves_wait_for_operations_that_exclude_them(more, sentence):
     with pytest.raises(NotReadyError, match=sentence):
         begin([Move(0, 0, 2)], **more)
 

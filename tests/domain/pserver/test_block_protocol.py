@@ -275,14 +275,14 @@ def test_a_sum_of_gradients_is_not_divided():
     assert update.scale == 1.0
 
 
-def test_what_is_ordered_is_kept_by_itself():
+def test_ordered_gradients_are_kept_separately():
     bench = Bench(Sync(deterministic=True), 1, 2)
     pushed = bench.push(1, 0)
     assert pushed is not None
     assert pushed.effects == [AddGradient(batch(0), 1.0, True, True)]
 
 
-def test_async_applies_at_once_and_says_what_the_gradient_did_not_see():
+def test_async_applies_at_once_and_reports_the_staleness():
     bench = Bench(Async(staleness_scaled=True), 1, 2)
     bench.push(1, 0)
     pushed = bench.push(2, 1, base=0)
@@ -292,7 +292,7 @@ def test_async_applies_at_once_and_says_what_the_gradient_did_not_see():
 
 
 @pytest.mark.parametrize("mode", [Sync(), Async(), Bounded(staleness=1)], ids=["sync", "async", "bounded"])
-def test_the_same_again_is_answered_and_not_applied(mode):
+def test_a_repeated_push_is_answered_and_not_applied(mode):
     bench = Bench(mode, 1, 2)
     bench.push(1, 0, step=1)
     before = len(bench.effects)
@@ -306,7 +306,7 @@ def test_the_same_again_is_answered_and_not_applied(mode):
     assert bench.values(10) == [0]
 
 
-def test_a_stranger_changes_nothing_and_nothing_is_got_ready():
+def test_an_unknown_sender_changes_nothing_and_nothing_is_prepared():
     bench = Bench(Sync(), 1)
     bench.cut()
     for push in (
@@ -319,7 +319,7 @@ def test_a_stranger_changes_nothing_and_nothing_is_got_ready():
     assert not bench.has(10, 0)
 
 
-def test_what_a_round_refuses_is_not_marked():
+def test_a_batch_refused_by_a_round_is_not_marked():
     bench = Bench(Sync(), 1)
     bench.push(1, 0)
     late = bench.push(1, 1, base=0)
@@ -334,7 +334,7 @@ def test_what_a_round_refuses_is_not_marked():
     assert fresh.outcome is Outcome.ACCEPTED
 
 
-def test_a_refused_sum_is_unmarked_whole():
+def test_a_refused_sum_is_unmarked_completely():
     bench = Bench(Async(), 1)
     ahead = bench.push(1, 0, 1, base=4)
     assert ahead is not None
@@ -342,7 +342,7 @@ def test_a_refused_sum_is_unmarked_whole():
     assert not any(bench.has(block, number) for block in FIRST for number in (0, 1))
 
 
-def test_a_late_gradient_is_added_where_a_round_may_close_without_it():
+def test_a_late_gradient_is_added_if_a_round_may_close_without_it():
     bench = Bench(Sync(backup=1), 1, 2)
     bench.push(1, 0)
     late = bench.push(2, 1, base=0)
@@ -370,7 +370,7 @@ def test_a_round_without_any_gradient_only_moves_the_version():
     assert bench.span(10).updates == 0
 
 
-def test_what_has_to_be_there_before_a_push():
+def test_a_push_names_the_memory_that_it_needs():
     span_of = {mode: Bench(mode, 1, 2) for mode in (Sync(), Sync(deterministic=True), Async())}
     push = Push("t1", 1, 1, [(batch(0), 1)])
     needs = {mode: bench.protocol.prepare(10, push, 0, has_gradient=True) for mode, bench in span_of.items()}
@@ -386,7 +386,7 @@ def test_what_has_to_be_there_before_a_push():
 # sums
 
 
-def test_a_block_takes_a_sum_whole_or_says_what_it_has():
+def test_a_block_applies_a_sum_completely_or_reports_the_batches_it_has():
     bench = Bench(Async(), 1, 2)
     assert bench.push_all(1, 0, 1) == {Outcome.ACCEPTED}
     assert bench.values(10) == [0, 1]
@@ -411,7 +411,7 @@ def test_a_sum_is_one_contribution_to_a_round_and_waits_in_it_with_all_its_batch
     assert not any(bench.has(10, number) for number in (4, 5))
 
 
-def test_who_brings_a_sum_that_is_refused_has_arrived_in_the_round_and_brings_the_rest_to_the_next():
+def test_the_sender_of_a_refused_sum_has_arrived_and_pushes_the_rest_to_the_next_round():
     bench = Bench(Sync(push_every=2), 1, 2)
     bench.push(1, 0)
     bench.push(2, 1)
@@ -430,7 +430,7 @@ def test_who_brings_a_sum_that_is_refused_has_arrived_in_the_round_and_brings_th
     assert (sorted(bench.values(10)), bench.versions()[0]) == ([0, 1, 2, 3, 4], 3)
 
 
-def test_a_snapshot_leaves_out_every_batch_of_a_sum_that_waits():
+def test_a_snapshot_leaves_out_every_batch_of_a_waiting_sum():
     bench = Bench(Sync(push_every=2), 1, 2)
     cut = bench.cut()
     bench.push(1, 0, 1)
@@ -441,7 +441,7 @@ def test_a_snapshot_leaves_out_every_batch_of_a_sum_that_waits():
     assert not any(applied.has(10, batch(number)) for number in (0, 1))
 
 
-def test_a_mode_without_sums_takes_none_and_nobody_outside_hears_of_that():
+def test_a_mode_without_sums_refuses_those_of_members():
     bench = Bench(Sync(), 1)
     with pytest.raises(MessageError, match="accepts no sums"):
         bench.push(1, 0, 1)
@@ -463,7 +463,7 @@ def test_a_header_names_all_batches_of_a_sum():
 # spans
 
 
-def test_blocks_that_differ_are_taken_apart_and_each_answers_for_itself():
+def test_differing_blocks_are_separated_and_answer_individually():
     bench = Bench(Async(), 1, 2)
     assert bench.push_all(1, 0, at=range(11, 12)) == {Outcome.ACCEPTED}
     assert [span.numbers for span in bench.protocol.spans] == [*(range(n, n + 1) for n in FIRST), SECOND]
@@ -488,7 +488,7 @@ def test_blocks_with_the_same_history_stay_together():
     assert [span.numbers for span in bench.protocol.spans] == [range(10, 12), range(12, 13), SECOND]
 
 
-def test_restored_blocks_lie_together_where_they_are_alike():
+def test_equal_restored_blocks_form_spans():
     bench = Bench(Async())
     applied = AppliedBatches(BLOCKS)
     applied.mark([12], batch(0), TASK_SIZE)
@@ -500,7 +500,7 @@ def test_restored_blocks_lie_together_where_they_are_alike():
     assert bench.push(1, 0, base=4, at=20) is not None, "these have the same"
 
 
-def test_a_single_block_has_all_of_a_sum_too():
+def test_a_single_block_has_all_batches_of_a_sum_too():
     bench = Bench(Async(), 1)
     bench.push_all(1, 0, 1, at=range(11, 12))
     assert [bench.has(11, number) for number in (0, 1)] == [True, True]
@@ -509,7 +509,7 @@ def test_a_single_block_has_all_of_a_sum_too():
     assert again.outcome is Outcome.ALREADY_APPLIED
 
 
-def test_parts_of_a_span_go_on_with_its_open_round():
+def test_parts_of_a_span_continue_its_open_round():
     bench = Bench(Sync(), 1, 2)
     bench.push(1, 0)
     bench.push_all(2, 1, at=range(10, 12))
@@ -520,7 +520,7 @@ def test_parts_of_a_span_go_on_with_its_open_round():
     assert [span.updates for span in bench.protocol.spans] == [1, 1, 0]
 
 
-def test_a_split_while_a_push_looks_for_its_blocks():
+def test_a_span_may_be_split_while_a_push_looks_for_its_blocks():
     """Restored blocks may have the same version and other batches."""
     bench = Bench(Async())
     applied = AppliedBatches(BLOCKS)
@@ -540,7 +540,7 @@ def whole_bench(mode: Mode, *members: int) -> Bench:
     return Bench(mode, *members, is_whole=True)
 
 
-def test_a_span_that_is_copied_whole_is_copied_by_the_first_push_or_by_the_thread():
+def test_a_span_to_copy_as_one_is_copied_by_the_first_push_or_by_the_thread():
     bench = whole_bench(Async(), 1)
     cut = bench.cut()
     assert bench.due == {*BLOCKS}
@@ -558,7 +558,7 @@ def test_a_span_that_is_copied_whole_is_copied_by_the_first_push_or_by_the_threa
     assert other.protocol.copy(cut, 10) is None
 
 
-def test_a_span_that_is_copied_whole_is_due_at_its_round():
+def test_a_span_to_copy_as_one_is_due_at_its_round():
     bench = whole_bench(Sync(), 1)
     bench.cut(at_round=1)
     assert not bench.due
@@ -566,7 +566,7 @@ def test_a_span_that_is_copied_whole_is_due_at_its_round():
     assert bench.due == {*FIRST}
 
 
-def test_a_span_that_is_copied_whole_is_split_when_it_is_restored_and_not_later():
+def test_a_span_to_copy_as_one_is_split_when_it_is_restored_and_not_later():
     bench = whole_bench(Async())
     applied = AppliedBatches(BLOCKS)
     applied.mark([12], batch(0), TASK_SIZE)
@@ -578,7 +578,7 @@ def test_a_span_that_is_copied_whole_is_split_when_it_is_restored_and_not_later(
 # pulls
 
 
-def test_who_may_read_what():
+def test_pulls_are_ready_wait_or_are_refused():
     bench = Bench(Sync(), 1, 2)
     protocol = bench.protocol
     bench.push(1, 0)
@@ -588,14 +588,14 @@ def test_who_may_read_what():
 
 
 @pytest.mark.parametrize(("mode", "follows"), [(Sync(), 5), (Async(), 0), (Bounded(staleness=1), 0)])
-def test_which_version_follows_a_push(mode, follows):
+def test_each_mode_determines_the_version_after_a_push(mode, follows):
     assert mode.version_after(4) == follows
 
 
 # views
 
 
-def test_a_round_goes_on_without_those_who_leave():
+def test_a_round_continues_without_members_that_leave():
     bench = Bench(Sync(), 1, 2)
     bench.push(1, 0)
     assert bench.view(1).refused == []
@@ -604,7 +604,7 @@ def test_a_round_goes_on_without_those_who_leave():
     assert bench.protocol.members == [1]
 
 
-def test_a_member_is_refused_where_a_round_of_its_is_over():
+def test_a_member_is_refused_if_one_of_its_rounds_is_over():
     bench = Bench(Sync(), 1)
     bench.push(1, 0)
     reply = bench.view(1, 2, first_round=0)
@@ -619,7 +619,7 @@ def test_an_older_view_changes_nothing():
     assert bench.protocol.members == [1]
 
 
-def test_the_same_view_again_does_nothing():
+def test_a_repeated_view_does_nothing():
     bench = Bench(Sync(), 1)
     bench.serial -= 1
     bench.view(1)
@@ -629,7 +629,7 @@ def test_the_same_view_again_does_nothing():
     assert (list(taken.effects), taken.reply.refused) == ([], [])
 
 
-def test_a_member_joins_at_the_slowest_ones_clock_and_a_mode_begins_behind_every_version():
+def test_a_member_joins_at_the_slowest_clock_and_a_mode_begins_after_every_version():
     bench = Bench(Bounded(staleness=9), 1)
     for number in range(3):
         bench.push(1, number, base=number, step=1)
@@ -653,7 +653,7 @@ def test_a_mode_begins_at_one_version_in_all_blocks():
     assert pushed.follows == 3
 
 
-def test_a_mode_change_closes_what_is_open_under_the_old_one():
+def test_a_change_of_the_mode_closes_open_rounds_in_the_old_one():
     bench = Bench(Sync(), 1, 2)
     bench.push(1, 0, weight=4.0)
     bench.effects.clear()
@@ -664,7 +664,7 @@ def test_a_mode_change_closes_what_is_open_under_the_old_one():
     assert bench.values(10) == [0]
 
 
-def test_the_first_view_says_in_which_mode_blocks_begin():
+def test_the_first_view_determines_the_mode_of_blocks():
     bench = Bench(Async())
     bench.protocol._view = type(bench.protocol._view)(Async())
     bench.view(1, mode=Sync())
@@ -677,7 +677,7 @@ def test_the_first_view_says_in_which_mode_blocks_begin():
 # first values
 
 
-def test_newer_first_values_replace_older_ones_and_never_what_has_grown():
+def test_newer_initial_values_replace_older_ones_but_never_trained_ones():
     bench = Bench(Async(), 1)
     protocol = bench.protocol
     for election, is_taken in ((5, True), (5, True), (7, True), (6, False)):
@@ -691,7 +691,7 @@ def test_newer_first_values_replace_older_ones_and_never_what_has_grown():
 # snapshots
 
 
-def test_a_block_that_is_due_is_copied_before_it_changes():
+def test_a_due_block_is_copied_before_it_changes():
     bench = Bench(Async(), 1)
     bench.push(1, 0)
     bench.cut()
@@ -701,7 +701,7 @@ def test_a_block_that_is_due_is_copied_before_it_changes():
     assert [bench.copy(block) for block in BLOCKS] == [False, False, False, True, True]
 
 
-def test_a_block_is_due_when_its_round_opens_and_what_waits_is_not_in_it():
+def test_a_block_is_due_when_its_round_opens_and_waiting_gradients_are_not_in_it():
     bench = Bench(Sync(), 1, 2)
     cut = bench.cut(at_round=1)
     bench.push(1, 0)
@@ -722,7 +722,7 @@ def test_a_block_is_due_when_its_round_opens_and_what_waits_is_not_in_it():
         assert [applied.has(block, batch(n)) for n in range(4)] == [True, True, False, False]
 
 
-def test_cuts_side_by_side_each_get_every_block_as_it_was_at_their_turn():
+def test_concurrent_cuts_each_get_every_block_at_their_own_time():
     bench = Bench(Sync(), 1)
     at_once, later = bench.cut(), bench.cut(at_round=1)
     assert not bench.due
@@ -752,7 +752,7 @@ def test_one_push_copies_blocks_for_all_cuts_that_lack_them():
     assert {copy[2] == [] for cut in (one, other) for copy in bench.copies_of[cut].values()} == {True}
 
 
-def test_a_cut_that_was_dropped_is_worth_nothing_and_the_other_goes_on():
+def test_a_dropped_cut_is_invalid_and_the_other_continues():
     bench = Bench(Async(), 1)
     old, new = bench.cut(), bench.cut()
     bench.protocol.drop_cut(old)
@@ -764,7 +764,7 @@ def test_a_cut_that_was_dropped_is_worth_nothing_and_the_other_goes_on():
     assert not bench.copy(10, new)
 
 
-def test_a_snapshot_that_was_dropped_costs_nothing_more():
+def test_a_dropped_snapshot_takes_no_more_memory():
     bench = Bench(Async(), 1)
     bench.protocol.drop_cut(bench.cut())
     bench.push(1, 0)
@@ -790,7 +790,7 @@ class Other(Bench):
 
 
 @pytest.mark.parametrize("mode", [Sync(), Async(), Bounded(staleness=1)])
-def test_blocks_go_on_at_another_pserver_as_if_they_had_not_moved(mode):
+def test_moved_blocks_continue_as_if_they_had_not_moved(mode):
     source, target = Bench(mode, 1, 2), Other(mode, 1, 2)
     for member in (1, 2):
         source.push(member, member, base=0 if source.protocol.is_synchronous else member - 1, step=1)
@@ -816,7 +816,7 @@ def test_blocks_go_on_at_another_pserver_as_if_they_had_not_moved(mode):
     assert source.has(12, 4)
 
 
-def test_a_block_moves_at_the_edge_of_a_round_only():
+def test_a_block_moves_only_at_the_edge_of_a_round():
     source, target = Bench(Sync(), 1, 2), Other(Sync(), 1, 2)
     source.push(1, 0)
     assert source.release(range(10, 11)) is Unmovable.IN_ROUND
@@ -826,7 +826,7 @@ def test_a_block_moves_at_the_edge_of_a_round_only():
     assert (target.values(10), target.span(10).rounds.version) == ([0, 1], 1)
 
 
-def test_blocks_do_not_move_while_they_are_copied_nor_between_views():
+def test_blocks_do_not_move_while_they_are_copied_or_between_views():
     source, target = Bench(Async(), 1), Other(Async(), 1)
     cut = source.cut()
     assert source.release(FIRST) is Unmovable.COPIED
@@ -842,7 +842,7 @@ def test_blocks_do_not_move_while_they_are_copied_nor_between_views():
     assert source.adopt(*found) is Unmovable.VIEW, "these would have to wait for member 2, too"
 
 
-def test_a_stretch_that_is_not_here_is_not_released():
+def test_a_range_of_absent_blocks_is_not_released():
     bench = Bench(Async(), 1)
     for numbers in (range(12, 14), range(9, 11), range(10, 21)):
         with pytest.raises(MessageError, match="are not in one span"):
@@ -854,7 +854,7 @@ def test_a_stretch_that_is_not_here_is_not_released():
         bench.adopt(*found)
 
 
-def test_moved_blocks_take_the_first_values_that_they_would_have_taken():
+def test_moved_blocks_accept_the_same_initial_values_as_before():
     source, target = Bench(Async(), 1), Other(Async(), 1)
     assert source.protocol.initialize(10, 7)
     moved(source, target, range(10, 12))
@@ -871,7 +871,7 @@ def test_moved_blocks_take_the_first_values_that_they_would_have_taken():
 # from a checkpoint
 
 
-def test_restored_blocks_go_on_where_they_were_each_at_its_version():
+def test_restored_blocks_continue_each_at_its_version():
     bench = Bench(Sync())
     applied = AppliedBatches(BLOCKS)
     applied.mark(BLOCKS, batch(0), TASK_SIZE)
@@ -890,7 +890,7 @@ def test_restored_blocks_go_on_where_they_were_each_at_its_version():
     assert (update.number, update.from_version, update.to_version) == (3, 6, 7)
 
 
-def test_what_is_not_all_blocks_is_refused():
+def test_incomplete_sets_of_blocks_are_refused():
     bench = Bench(Sync())
     every = dict.fromkeys(BLOCKS, (1, 1))
     with pytest.raises(CorruptError):
@@ -899,7 +899,7 @@ def test_what_is_not_all_blocks_is_refused():
         bench.protocol.restore(AppliedBatches(BLOCKS), {10: (1, 1)})
 
 
-def test_epochs_that_are_over_are_sealed():
+def test_finished_epochs_are_sealed():
     bench = Bench(Async(), 1)
     for at in (FIRST.start, SECOND.start):
         bench.protocol.push(at, Push("t1", 1, 1, [(Batch(0, 0, 0), 1)]), 0, has_gradient=False)

@@ -121,7 +121,7 @@ def ends(effects: Effects) -> bool:
 # up to the blocks
 
 
-def test_nothing_is_built_before_there_is_an_index(lived: Lived):
+def test_nothing_is_built_before_the_index_is_claimed(lived: Lived):
     assert lived.apply(Seen(lived.facts())) == ()
     assert lived.life.state is State.NO_INDEX
     assert lived.apply(IndexAcquired(2, 9)) == (Build(MODEL),)
@@ -147,14 +147,14 @@ def test_blocks_are_made_by_the_declared_plan(lived: Lived):
     assert lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), PlanMade(HASH)) == (MakeBlocks(MODEL),)
 
 
-def test_what_cannot_be_built_fails_the_job(lived: Lived):
+def test_blocks_that_cannot_be_built_fail_the_job(lived: Lived):
     assert lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), BuildFailed("no memory")) == (Fail("no memory"),)
 
 
 # first values
 
 
-def test_a_new_job_waits_for_first_values_and_serves_when_all_are_there_and_the_election_is_done(lived: Lived):
+def test_a_new_job_serves_when_all_initial_values_have_arrived_and_the_election_is_done(lived: Lived):
     assert lived.build() == ()
     assert lived.life.state is State.WAITING
     assert lived.apply(FirstValuesBegin(5), FirstValuesReceived(5, BLOCKS - 1)) == ()
@@ -164,7 +164,7 @@ def test_a_new_job_waits_for_first_values_and_serves_when_all_are_there_and_the_
     assert lived.see(5) == ()
 
 
-def test_values_that_come_after_their_election_is_known_to_be_done_are_served(lived: Lived):
+def test_values_that_arrive_after_their_election_is_done_are_served(lived: Lived):
     lived.build()
     lived.see(5)
     assert lived.life.state is State.LACKING
@@ -186,7 +186,7 @@ def test_values_that_another_trainer_has_begun_to_replace_do_not_count(lived: Li
     assert lived.see(5) == (Lack(5),)
 
 
-def test_values_that_their_trainer_sends_again_are_still_there(lived: Lived):
+def test_values_that_are_sent_again_are_still_present(lived: Lived):
     lived.build()
     lived.apply(FirstValuesBegin(5), FirstValuesReceived(5, BLOCKS), FirstValuesBegin(5))
     assert lived.see(5) == (Serve(5),)
@@ -198,7 +198,7 @@ def test_late_values_of_an_older_election_change_nothing(lived: Lived):
     assert lived.see(5) == (Serve(5),)
 
 
-def test_first_values_again_are_counted_and_not_taken(lived: Lived):
+def test_repeated_initial_values_are_counted_and_not_applied(lived: Lived):
     lived.serve()
     assert lived.apply(FirstValuesBegin(5)) == ()
     assert not lived.life.accepts_first_values
@@ -206,13 +206,13 @@ def test_first_values_again_are_counted_and_not_taken(lived: Lived):
     assert lived.life.first_value_count(4, 0) == 0
 
 
-def test_first_values_of_a_newer_election_end_a_process_that_serves(lived: Lived):
+def test_initial_values_of_a_newer_election_end_a_serving_process(lived: Lived):
     lived.serve()
     assert ends(lived.apply(FirstValuesBegin(6)))
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_a_newer_election_that_is_done_ends_a_process_that_serves(lived: Lived, is_restored: bool):
+def test_a_newer_finished_election_ends_a_serving_process(lived: Lived, is_restored: bool):
     if is_restored:
         lived.restore()
         lived.apply(Restored(4))
@@ -225,7 +225,7 @@ def test_a_newer_election_that_is_done_ends_a_process_that_serves(lived: Lived, 
 # lost values
 
 
-def test_a_replacement_without_a_checkpoint_lacks_its_values_and_says_so_once(lived: Lived):
+def test_a_replacement_without_a_checkpoint_lacks_its_values_and_reports_it_once(lived: Lived):
     lived.election = 5
     assert lived.build() == (Lack(5),)
     assert lived.see(5) == ()
@@ -233,7 +233,7 @@ def test_a_replacement_without_a_checkpoint_lacks_its_values_and_says_so_once(li
     assert lived.life.applied(pytest.fail).lacks_election == 6
 
 
-def test_one_that_lacks_its_values_waits_for_new_ones_when_the_election_is_deleted(lived: Lived):
+def test_a_pserver_that_lacks_its_values_waits_for_new_ones_when_the_election_is_deleted(lived: Lived):
     lived.election = 5
     lived.build()
     assert lived.see(None) == ()
@@ -242,13 +242,13 @@ def test_one_that_lacks_its_values_waits_for_new_ones_when_the_election_is_delet
     assert lived.see(6) == (Serve(6),)
 
 
-def test_one_that_lacks_its_values_loads_a_checkpoint_that_becomes_complete(lived: Lived):
+def test_a_pserver_that_lacks_its_values_loads_a_checkpoint_that_completes(lived: Lived):
     lived.election = 5
     lived.build()
     assert lived.see(5, range(1, 2)) == (Restore(range(1, 2)),)
 
 
-def test_blocks_that_somebody_may_have_seen_are_never_overwritten(lived: Lived):
+def test_blocks_that_were_visible_are_never_overwritten(lived: Lived):
     lived.build()
     lived.see(5)
     assert lived.life.state is State.LACKING
@@ -258,7 +258,7 @@ def test_blocks_that_somebody_may_have_seen_are_never_overwritten(lived: Lived):
 # a checkpoint
 
 
-def test_a_replacement_loads_what_etcd_allows_and_serves(lived: Lived):
+def test_a_replacement_loads_an_allowed_checkpoint_and_serves(lived: Lived):
     assert lived.restore() == (Restore(range(2, 5)),)
     assert lived.see(5, range(2, 6)) == (), "one search at a time"
     assert lived.apply(Restored(3, TORN)) == (Serve(5, 3),)
@@ -266,14 +266,14 @@ def test_a_replacement_loads_what_etcd_allows_and_serves(lived: Lived):
     assert (reply.checkpoint, reply.rejected, reply.skipped) == (3, [4], ["checkpoint 4: torn"])
 
 
-def test_without_a_store_the_values_are_gone():
+def test_without_a_store_the_values_are_lost():
     lived = Lived(None)
     (effect,) = lived.restore()
     assert isinstance(effect, Fail)
     assert "without --checkpoint" in effect.why
 
 
-def test_a_store_that_cannot_be_reached_is_asked_again_for_ever(lived: Lived):
+def test_an_unreachable_store_is_retried_indefinitely(lived: Lived):
     lived.restore()
     for _ in range(3):
         assert lived.apply(StoreUnreachable("it is down")) == (Pause(),)
@@ -283,7 +283,7 @@ def test_a_store_that_cannot_be_reached_is_asked_again_for_ever(lived: Lived):
     assert lived.life.waiting_for == ""
 
 
-def test_the_job_fails_when_etcd_still_names_what_cannot_be_loaded(lived: Lived):
+def test_the_job_fails_when_etcd_still_names_an_unloadable_checkpoint(lived: Lived):
     lived.restore()
     assert lived.apply(NothingLoadable(TORN)) == (CatchUp(),)
     assert lived.life.state is State.RESTORING
@@ -292,7 +292,7 @@ def test_the_job_fails_when_etcd_still_names_what_cannot_be_loaded(lived: Lived)
     assert "checkpoint 4: torn" in effect.why
 
 
-def test_what_was_named_by_an_old_copy_of_etcd_fails_nothing(lived: Lived):
+def test_a_checkpoint_named_by_an_old_copy_of_etcd_does_not_fail_the_job(lived: Lived):
     """Retention deletes what the pointer named once; the directory hears late that it names another one."""
     lived.restore()
     lived.apply(NothingLoadable())
@@ -301,32 +301,32 @@ def test_what_was_named_by_an_old_copy_of_etcd_fails_nothing(lived: Lived):
     assert lived.apply(Restored(5)) == (Serve(5, 5),)
 
 
-def test_what_a_pserver_could_not_load_is_not_loaded_by_others(lived: Lived):
+def test_a_checkpoint_that_one_pserver_could_not_load_is_not_loaded_by_others(lived: Lived):
     lived.restore()
     lived.apply(NothingLoadable())
     facts = Facts(MODEL, 5, range(2, 5), frozenset({4}))
     assert lived.apply(CaughtUp(facts)) == (Restore(range(2, 5), frozenset({4})),)
 
 
-def test_while_etcd_cannot_say_what_it_names_nothing_fails(lived: Lived):
+def test_nothing_fails_while_the_state_of_etcd_is_unknown(lived: Lived):
     lived.restore()
     assert lived.apply(NothingLoadable(TORN), CaughtUp(None)) == (Pause(),)
     assert lived.apply(PauseOver()) == (Restore(range(2, 5)),)
 
 
-def test_values_of_a_model_that_began_again_meanwhile_are_not_served(lived: Lived):
+def test_values_of_a_model_that_was_initialized_again_are_not_served(lived: Lived):
     lived.restore()
     lived.see(6, range(2, 5))
     assert ends(lived.apply(Restored(4)))
 
 
-def test_blocks_with_a_part_of_a_checkpoint_never_get_first_values(lived: Lived):
+def test_blocks_with_a_part_of_a_checkpoint_never_get_initial_values(lived: Lived):
     lived.restore()
     lived.see(None, range(2, 5))
     assert ends(lived.apply(StoreUnreachable("it is down"), PauseOver()))
 
 
-def test_a_search_goes_on_for_a_newer_election(lived: Lived):
+def test_a_search_continues_for_a_newer_election(lived: Lived):
     lived.restore()
     lived.see(6, range(4, 5))
     assert lived.apply(StoreUnreachable("it is down"), PauseOver()) == (Restore(range(4, 5)),)
@@ -343,7 +343,7 @@ def progress(number: int, state: str = "written") -> SnapshotReply:
     return SnapshotReply(OrderNumber(1, number, 1), state, file=file)
 
 
-def test_it_is_drained_when_a_checkpoint_that_was_ordered_since_is_complete(lived: Lived):
+def test_it_is_drained_when_a_later_checkpoint_is_complete(lived: Lived):
     lived.restore()
     lived.apply(Restored(4), DrainAsked(OrderNumber(1, 5, 1)))
     assert lived.life.state is State.DRAINING
@@ -358,13 +358,13 @@ def test_it_is_drained_when_a_checkpoint_that_was_ordered_since_is_complete(live
     assert lived.life.is_drained(progress(6))
 
 
-def test_one_without_values_has_nothing_to_drain(lived: Lived):
+def test_a_pserver_without_values_has_nothing_to_drain(lived: Lived):
     lived.build()
     assert lived.apply(DrainAsked(None)) == ()
     assert lived.life.state is State.WAITING
 
 
-def test_a_second_wish_to_drain_is_the_same_one(lived: Lived):
+def test_a_second_request_to_drain_changes_nothing(lived: Lived):
     lived.serve()
     lived.apply(DrainAsked(OrderNumber(1, 5, 1)), DrainAsked(OrderNumber(1, 6, 1)))
     lived.see(5, range(6, 7))
@@ -376,9 +376,7 @@ def test_a_second_wish_to_drain_is_the_same_one(lived: Lived):
 
 @pytest.mark.parametrize("begin", [Lived.build, Lived.serve, Lived.restore])
 @pytest.mark.parametrize("event", [ReloadAsked(), LeaseOver(), BlocksLost("a kernel failed")], ids=type)
-def test_an_ended_process_answers_nobody_and_goes_on_with_nothing(
-    lived: Lived, begin: Callable[[Lived], object], event: Event
-):
+def test_an_ended_process_answers_and_continues_nothing(lived: Lived, begin: Callable[[Lived], object], event: Event):
     begin(lived)
     assert ends(lived.apply(event))
     assert lived.apply(event) == ()
@@ -399,7 +397,7 @@ def test_an_ended_process_answers_nobody_and_goes_on_with_nothing(
     life.check_request(ReloadRequest(plan_hash=HASH, master_generation=1))
 
 
-def test_only_a_lease_that_is_over_sends_trainers_to_a_successor(lived: Lived):
+def test_only_an_ended_lease_sends_trainers_to_a_successor(lived: Lived):
     lived.serve()
     lived.life.require_lease()
     lived.apply(LeaseOver())
@@ -457,7 +455,7 @@ def allowed(ask: Callable[[PserverLife], object]) -> set[State]:
 SERVING = {State.SERVING, State.DRAINING}
 
 
-def test_who_may_be_asked_what_and_when():
+def test_each_state_allows_its_requests():
     assert allowed(lambda life: life.require_values(HASH)) == SERVING
     assert allowed(lambda life: life.require_blocks(HASH)) == {State.WAITING, *SERVING}
     assert allowed(lambda life: life.require_visible()) == {State.WAITING, *SERVING}
@@ -469,7 +467,7 @@ def test_who_may_be_asked_what_and_when():
     assert {state for state, lived in at_each_state() if lived.life.is_visible} == {State.WAITING, *SERVING}
 
 
-def test_people_are_told_what_is_waited_for():
+def test_each_state_has_a_description_of_its_wait():
     texts = {state: lived.life.waiting_for for state, lived in at_each_state()}
     assert {state for state, text in texts.items() if not text} == SERVING
     assert texts[State.NO_MODEL] == "the model to be declared"
@@ -479,7 +477,7 @@ def test_people_are_told_what_is_waited_for():
     assert texts[State.WAITING] == "the first values of the model"
 
 
-def test_people_are_told_that_kernels_are_compiled(lived: Lived):
+def test_the_compilation_of_kernels_is_reported(lived: Lived):
     assert lived.apply(CompilingBegan()) == ()
     assert not lived.life.is_compiling, "a spare compiles, and nobody waits for it"
     lived.apply(IndexAcquired(0, 1), Seen(Facts(MODEL, None, None)))
@@ -539,7 +537,7 @@ def test_a_deposed_master_orders_nothing(lived: Lived, hear: Callable[[PserverLi
     lived.life.check_request(snapshot(2))
 
 
-def test_what_it_has_is_told_with_where_it_comes_from(lived: Lived):
+def test_applied_batches_are_reported_with_their_checkpoint(lived: Lived):
     lived.serve()
     applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 0, 0), 1)
@@ -548,6 +546,6 @@ def test_what_it_has_is_told_with_where_it_comes_from(lived: Lived):
     assert (reply.checkpoint, reply.rejected, reply.lacks_election) == (None, [], None)
 
 
-def test_a_pserver_without_the_model_says_that_it_has_not_read_it() -> None:
+def test_a_pserver_that_has_not_read_the_model_says_so() -> None:
     with pytest.raises(NotReadyError, match="has not read the model's declaration yet"):
         Lived().life.require_blocks(HASH)

@@ -61,11 +61,11 @@ class Store:
                     return [*seen, step]
 
 
-def test_the_newest_one_is_loaded():
+def test_the_newest_checkpoint_is_loaded():
     assert Store(1, 3, 2).tried() == [3, Found(3, ())]
 
 
-def test_one_that_cannot_be_used_gives_way_to_the_one_before_it():
+def test_an_unusable_checkpoint_gives_way_to_the_previous_one():
     store = Store(1, 2, 3)
     store.data[3] = store.data[3][:-1]
     flipped = Skipped(2, "flipped")
@@ -75,7 +75,7 @@ def test_one_that_cannot_be_used_gives_way_to_the_one_before_it():
     assert (found.number, [each.number for each in found.skipped], found.skipped[1]) == (1, [3, 2], flipped)
 
 
-def test_all_that_is_built_on_a_damaged_file_is_passed_over_unread():
+def test_checkpoints_based_on_a_damaged_file_are_skipped_unread():
     store = Store(1, 2, 3, 4, 5)
     for number in (3, 4, 5):
         links = tuple(
@@ -103,19 +103,19 @@ def test_all_that_is_built_on_a_damaged_file_is_passed_over_unread():
     assert step.skipped[1].reason == f"it also needs {damaged}"
 
 
-def test_a_listing_shows_what_is_torn_before_it_is_read():
+def test_a_listing_reveals_an_incomplete_checkpoint_before_it_is_read():
     store = Store(1, 2)
     store.sizes[shard_name(2, 0, 1, 7, 1)] -= 1
     assert store.tried()[0] == 1
 
 
 @pytest.mark.parametrize(("loadable", "number"), [(range(2, 4), 3), (range(1, 3), 2), (range(4, 9), None)])
-def test_only_what_etcd_allows_is_looked_at(loadable: range, number: int | None):
+def test_only_allowed_checkpoints_are_considered(loadable: range, number: int | None):
     found = Store(1, 2, 3).tried(loadable)[-1]
     assert found == (NothingFound(()) if number is None else Found(number, ()))
 
 
-def test_what_another_pserver_could_not_load_is_not_looked_at():
+def test_checkpoints_that_another_pserver_could_not_load_are_not_considered():
     """Where all go back to one checkpoint, they would else never agree on it."""
     tried, found = Store(1, 2, 3).tried(rejected={3})
     assert tried == 2
@@ -123,12 +123,12 @@ def test_what_another_pserver_could_not_load_is_not_looked_at():
     assert [each.number for each in found.skipped] == [3]
 
 
-def test_where_none_can_be_used_it_says_why_of_each():
+def test_without_a_usable_checkpoint_the_reasons_are_listed():
     found = Store(1, 2).tried(damaged={1, 2})[-1]
     assert found == NothingFound((Skipped(2, "flipped"), Skipped(1, "flipped")))
 
 
-def test_what_was_begun_and_never_completed_is_told_too():
+def test_checkpoints_that_were_never_completed_are_listed_too():
     store = Store()
     store.sizes["c-4/shard"] = 1
     (found,) = store.tried()
@@ -136,7 +136,7 @@ def test_what_was_begun_and_never_completed_is_told_too():
     assert [each.number for each in found.skipped] == [4]
 
 
-def test_when_all_that_was_listed_is_gone_the_store_is_listed_again():
+def test_the_store_is_listed_again_when_all_listed_files_are_gone():
     store = Store(1)
     search = CheckpointSearch("job", None)
     search.begin()

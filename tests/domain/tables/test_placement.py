@@ -22,7 +22,7 @@ from flightedl.domain.tables.placement import (
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.text(min_size=1))
-def test_the_forms_agree(numbers: list[int], table: str) -> None:
+def test_scalar_and_array_forms_agree(numbers: list[int], table: str) -> None:
     salt = salt_of(table)
     ids = as_ids(np.array(numbers, np.int64))
     assert mixed_ids(ids, salt).tolist() == [mixed(number, salt) for number in numbers]
@@ -45,7 +45,7 @@ def test_regular_ids_are_spread(step: int) -> None:
     assert counts.min() > 200
 
 
-def test_no_two_ids_become_one() -> None:
+def test_different_ids_remain_different() -> None:
     ids = np.arange(100_000, dtype=np.uint64)
     assert np.unique(mixed_ids(ids, salt_of("users"))).size == ids.size
 

@@ -36,12 +36,12 @@ def test_the_last_file_of_a_chain_counts_in_its_own_buckets() -> None:
     assert taken().cuts_of(1, range(30, 40)) == []
 
 
-def test_spans_that_become_one_have_the_highest_epoch() -> None:
+def test_merged_spans_have_the_highest_epoch() -> None:
     assert taken().epoch_of(range(10, 30)) == 2
     assert taken().epoch_of(range(30, 40)) == 0
 
 
-def test_what_was_said_of_another_checkpoint_is_forgotten() -> None:
+def test_ids_waiting_in_another_checkpoint_are_forgotten() -> None:
     found = taken()
     found.clear()
     assert found.positions == {}
@@ -53,7 +53,7 @@ def row(version: int, *values: float, epoch: int = 0, updates: int = 1) -> Row:
     return Row(list(values), [], updates, version, epoch)
 
 
-def test_a_chain_is_read_file_by_file_and_what_expired_at_its_end_is_gone() -> None:
+def test_a_chain_is_read_file_by_file_and_rows_expired_at_its_end_are_dropped() -> None:
     spec = TableSpec("t", 1, SGD(lr=1.0), evict=Evict(unused_versions=3), admit_after=2)
     table = ReferenceTable(spec, lambda row_id: row_id)
     for row_id, each in {1: row(1, 1.0), 2: row(2, 2.0), 3: row(2), 4: row(2, 4.0)}.items():
@@ -68,7 +68,7 @@ def test_a_chain_is_read_file_by_file_and_what_expired_at_its_end_is_gone() -> N
     assert table.waiting.keys() == {4}
 
 
-def test_rows_that_are_restored_are_their_own() -> None:
+def test_restored_rows_are_independent() -> None:
     table, given = ReferenceTable(TableSpec("t", 1, SGD(lr=1.0))), row(1, 1.0)
     table.restore(1, given)
     table.update({1: [1.0]}, version=2, epoch=0, number=1)
@@ -76,7 +76,7 @@ def test_rows_that_are_restored_are_their_own() -> None:
     assert (table.rows[1].values, table.rows[1].updates) == ([0.0], 2)
 
 
-def test_by_epochs() -> None:
+def test_unused_rows_expire_by_epochs() -> None:
     table = ReferenceTable(TableSpec("t", 1, SGD(lr=1.0), evict=Evict(unused_epochs=1)), lambda _: 0)
     for row_id, epoch in enumerate((0, 1, 2)):
         table.restore(row_id, row(1, 1.0, epoch=epoch))

@@ -24,7 +24,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_json_and_back(spec: TableSpec) -> None:
+def test_specs_survive_encoding_as_json(spec: TableSpec) -> None:
     assert TableSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
@@ -45,7 +45,7 @@ def test_json_and_back(spec: TableSpec) -> None:
         ({"admit_after": 0}, "admit_after is 0"),
     ],
 )
-def test_a_wrong_setting_is_named(given: dict[str, object], text: str) -> None:
+def test_an_invalid_setting_is_named(given: dict[str, object], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         TableSpec(**{"name": "users", "dim": 16, "optimizer": SGD(0.1), **given})  # type: ignore[arg-type]
 
@@ -65,19 +65,19 @@ def test_a_limit_is_shared_by_buckets() -> None:
     assert TableSpec("users", 16, SGD(0.1), evict=Evict(unused_epochs=2)).bucket_limit is None
 
 
-def test_a_constant_may_be_negative_as_a_first_value_and_not_as_a_rate() -> None:
+def test_a_constant_may_be_negative_as_an_initial_value_but_not_as_a_rate() -> None:
     assert TableSpec("users", 2, SGD(0.1), Constant(-1)).init == Constant(-1.0)
     with pytest.raises(UsageError, match="SGD: lr is -1, but must be at least 0"):
         SGD(Constant(-1))
 
 
 @pytest.mark.parametrize("kind", ROW_OPTIMIZERS, ids=lambda kind: kind.__name__)
-def test_a_row_has_place_for_its_slots(kind: type) -> None:
+def test_a_row_has_space_for_its_slots(kind: type) -> None:
     words = {SGD: 0, Momentum: 16, Adagrad: 16, RowAdagrad: 1, Adam: 33, RowAdam: 18, Ftrl: 32}
     assert TableSpec("users", 16, kind(lr=0.1)).row_words == 2 + 16 + words[kind]
 
 
-def test_first_values_depend_on_seed_table_id_and_element_alone() -> None:
+def test_initial_values_depend_only_on_seed_table_id_and_element() -> None:
     specs = [TableSpec(name, 4, SGD(0.1), Uniform(0.5), seed=seed) for name in ("a", "b") for seed in (0, 1)]
     rows = {tuple(spec.init.first_values(spec.key, row, 4)) for spec in specs for row in (0, 1, 2**64 - 1)}
     assert len(rows) == 12
@@ -85,7 +85,7 @@ def test_first_values_depend_on_seed_table_id_and_element_alone() -> None:
     assert specs[0].init.first_values(specs[0].key, 5, 2) == specs[0].init.first_values(specs[0].key, 5, 4)[:2]
 
 
-def test_first_values_have_the_distribution_declared() -> None:
+def test_initial_values_have_the_declared_distribution() -> None:
     uniform = [value for row in range(500) for value in Uniform(2.0).first_values(3, row, 8)]
     assert -2 <= min(uniform) < -1.98
     assert 1.98 < max(uniform) < 2

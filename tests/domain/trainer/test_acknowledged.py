@@ -78,7 +78,7 @@ def given(loop: Loop, task: AssignedTask, *numbers: int, ends: bool = True) -> l
     return found
 
 
-def test_a_task_is_reported_when_all_of_its_batches_are_done_in_whatever_order() -> None:
+def test_a_task_is_reported_when_all_its_batches_are_done_in_any_order() -> None:
     one, two = task_of(1), task_of(2)
     held = Held(one, two)
     loop = loop_of(held)
@@ -97,7 +97,7 @@ def test_a_task_is_reported_when_all_of_its_batches_are_done_in_whatever_order()
     assert loop.not_done == []
 
 
-def test_a_batch_that_is_done_before_the_next_one_is_read() -> None:
+def test_a_batch_may_be_done_before_the_next_one_is_read() -> None:
     task = task_of(1)
     held = Held(task)
     loop = loop_of(held)
@@ -111,7 +111,7 @@ def test_a_batch_that_is_done_before_the_next_one_is_read() -> None:
     assert held.done == [(1, [])]
 
 
-def test_what_was_taken_away_does_not_count() -> None:
+def test_batches_of_a_revoked_task_do_not_count() -> None:
     task, other = task_of(1), task_of(2)
     held = Held(task, other)
     loop = loop_of(held)
@@ -124,7 +124,7 @@ def test_what_was_taken_away_does_not_count() -> None:
     assert (held.done, held.returned, loop.not_done) == ([], [], [third])
 
 
-def test_a_batch_that_was_taken_away_keeps_its_turn_until_the_user_has_done_with_it() -> None:
+def test_a_batch_of_a_revoked_task_keeps_its_turn_until_the_user_is_done_with_it() -> None:
     one, two = task_of(1), task_of(2)
     held = Held(one, two)
     loop = loop_of(held)
@@ -140,7 +140,7 @@ def test_a_batch_that_was_taken_away_keeps_its_turn_until_the_user_has_done_with
     assert held.batches == [(2, 0), (2, 1)], "nothing is told of what was taken away"
 
 
-def test_a_task_that_was_not_read_wholly_goes_back() -> None:
+def test_a_task_that_was_not_read_completely_is_returned() -> None:
     task = task_of(1)
     held = Held(task)
     loop = loop_of(held)
@@ -149,7 +149,7 @@ def test_a_task_that_was_not_read_wholly_goes_back() -> None:
     assert (held.done, held.returned) == ([], [1])
 
 
-def test_a_batch_that_was_denied_goes_back_with_its_task() -> None:
+def test_a_rejected_batch_is_returned_with_its_task() -> None:
     task = task_of(1)
     held = Held(task)
     loop = loop_of(held)
@@ -159,7 +159,7 @@ def test_a_batch_that_was_denied_goes_back_with_its_task() -> None:
     assert (held.returned, loop.not_done) == ([1], [])
 
 
-def test_what_cannot_be_read_is_reported() -> None:
+def test_unreadable_data_is_reported() -> None:
     task = task_of(1)
     loop = loop_of(Held(task))
     failure = ReadFailure(task, 1, OSError())

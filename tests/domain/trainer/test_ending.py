@@ -17,13 +17,13 @@ ENDING = TasksReply(assignments=[], outcome="none_now", is_ending=True)
 REOPENED = TasksReply(assignments=[], outcome="none_now")
 
 
-def test_while_a_job_trains_whoever_is_there_is_read() -> None:
+def test_the_present_processes_are_read_while_a_job_trains() -> None:
     end = JobEnd()
     end.heard(ENDING)
     assert end.may_read(0, 1)
 
 
-def test_after_the_end_the_processes_that_have_everything_are_read() -> None:
+def test_the_complete_processes_are_read_after_the_end() -> None:
     end = JobEnd()
     end.heard(done(3, 4))
     assert end.may_read(0, 3)
@@ -33,7 +33,7 @@ def test_after_the_end_the_processes_that_have_everything_are_read() -> None:
     assert end.may_read(2, 9), "the master said nothing of this one"
 
 
-def test_one_that_took_over_is_read_when_the_master_says_so() -> None:
+def test_a_replacement_is_read_once_the_master_names_it() -> None:
     end = JobEnd()
     end.heard(done(3, 4))
     with pytest.raises(NotReadyError):
@@ -42,7 +42,7 @@ def test_one_that_took_over_is_read_when_the_master_says_so() -> None:
     end.require(done(3, 7), 1, 7)
 
 
-def test_what_it_lacks_is_done_again_by_others() -> None:
+def test_lost_work_requires_a_restart_of_the_trainer() -> None:
     end = JobEnd()
     end.heard(done(3, 4))
     with pytest.raises(BegunAnewError, match="restart this trainer"):

@@ -61,7 +61,7 @@ def returned(feed: Feed) -> list[int]:
     return [report.attempt for report in feed.reports.returned]
 
 
-def test_it_asks_for_two_and_lets_itself_be_held_only_while_it_has_nothing() -> None:
+def test_it_requests_two_tasks_and_waits_only_while_it_has_none() -> None:
     feed = Feed()
     first = asks(feed)
     assert (first.want, first.wait_s, first.holding) == (2, 2.0, ())
@@ -70,7 +70,7 @@ def test_it_asks_for_two_and_lets_itself_be_held_only_while_it_has_nothing() -> 
     assert (second.want, second.wait_s, second.holding) == (1, 0.0, (1,))
 
 
-def test_the_report_of_its_last_task_may_be_held_for_a_moment_and_then_it_waits() -> None:
+def test_the_report_of_its_last_task_may_wait_for_a_moment_and_then_longer() -> None:
     feed = Feed()
     told(feed, reply(1))
     feed.finished(begun(feed), [], 1.0)
@@ -80,13 +80,13 @@ def test_the_report_of_its_last_task_may_be_held_for_a_moment_and_then_it_waits(
     assert asks(feed, 1.0 + MOMENT_S).wait_s == 2.0, "at once: the master has had it wait"
 
 
-def test_a_master_that_does_not_hold_a_call_is_asked_again_when_it_says() -> None:
+def test_a_master_that_does_not_hold_a_call_is_asked_again_at_its_time() -> None:
     feed = Feed()
     feed.answered(asks(feed), reply(retry_after_s=0.5), 0.1)
     assert feed.next_step(0.1) == LookAgain(0.6)
 
 
-def test_who_got_less_than_it_asked_for_does_not_ask_again_until_it_has_something_to_report() -> None:
+def test_a_trainer_that_got_too_few_tasks_asks_again_with_its_next_report() -> None:
     feed = Feed(5.0)
     told(feed, reply(1, 2))
     feed.finished(begun(feed), [], 1.0)
@@ -103,7 +103,7 @@ def ahead(*tasks: int) -> TasksReply:
     return structs.replace(reply(retry_after_s=1.0), ahead=promised)
 
 
-def test_what_is_promised_may_be_read_once_and_is_never_begun() -> None:
+def test_promised_tasks_may_be_read_once_and_are_never_begun() -> None:
     feed = Feed()
     told(feed, reply(1))
     task = begun(feed)
@@ -120,7 +120,7 @@ def test_what_is_promised_may_be_read_once_and_is_never_begun() -> None:
     assert not feed.has_news
 
 
-def test_what_is_given_comes_before_what_is_promised() -> None:
+def test_assigned_tasks_come_before_promised_ones() -> None:
     feed = Feed()
     told(feed, ahead(7))
     feed.answered(asks(feed, 3.0), reply(2), 3.0)
@@ -129,14 +129,14 @@ def test_what_is_given_comes_before_what_is_promised() -> None:
     assert feed.begin_ahead() is not None
 
 
-def test_who_leaves_reads_nothing_ahead() -> None:
+def test_a_leaving_trainer_reads_nothing_ahead() -> None:
     feed = Feed()
     told(feed, ahead(7))
     feed.close()
     assert feed.begin_ahead() is None
 
 
-def test_what_it_asks_is_the_message_of_the_registration_that_there_is_by_then() -> None:
+def test_a_request_names_the_current_registration() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     feed.finished(begun(feed), [7], 1.0)
@@ -146,7 +146,7 @@ def test_what_it_asks_is_the_message_of_the_registration_that_there_is_by_then()
     assert (ticket.holding, ticket.want, ticket.wait_s) == ([2], 1, 0.0)
 
 
-def test_no_more_than_two_are_begun_at_once() -> None:
+def test_at_most_two_tasks_are_begun_at_once() -> None:
     feed = Feed(1000.0)
     told(feed, reply(1, 2))
     feed.finished(begun(feed), [], 1.0)
@@ -159,14 +159,14 @@ def test_no_more_than_two_are_begun_at_once() -> None:
     assert begun(feed).assignment.attempt == 4
 
 
-def test_it_holds_what_lasts_while_there_is_no_master() -> None:
+def test_it_holds_enough_tasks_to_survive_the_absence_of_the_master() -> None:
     feed = Feed(3.5)
     told(feed, reply(1, 2))
     feed.finished(begun(feed), [], 0.5)
     assert asks(feed, 0.5).want == 10, "7 of 0.5 s each, and half as many again, of which one is there"
 
 
-def test_a_report_stays_until_it_is_answered() -> None:
+def test_a_report_is_kept_until_it_is_answered() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     feed.finished(begun(feed), [7], 1.0, {"loss": (1.0, 2.0)})
@@ -180,7 +180,7 @@ def test_a_report_stays_until_it_is_answered() -> None:
     assert (feed.trouble, feed.reports) == ("", Reports())
 
 
-def test_what_is_reported_while_it_asks_goes_with_the_next_one() -> None:
+def test_reports_during_a_request_go_with_the_next_one() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     first, second = begun(feed), begun(feed)
@@ -194,7 +194,7 @@ def test_what_is_reported_while_it_asks_goes_with_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("error", [UnregisteredError("again"), NotReadyError("wait")])
-def test_it_asks_again_after_what_passes(error: Exception) -> None:
+def test_it_asks_again_after_temporary_errors(error: Exception) -> None:
     feed = Feed()
     asks(feed)
     feed.ask_failed(error, 0.0)
@@ -203,7 +203,7 @@ def test_it_asks_again_after_what_passes(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [JobFailedError("over"), FencedError("no"), ZeroDivisionError("a bug")])
-def test_it_ends_with_what_does_not_pass_when_all_is_begun(error: Exception) -> None:
+def test_it_ends_with_a_permanent_error_when_all_tasks_are_begun(error: Exception) -> None:
     feed = Feed()
     told(feed, reply(1))
     asks(feed)
@@ -215,7 +215,7 @@ def test_it_ends_with_what_does_not_pass_when_all_is_begun(error: Exception) -> 
     assert feed.has_news
 
 
-def test_what_the_master_took_away_is_neither_begun_nor_reported() -> None:
+def test_revoked_tasks_are_neither_begun_nor_reported() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     first = begun(feed)
@@ -227,7 +227,7 @@ def test_what_the_master_took_away_is_neither_begun_nor_reported() -> None:
     assert feed.reports == Reports()
 
 
-def test_the_same_attempt_told_again_is_another_reading() -> None:
+def test_a_repeated_attempt_is_another_reading() -> None:
     feed = Feed()
     told(feed, reply(1))
     first = begun(feed)
@@ -243,7 +243,7 @@ def test_the_same_attempt_told_again_is_another_reading() -> None:
     assert [report.pservers for report in feed.reports.finished] == [[2]]
 
 
-def test_what_was_handed_back_since_the_question_is_not_held_again() -> None:
+def test_a_task_returned_since_the_request_is_not_held_again() -> None:
     """As where etcd went back, and its new master gives an attempt's number a second time."""
     feed = Feed()
     told(feed, reply(1, 2))
@@ -255,7 +255,7 @@ def test_what_was_handed_back_since_the_question_is_not_held_again() -> None:
     assert returned(feed) == [1]
 
 
-def test_told_again_before_it_was_begun_it_is_begun_once() -> None:
+def test_a_repeated_task_that_was_not_begun_is_begun_once() -> None:
     feed = Feed()
     told(feed, reply(1))
     told(feed, reply(1))
@@ -263,14 +263,14 @@ def test_told_again_before_it_was_begun_it_is_begun_once() -> None:
     assert feed.begin() is None
 
 
-def test_a_task_that_is_handed_back_before_it_is_begun_is_not_begun() -> None:
+def test_a_task_returned_before_it_was_begun_is_not_begun() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     feed.hand_back(feed.held[0], 0.0)
     assert begun(feed).assignment.attempt == 2
 
 
-def test_another_registration_has_nothing_of_the_one_before() -> None:
+def test_another_registration_holds_no_tasks_of_the_previous_one() -> None:
     feed = Feed()
     told(feed, reply(1))
     ask = asks(feed)
@@ -306,7 +306,7 @@ def test_a_loop_that_is_left_may_still_report_its_task() -> None:
     assert feed.next_step(0.5) == Over()
 
 
-def test_what_comes_after_it_is_closed_goes_back() -> None:
+def test_tasks_that_arrive_after_closing_are_returned() -> None:
     feed = Feed()
     ask = asks(feed)
     feed.close()
@@ -319,7 +319,7 @@ def test_what_comes_after_it_is_closed_goes_back() -> None:
     assert feed.next_step(0.0) == Over(), "a feed that closes tries once"
 
 
-def test_nothing_is_asked_for_when_all_is_done() -> None:
+def test_nothing_is_requested_when_the_job_is_done() -> None:
     feed = Feed()
     told(feed, reply(1))
     told(feed, reply(outcome="epochs_done"))
@@ -329,14 +329,14 @@ def test_nothing_is_asked_for_when_all_is_done() -> None:
     assert isinstance(feed.next_step(0.0), LookAgain)
 
 
-def test_it_waits_as_long_as_the_master_said() -> None:
+def test_it_waits_for_the_time_given_by_the_master() -> None:
     feed = Feed()
     told(feed, reply(retry_after_s=0.5), 1.0)
     assert feed.next_step(1.4) == LookAgain(1.5)
     assert isinstance(feed.next_step(1.5), Ask)
 
 
-def test_the_way_to_the_master_is_let_go_of_once_after_a_silence() -> None:
+def test_the_connection_to_the_master_is_released_once_after_a_silence() -> None:
     feed = Feed()
     told(feed, reply(1, 2), 1.0)
     assert feed.next_step(1.0) == LookAgain(2.0)
@@ -344,7 +344,7 @@ def test_the_way_to_the_master_is_let_go_of_once_after_a_silence() -> None:
     assert feed.next_step(2.0) == LookAgain(math.inf)
 
 
-def test_a_feed_that_has_been_told_nothing_has_no_news_and_is_not_done() -> None:
+def test_a_feed_without_a_reply_has_no_news_and_is_not_done() -> None:
     feed = Feed()
     assert not feed.has_news
     assert not feed.is_done
@@ -359,7 +359,7 @@ def test_a_report_does_not_wait_for_the_time_to_ask_again() -> None:
     assert [report.attempt for report in asks(feed, 1.0).reports.finished] == [1]
 
 
-def test_its_pace_counts_from_when_it_was_given_work() -> None:
+def test_the_pace_counts_from_the_assignment() -> None:
     feed = Feed(3.5)
     told(feed, reply(1, 2), 100.0)
     feed.finished(begun(feed), [], 100.5)
@@ -367,7 +367,7 @@ def test_its_pace_counts_from_when_it_was_given_work() -> None:
 
 
 @pytest.mark.parametrize(("lost", "want"), [(2, 63), (3, 11)])
-def test_the_pace_counts_from_when_the_oldest_became_the_oldest(lost: int, want: int) -> None:
+def test_the_pace_counts_from_the_time_at_which_a_task_became_the_oldest(lost: int, want: int) -> None:
     """Of two tasks, one is taken away after 10 s, and the other one is finished 2 s later."""
     feed = Feed(42.0)
     told(feed, reply(1, 2, 3))
@@ -377,7 +377,7 @@ def test_the_pace_counts_from_when_the_oldest_became_the_oldest(lost: int, want:
     assert asks(feed, 12.0).want == want, "1.5 times what lasts for 42 s, of 1 or 6 s each"
 
 
-def test_batches_that_are_done_are_told_at_once_and_then_not_too_often() -> None:
+def test_done_batches_are_reported_at_once_and_then_not_too_often() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     task = begun(feed)
@@ -394,7 +394,7 @@ def test_batches_that_are_done_are_told_at_once_and_then_not_too_often() -> None
     assert (ticket.attempt, ticket.stretches) == (1, [(0, 1)])
 
 
-def test_what_the_master_has_not_heard_of_done_batches_is_told_again() -> None:
+def test_done_batches_that_the_master_has_not_confirmed_are_reported_again() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     feed.batch_done(begun(feed), 0)
@@ -405,7 +405,7 @@ def test_what_the_master_has_not_heard_of_done_batches_is_told_again() -> None:
     assert feed.reported_at == -math.inf
 
 
-def test_a_slow_master_hears_of_done_batches_more_seldom() -> None:
+def test_a_slow_master_gets_fewer_reports_of_done_batches() -> None:
     feed = Feed()
     told(feed, reply(1))
     task = begun(feed)
@@ -423,7 +423,7 @@ def test_a_slow_master_hears_of_done_batches_more_seldom() -> None:
     assert asks(feed, 10.2).done
 
 
-def test_done_batches_go_along_with_what_is_handed_back() -> None:
+def test_done_batches_are_reported_together_with_returned_tasks() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     feed.batch_done(begun(feed), 0)
@@ -435,7 +435,7 @@ def test_done_batches_go_along_with_what_is_handed_back() -> None:
     assert isinstance(feed.next_step(1.0), Over)
 
 
-def test_nothing_is_said_of_batches_whose_task_is_somebody_elses() -> None:
+def test_done_batches_of_a_task_of_another_trainer_are_not_reported() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     one, two = begun(feed), begun(feed)

@@ -31,7 +31,7 @@ def standing(pservers: int = 2) -> ElectionOfFirstValues:
     return election
 
 
-def test_the_winner_sends_its_values_to_all_and_says_so() -> None:
+def test_the_winner_sends_its_values_to_all_and_reports_it() -> None:
     election = standing()
     assert election.next_step() == Upload(0, 5)
     election.uploaded(11, 3, 3)
@@ -51,7 +51,7 @@ def test_a_loser_waits_for_the_winner() -> None:
     assert election.next_step() == Elected(4, 9)
 
 
-def test_a_winner_that_has_gone_again_lets_others_stand() -> None:
+def test_others_may_stand_after_a_winner_is_gone() -> None:
     election = ElectionOfFirstValues("me", 1)
     election.looked(None)
     election.stood()
@@ -77,7 +77,7 @@ def test_an_upload_ends_when_a_pserver_has_newer_values() -> None:
     assert election.next_step() == Look()
 
 
-def test_a_pserver_that_does_not_answer_is_sent_its_values_again() -> None:
+def test_values_are_sent_again_to_a_pserver_that_does_not_answer() -> None:
     election = standing()
     election.uploaded(11, 3, 3)
     election.failed(OutcomeUnknownError("cut"))
@@ -85,12 +85,12 @@ def test_a_pserver_that_does_not_answer_is_sent_its_values_again() -> None:
     assert election.next_step() == Upload(1, 5)
 
 
-def test_what_trying_again_cannot_help_is_raised() -> None:
+def test_permanent_errors_are_raised() -> None:
     with pytest.raises(FencedError):
         standing().failed(FencedError("another plan"))
 
 
-def test_when_a_pserver_was_replaced_all_is_sent_again() -> None:
+def test_all_values_are_sent_again_when_a_pserver_was_replaced() -> None:
     election = standing(1)
     election.uploaded(11, 3, 3)
     assert election.next_step() == Confirm(5, (11,))
@@ -103,7 +103,7 @@ def test_when_a_pserver_was_replaced_all_is_sent_again() -> None:
     assert election.next_step() == Confirm(5, (15,))
 
 
-def test_whether_it_was_stored_is_looked_up_when_nobody_answers() -> None:
+def test_an_unanswered_write_is_looked_up() -> None:
     election = standing(1)
     election.uploaded(11, 3, 3)
     election.failed(NotReadyError("etcd is away"))
@@ -111,17 +111,17 @@ def test_whether_it_was_stored_is_looked_up_when_nobody_answers() -> None:
     assert election.next_step() == Look()
 
 
-class TestTheModelThatATrainerWorksFor:
+class TestTheModelOfATrainer:
     followed = FollowedElection(Elected(5, 30))
 
-    def test_is_the_one_of_its_election(self) -> None:
+    def test_is_that_of_its_election(self) -> None:
         self.followed.require_same(5, 40)
 
-    def test_is_not_known_here_yet(self) -> None:
+    def test_may_be_unknown_yet(self) -> None:
         self.followed.require_same(None, 29)
         self.followed.require_same(4, 20)
 
     @pytest.mark.parametrize(("election", "revision"), [(6, 40), (None, 30)])
-    def test_is_over(self, election: int | None, revision: int) -> None:
+    def test_may_be_over(self, election: int | None, revision: int) -> None:
         with pytest.raises(BegunAnewError):
             self.followed.require_same(election, revision)

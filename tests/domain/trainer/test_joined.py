@@ -65,5 +65,5 @@ def told(*parts: tuple[range, int, Outcome, memoryview]) -> list[tuple[Any, ...]
         ),
     ],
 )
-def test_ranges_are_one_answer(parts: list[Any], expected: list[Any]) -> None:
+def test_answers_for_ranges_are_merged_into_one(parts: list[Any], expected: list[Any]) -> None:
     assert told(*parts) == expected

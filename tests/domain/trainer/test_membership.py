@@ -18,7 +18,7 @@ def member_of(number: int = 7) -> TrainerMembership:
     return membership
 
 
-def test_without_a_model_there_is_nobody_to_wait_for_it() -> None:
+def test_without_a_model_no_membership_is_needed() -> None:
     assert TrainerMembership().begin_batch(0) == Begun(0, 1)
 
 
@@ -37,12 +37,12 @@ def test_steps_count_the_batches_of_a_membership() -> None:
     assert membership.begin_batch(0) == Begun(8, 1)
 
 
-def test_it_joins_for_the_work_at_hand() -> None:
+def test_it_joins_with_its_current_task() -> None:
     request = TrainerMembership().join_request("t", 3, 9)
     assert (request.trainer, request.generation, request.attempt) == ("t", 3, 9)
 
 
-def test_answers_to_a_request_to_join() -> None:
+def test_answers_to_a_join_admit_retry_or_fail() -> None:
     membership = TrainerMembership()
     membership.has_model(Sync())
     assert membership.join_answered(JoinReply(member=0, waiting_for="pserver 1")) == NotYet("pserver 1")
@@ -53,7 +53,7 @@ def test_answers_to_a_request_to_join() -> None:
     assert membership.member == 0
 
 
-def test_a_membership_begins_under_the_mode_of_now() -> None:
+def test_a_membership_begins_in_the_current_mode() -> None:
     membership = member_of()
     mode = Async(push_every=3)
     assert membership.join_answered(JoinReply(member=8, mode=mode.to_json())) == Joined(8, mode)
@@ -61,7 +61,7 @@ def test_a_membership_begins_under_the_mode_of_now() -> None:
     assert membership.join_answered(JoinReply(member=10)) == Joined(10, None), "as before"
 
 
-def test_another_membership_is_taken_by_joining_only() -> None:
+def test_only_joining_changes_the_membership() -> None:
     membership = member_of(7)
     membership.tasks_answered(7, tasks_reply(7))
     assert membership.member == 7

@@ -129,7 +129,7 @@ def needs_item(loop: Loop, *states: BatchState) -> bool:
     return found
 
 
-def test_batches_that_no_pserver_has_are_told_one_by_one() -> None:
+def test_batches_without_a_pserver_are_reported_one_by_one() -> None:
     task = task_of(1, 3)
     held = Held(task)
     loop = loop_of(held)
@@ -141,7 +141,7 @@ def test_batches_that_no_pserver_has_are_told_one_by_one() -> None:
     assert held.batches == [(1, 0), (1, 2)]
 
 
-def test_a_task_is_done_when_all_of_its_batches_are_settled() -> None:
+def test_a_task_is_done_when_all_its_batches_are_settled() -> None:
     task = task_of(1)
     held = Held(task)
     loop = loop_of(held)
@@ -153,7 +153,7 @@ def test_a_task_is_done_when_all_of_its_batches_are_settled() -> None:
     assert held.done == [(1, [0, 5])], "the oldest generation of each pserver, 0 of one that was sent nothing"
 
 
-def test_a_batch_that_came_too_late_is_handed_out_again_before_the_next_one() -> None:
+def test_a_late_batch_is_repeated_before_the_next_one() -> None:
     task = task_of(1, 1)
     held = Held(task)
     loop = loop_of(held)
@@ -184,7 +184,7 @@ def test_a_batch_whose_gradient_was_rejected_fails_its_task_after_three_turns() 
     assert held.done == []
 
 
-def test_a_rejected_batch_that_succeeds_at_last_is_settled_as_any() -> None:
+def test_a_rejected_batch_that_finally_succeeds_is_settled_like_any_other() -> None:
     task = task_of(1, 1)
     held = Held(task)
     loop = loop_of(held)
@@ -200,7 +200,7 @@ def test_a_rejected_batch_that_succeeds_at_last_is_settled_as_any() -> None:
     assert held.done == [(1, [5])]
 
 
-def test_work_that_was_denied_goes_back_and_the_rest_of_it_is_passed_over() -> None:
+def test_rejected_work_is_returned_and_the_rest_of_it_is_skipped() -> None:
     task, other = task_of(1), task_of(2, 1)
     held = Held(task, other)
     loop = loop_of(held)
@@ -213,7 +213,7 @@ def test_work_that_was_denied_goes_back_and_the_rest_of_it_is_passed_over() -> N
     assert (held.returned, held.done, held.tasks) == ([1], [], [other])
 
 
-def test_a_reading_that_began_in_the_midst_does_not_count() -> None:
+def test_a_reading_that_began_in_the_middle_does_not_count() -> None:
     first, again = task_of(1), task_of(1, number=9)
     held = Held(again)
     loop = loop_of(held)
@@ -259,7 +259,7 @@ def test_a_task_ends_when_its_sums_are_pushed() -> None:
     assert held.done == [(1, [4])]
 
 
-def test_what_a_sum_left_behind_is_handed_out_sum_by_sum() -> None:
+def test_the_rest_of_sums_is_repeated_sum_by_sum() -> None:
     task = task_of(1, 4)
     held = Held(task)
     loop = loop_of(held)
@@ -280,7 +280,7 @@ def test_what_a_sum_left_behind_is_handed_out_sum_by_sum() -> None:
     assert order == [0, 3, 1, 2]
 
 
-def test_the_sum_of_a_task_that_was_taken_away_is_given_up_for_the_next_task() -> None:
+def test_the_sum_of_a_revoked_task_is_dropped_for_the_next_task() -> None:
     task, other = task_of(1), task_of(2, 1)
     held = Held(task, other)
     loop = loop_of(held)
@@ -295,7 +295,7 @@ def test_the_sum_of_a_task_that_was_taken_away_is_given_up_for_the_next_task() -
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_what_cannot_be_read_is_told_while_it_is_held(is_held: bool) -> None:
+def test_unreadable_data_is_reported_while_its_task_is_held(is_held: bool) -> None:
     task = task_of(1)
     loop = loop_of(Held(task) if is_held else Held())
     failure = ReadFailure(task, 0, ValueError("broken"))

@@ -105,7 +105,7 @@ def told_of_buckets(steps: Steps, transfer: Transfer, index: int, block: int, bu
     assert steps.heard(transfer.serial, index, 1, answers) == Over()
 
 
-class TestAPlacement:
+class TestAChangedPlacement:
     """Blocks that have moved to another pserver."""
 
     STALE = StalePlacementError("block 1 is not on this pserver")
@@ -126,7 +126,7 @@ class TestAPlacement:
         assert bench.steps.is_misplaced
         return bench.steps.answered()
 
-    def test_what_is_left_of_a_step_goes_to_the_new_owners(self, bench: Bench) -> None:
+    def test_sends_the_rest_of_a_step_to_the_new_owners(self, bench: Bench) -> None:
         assert self.stale(bench) == FindPlacement(self.STALE)
         bench.steps.place([[0], [1, 2, 3]])
         rest = bench.steps.answered()
@@ -138,7 +138,7 @@ class TestAPlacement:
         assert bench.steps.current is not None
         assert bench.steps.current.answered == dict.fromkeys(BLOCKS, 0)
 
-    def test_the_same_is_asked_again_while_no_other_placement_is_known(self, bench: Bench) -> None:
+    def test_repeats_requests_while_no_other_placement_is_known(self, bench: Bench) -> None:
         for _ in range(3):
             assert self.stale(bench) == FindPlacement(self.STALE)
             again = bench.steps.answered()
@@ -148,7 +148,7 @@ class TestAPlacement:
             bench.batch(0)
             bench.steps.versions.update(dict.fromkeys(BLOCKS, 0))
 
-    def test_a_placement_that_cannot_be_found_ends_the_step_and_the_batch_is_done_again(self, bench: Bench) -> None:
+    def test_ends_the_step_if_it_cannot_be_found_and_the_batch_is_repeated(self, bench: Bench) -> None:
         current = bench.steps.current
         self.stale(bench)
         gone = UnavailableError("gave up")
@@ -156,7 +156,7 @@ class TestAPlacement:
         assert current is not None
         assert current.must_repeat
 
-    def test_answers_to_what_was_asked_before_do_not_count(self, bench: Bench) -> None:
+    def test_ignores_answers_to_earlier_requests(self, bench: Bench) -> None:
         first = bench.steps.step()
         assert isinstance(first, Transfer)
         told(bench.steps, first, 0, error=self.STALE)
@@ -170,12 +170,12 @@ class TestAPlacement:
         assert bench.steps.current is not None
         assert bench.steps.current.answered.keys() == {2, 3}
 
-    def test_nobody_moves_blocks_under_a_conversation(self, bench: Bench) -> None:
+    def test_does_not_move_blocks_during_a_conversation(self, bench: Bench) -> None:
         bench.steps.step()
         with pytest.raises(AssertionError, match="a transfer is in progress"):
             bench.steps.place([[], [0, 1, 2, 3]])
 
-    def test_buckets_are_pushed_again_at_the_version_of_the_batch_where_a_pserver_has_other_ones(self) -> None:
+    def test_pushes_buckets_again_at_the_version_of_the_batch_if_owners_differ(self) -> None:
         buckets = [range(10, 20), range(20, 30), range(30, 40)]
         steps = Steps([[0, 10], [1, 20], [2, 30]], Sync(), buckets)
         steps.open_batch(Batch(0, 1, 1, 0, 9, 1), 7, 1)
@@ -191,7 +191,7 @@ class TestAPlacement:
         assert rest.calls == (Push([10], {10: 0}), Push([15], {15: 0}), None)
         assert steps.versions == {0: 1, 1: 1, 2: 1, 10: 0, 15: 0, 30: 1}
 
-    def test_an_open_batch_keeps_the_answers_of_blocks_and_pulls_go_to_the_new_owners(self, bench: Bench) -> None:
+    def test_keeps_the_answers_of_an_open_batch_and_pulls_from_the_new_owners(self, bench: Bench) -> None:
         transfer = bench.steps.push([0])
         assert isinstance(transfer, Transfer)
         told(bench.steps, transfer, 0, 0)
@@ -215,7 +215,7 @@ class TestAStep:
         assert bench.said() == []
         assert current.answered == dict.fromkeys(BLOCKS, 0)
 
-    def test_of_a_sum_waits_for_the_round_that_the_sum_is_in(self) -> None:
+    def test_waits_for_the_round_of_its_sum(self) -> None:
         bench = Bench(Sync(push_every=2))
         for number in range(4):
             bench.batch(number)
@@ -234,7 +234,7 @@ class TestAStep:
                 else []
             )
 
-    def test_brings_the_rest_of_a_sum_to_a_round_at_the_end_of_a_task(self) -> None:
+    def test_pushes_the_rest_of_a_sum_to_a_round_at_the_end_of_a_task(self) -> None:
         bench = Bench(Sync(push_every=3))
         current = bench.batch(0)
         bench.run(bench.steps.step())
@@ -243,7 +243,7 @@ class TestAStep:
         assert bench.said() == ["take 1 {}", "push [0, 1]", "pull {0: 1, 1: 1}", "push [2, 3]", "pull {2: 1, 3: 1}"]
         assert not current.waits
 
-    def test_gives_its_arrival_to_what_was_not_pushed_yet(self) -> None:
+    def test_arrives_at_blocks_without_a_gradient(self) -> None:
         bench = Bench(Sync())
         bench.batch(0)
         bench.run(bench.steps.push([0, 2]))
@@ -253,7 +253,7 @@ class TestAStep:
         bench.close()
         assert bench.said() == ["pull {0: 1}", "pull {2: 1}"]
 
-    def test_pulls_only_where_that_is_due(self) -> None:
+    def test_pulls_only_when_due(self) -> None:
         bench = Bench(Async(pull_every=2))
         for number in range(3):
             bench.batch(number)
@@ -261,7 +261,7 @@ class TestAStep:
             bench.close()
             assert sum(line.startswith("pull") for line in bench.said()) == (2 if number == 1 else 0)
 
-    def test_with_a_backup_has_one_base_for_all_blocks(self) -> None:
+    def test_with_backup_has_one_base_for_all_blocks(self) -> None:
         bench = Bench(Sync(backup=1))
         bench.steps.versions.update({0: 3, 1: 3, 2: 4, 3: 4})
         current = bench.batch(0)
@@ -278,20 +278,20 @@ class TestAStep:
 
 class TestABatchThatIsClosed:
     @pytest.mark.parametrize("mode", [Async(), Async(push_every=2)])
-    def test_pulls_where_each_step_does(self, mode: Mode) -> None:
+    def test_pulls_if_every_step_pulls(self, mode: Mode) -> None:
         bench = Bench(mode)
         bench.batch(0)
         bench.close()
         assert [line for line in bench.said() if "push" not in line] == ["pull {0: 0, 1: 0}", "pull {2: 0, 3: 0}"]
 
     @pytest.mark.parametrize("mode", [Async(pull_every=2), Async(push_every=2, pull_every=2)])
-    def test_pulls_nothing_where_not_each_step_does(self, mode: Mode) -> None:
+    def test_pulls_nothing_if_not_every_step_pulls(self, mode: Mode) -> None:
         bench = Bench(mode)
         bench.batch(0)
         bench.close()
         assert not any("pull" in line for line in bench.said())
 
-    def test_waits_for_no_round_when_the_rest_of_it_came_too_late(self) -> None:
+    def test_does_not_wait_for_a_round_if_its_rest_was_late(self) -> None:
         bench = Bench(Sync())
         current = bench.batch(0)
         bench.run(bench.steps.push([0, 1]))
@@ -301,13 +301,13 @@ class TestABatchThatIsClosed:
         assert current.must_repeat
         assert bench.said() == ["push [2, 3]"]
 
-    def test_arrives_where_it_was_not_pushed(self) -> None:
+    def test_arrives_at_blocks_without_a_push(self) -> None:
         bench = Bench(Sync())
         bench.batch(0)
         bench.close()
         assert [line for line in bench.said() if line.startswith("push")] == ["push [0, 1]", "push [2, 3]"]
 
-    def test_arrives_nowhere_when_it_is_done_again(self) -> None:
+    def test_arrives_nowhere_if_it_is_repeated(self) -> None:
         bench = Bench(Sync())
         current = bench.batch(0)
         bench.answer = lambda block: Outcome.STALE if block == 3 else Outcome.ACCEPTED
@@ -323,7 +323,7 @@ class TestABatchThatIsClosed:
 
 class TestAPushThatFails:
     @pytest.mark.parametrize("error", [UnavailableError("gave up"), KeyboardInterrupt()])
-    def test_is_done_again(self, error: BaseException) -> None:
+    def test_is_repeated(self, error: BaseException) -> None:
         bench = Bench(Async())
         current, bench.failing = bench.batch(0), error
         with pytest.raises(type(error)):
@@ -332,7 +332,7 @@ class TestAPushThatFails:
         bench.close()
         assert bench.said() == ["push [0, 1]", "pull {0: 0, 1: 0}", "push [2, 3]"]
 
-    def test_ends_the_loop_where_trying_again_cannot_help(self) -> None:
+    def test_ends_the_loop_after_a_permanent_error(self) -> None:
         bench = Bench(Async())
         _current, bench.failing = bench.batch(0), BegunAnewError("again")
         with pytest.raises(FlightedlError):
@@ -353,7 +353,7 @@ class TestAPushThatFails:
         assert [current.must_repeat for current in batches] == [True, True]
         assert batches[0].again is batches[1].again
 
-    def test_is_not_done_again_for_a_pull_that_fails_when_all_blocks_have_it(self) -> None:
+    def test_is_not_repeated_for_a_failed_pull_if_all_blocks_have_the_batch(self) -> None:
         bench = Bench(Async())
         current = bench.batch(0)
         transfer = bench.steps.step()
@@ -377,7 +377,7 @@ class TestARejectedGradient:
         assert not any("push" in line for line in bench.said())
         assert bench.lost_count == 0
 
-    def test_brings_fresh_values_where_nobody_waits(self) -> None:
+    def test_pulls_current_values_in_modes_without_waiting(self) -> None:
         for mode, log in (Async(), ["pull {0: 0, 1: 0}", "pull {2: 0, 3: 0}"]), (Sync(), []):
             bench = Bench(mode)
             bench.batch(0)
@@ -386,7 +386,7 @@ class TestARejectedGradient:
             assert bench.said() == log
 
     @pytest.mark.parametrize("mode", [Sync(), Async(), Async(push_every=2)])
-    def test_counts_for_nothing_when_the_script_steps_again(self, mode: Mode) -> None:
+    def test_does_not_count_if_the_script_steps_again(self, mode: Mode) -> None:
         bench = Bench(mode)
         current = bench.batch(0)
         bench.steps.rejected(GradientError("it has NaN"))
@@ -395,7 +395,7 @@ class TestARejectedGradient:
         assert (current.is_undone, bench.told[0].rejection) == (False, None)
 
     @pytest.mark.parametrize("mode", [Sync(), Async(push_every=1), Async(push_every=2), Sync(push_every=2)])
-    def test_does_not_undo_a_batch_that_is_complete(self, mode: Mode) -> None:
+    def test_does_not_undo_a_complete_batch(self, mode: Mode) -> None:
         bench = Bench(mode)
         for number in range(2):
             current = bench.batch(number)
@@ -404,7 +404,7 @@ class TestARejectedGradient:
             assert not current.is_undone
             bench.close()
 
-    def test_leaves_the_sum_that_others_wait_in_as_it_is(self) -> None:
+    def test_leaves_the_sum_of_other_batches_unchanged(self) -> None:
         bench = Bench(Async(push_every=2))
         first = bench.batch(0)
         bench.run(bench.steps.step())
@@ -418,7 +418,7 @@ class TestARejectedGradient:
         bench.run(bench.steps.step())
         assert "take 2 {}" in bench.said()
 
-    def test_takes_a_sum_with_it_that_has_a_part_of_its_batch(self) -> None:
+    def test_takes_a_sum_with_a_part_of_its_batch_with_it(self) -> None:
         bench = Bench(Async(push_every=3))
         first = bench.batch(0)
         bench.run(bench.steps.step())
@@ -432,7 +432,7 @@ class TestARejectedGradient:
 
 
 class TestAPull:
-    def test_after_a_push_that_came_too_late_reads_what_there_is(self) -> None:
+    def test_reads_the_current_values_after_a_late_push(self) -> None:
         bench = Bench(Sync())
         bench.batch(0)
         bench.run(bench.steps.push([0, 1]))
@@ -441,7 +441,7 @@ class TestAPull:
         bench.run(bench.steps.pull([0]))
         assert bench.said() == ["push [2, 3]", "pull {0: 0}"]
 
-    def test_brings_the_values_of_the_round_that_the_batch_is_in(self) -> None:
+    def test_returns_the_values_of_the_round_of_its_batch(self) -> None:
         bench = Bench(Sync())
         bench.batch(0)
         bench.run(bench.steps.push([0]))
@@ -450,7 +450,7 @@ class TestAPull:
         assert bench.said() == ["push [1]", "push [2, 3]", "pull {0: 1}", "pull {3: 1}"]
 
     @pytest.mark.parametrize(("mode", "rest"), [(Sync(), [1]), (Bounded(0), [1]), (Async(), [])])
-    def test_between_two_pushes_arrives_where_others_may_wait_for_it(self, mode: Mode, rest: list[int]) -> None:
+    def test_between_two_pushes_arrives_if_others_may_wait(self, mode: Mode, rest: list[int]) -> None:
         bench = Bench(mode)
         bench.batch(0)
         bench.run(bench.steps.push([0, 2, 3]))
@@ -458,20 +458,20 @@ class TestAPull:
         bench.run(bench.steps.pull([0]))
         assert bench.said() == [*(f"push {[block]}" for block in rest), f"pull {{0: {mode.version_after(0)}}}"]
 
-    def test_before_the_push_reads_what_there_is(self) -> None:
+    def test_before_the_push_reads_the_current_values(self) -> None:
         bench = Bench(Sync())
         bench.batch(0)
         bench.run(bench.steps.pull([0]))
         assert bench.said() == ["pull {0: 0}"]
 
-    def test_outside_of_a_batch_is_a_reader(self) -> None:
+    def test_outside_of_a_batch_is_read_only(self) -> None:
         bench = Bench(Async())
         transfer = bench.steps.pull([0], 4)
         assert isinstance(transfer, Transfer)
         assert (transfer.member, transfer.batch) == (0, None)
         assert transfer.calls == (Pull({0: 4}), None)
 
-    def test_as_a_reader_is_about_no_batch(self) -> None:
+    def test_read_only_belongs_to_no_batch(self) -> None:
         bench = Bench(Sync())
         bench.batch(0)
         bench.run(bench.steps.step())
@@ -511,7 +511,7 @@ class TestSums:
         assert not any(current.waits or current.must_repeat for current in batches)
         assert batches[0].generations == {0: 1, 1: 1}
 
-    def test_a_batch_that_the_code_did_not_step_is_complete_when_it_is_closed(self) -> None:
+    def test_complete_a_batch_without_a_step_when_it_is_closed(self) -> None:
         bench = Bench(Async(push_every=2))
         current = bench.batch(0)
         bench.close()
@@ -519,7 +519,7 @@ class TestSums:
         assert bench.told[0].waits
         bench.steps.check()
 
-    def test_what_a_block_lacks_is_done_again(self) -> None:
+    def test_repeat_batches_that_a_block_lacks(self) -> None:
         bench = Bench(Async(push_every=2))
         bench.answer = lambda block: Outcome.PARTLY_APPLIED if block == 2 else Outcome.ACCEPTED
         batches = []
@@ -528,7 +528,7 @@ class TestSums:
             bench.run(bench.steps.step())
         assert [current.must_repeat for current in batches] == [True, False]
 
-    def test_the_rest_is_pushed_at_the_end(self) -> None:
+    def test_push_the_rest_at_the_end(self) -> None:
         bench = Bench(Async(push_every=3))
         bench.run(bench.steps.push_sum())
         assert bench.said() == []
@@ -538,7 +538,7 @@ class TestSums:
         bench.run(bench.steps.push_sum())
         assert bench.said() == ["take 1 {}", "push [0, 1]", "push [2, 3]"]
 
-    def test_one_that_cannot_be_said_is_done_again_batch_by_batch(self) -> None:
+    def test_that_cannot_be_pushed_are_repeated_batch_by_batch(self) -> None:
         bench = Bench(Async(push_every=2))
         batches = [bench.batch(0)]
         bench.run(bench.steps.step())
@@ -549,7 +549,7 @@ class TestSums:
         assert [current.again.batch_count for current in batches if current.again] == [1, 1]
 
     @pytest.mark.parametrize("count", [1, 2])
-    def test_one_that_cannot_be_said_at_the_end_of_a_task_does_not_end_the_loop(self, count: int) -> None:
+    def test_that_cannot_be_pushed_at_the_end_of_a_task_do_not_end_the_loop(self, count: int) -> None:
         bench = Bench(Async(push_every=3))
         for number in range(count):
             bench.batch(number)
@@ -562,7 +562,7 @@ class TestSums:
         assert rejections == ([bench.failing] if count == 1 else [None, None])
 
     @pytest.mark.parametrize("mode", [Async(), Sync(), Async(push_every=2)])
-    def test_are_done_again_when_the_mode_changes(self, mode: Mode) -> None:
+    def test_are_repeated_when_the_mode_changes(self, mode: Mode) -> None:
         bench = Bench(Async(push_every=3))
         current = bench.batch(0)
         bench.run(bench.steps.step())
@@ -570,7 +570,7 @@ class TestSums:
         assert (current.waits, current.must_repeat) == (False, True)
         assert (bench.steps.sums is None) == (mode != Async(push_every=2))
 
-    def test_a_batch_that_is_done_again_takes_what_waits_with_it(self) -> None:
+    def test_are_repeated_completely_if_one_batch_is_repeated(self) -> None:
         bench = Bench(Async(push_every=3))
         first = bench.batch(0)
         bench.run(bench.steps.step())
@@ -581,7 +581,7 @@ class TestSums:
         bench.close()
         assert first.must_repeat
 
-    def test_the_rest_of_a_sum_that_is_done_again_is_pushed_before_another_batch(self) -> None:
+    def test_push_the_rest_of_a_repeated_sum_before_another_batch(self) -> None:
         bench = Bench(Async(push_every=2))
         bench.answer = lambda _: Outcome.STALE
         for number in range(2):
@@ -605,7 +605,7 @@ class TestSums:
 
 
 class TestABatch:
-    def test_says_where_it_lies_where_that_is_known(self) -> None:
+    def test_names_its_location_if_that_is_known(self) -> None:
         current = CurrentBatch.of(Batch(0, 1, 1, 4, 9, 1))
         assert str(current) == "epoch 1, task 1, batch 4"
         current.place = lambda: "records 8 and 9 of a.csv"
@@ -613,12 +613,12 @@ class TestABatch:
 
 
 class TestABatchThatIsOpened:
-    def test_needs_nothing_of_a_member(self) -> None:
+    def test_sends_nothing_if_its_trainer_is_a_member(self) -> None:
         bench = Bench(Sync())
         bench.batch(0)
         assert bench.said() == []
 
-    def test_begins_a_membership_with_fresh_values_and_its_mode(self) -> None:
+    def test_begins_a_membership_with_current_values_and_its_mode(self) -> None:
         bench = Bench(Async(push_every=2), member=9)
         waiting = bench.batch(0)
         bench.run(bench.steps.step())
@@ -630,7 +630,7 @@ class TestABatchThatIsOpened:
         assert bench.told[0].must_repeat
         assert bench.steps.sums is None
 
-    def test_goes_on_under_the_mode_that_there_was(self) -> None:
+    def test_continues_in_its_mode(self) -> None:
         bench = Bench(Async(push_every=2))
         bench.batch(0)
         bench.run(bench.steps.step())
@@ -638,7 +638,7 @@ class TestABatchThatIsOpened:
         bench.run(bench.steps.joined(9))
         assert bench.told[0].waits
 
-    def test_is_under_a_membership_of_its_own_after_a_loop_that_was_left(self) -> None:
+    def test_has_its_own_membership_after_a_loop_that_was_left(self) -> None:
         bench = Bench(Async(push_every=2))
         waiting = bench.batch(0)
         bench.run(bench.steps.step())
@@ -648,8 +648,8 @@ class TestABatchThatIsOpened:
         assert bench.steps.current is None
 
 
-class TestATransferThatNobodyWaitsFor:
-    def test_hears_no_more_answers(self) -> None:
+class TestADroppedTransfer:
+    def test_handles_no_more_answers(self) -> None:
         bench = Bench(Async())
         current = bench.batch(0)
         old = bench.steps.step()

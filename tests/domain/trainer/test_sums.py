@@ -30,7 +30,7 @@ def added(sums: BatchSums, *members: CurrentBatch) -> None:
         sums.check()
 
 
-def test_a_sum_is_pushed_when_it_is_full_under_all_of_its_identities() -> None:
+def test_a_full_sum_is_pushed_under_all_its_identities() -> None:
     sums, (first, second) = BatchSums(2), batches(2)
     added(sums, first)
     assert (sums.has_batches, sums.is_full, first.waits) == (True, False, True)
@@ -52,7 +52,7 @@ def test_a_sum_is_pushed_when_it_is_full_under_all_of_its_identities() -> None:
         assert (member.waits, member.must_repeat, member.generations) == (False, False, {0: 5})
 
 
-def test_what_a_block_lacks_is_done_again_in_a_sum_of_its_own() -> None:
+def test_batches_that_a_block_lacks_are_repeated_in_a_separate_sum() -> None:
     sums, members = BatchSums(3), batches(3)
     for member in members:
         assert sums.add(member, {"w"}) == 1
@@ -70,7 +70,7 @@ def test_what_a_block_lacks_is_done_again_in_a_sum_of_its_own() -> None:
     assert sums.is_full, "it has as many batches as it had"
 
 
-def test_a_sum_is_done_again_as_one_when_the_membership_was_lost() -> None:
+def test_a_sum_is_repeated_as_one_when_the_membership_was_lost() -> None:
     sums, members = BatchSums(2), batches(2)
     added(sums, *members)
     together = sums.take()[0]
@@ -79,7 +79,7 @@ def test_a_sum_is_done_again_as_one_when_the_membership_was_lost() -> None:
     assert all(member.must_repeat and member.again is members[0].again for member in members)
 
 
-def test_a_push_that_failed_is_done_again() -> None:
+def test_a_failed_push_is_repeated() -> None:
     sums, members = BatchSums(2), batches(2)
     added(sums, *members)
     sums.take()
@@ -105,7 +105,7 @@ def test_a_batch_that_cannot_be_pushed_alone_is_rejected() -> None:
     assert (first.must_repeat, first.rejection) == (True, error)
 
 
-def test_a_sum_that_is_given_up_is_done_again_as_if_it_had_not_begun() -> None:
+def test_a_dropped_sum_is_repeated_as_if_it_had_not_begun() -> None:
     sums, members = BatchSums(3), batches(2)
     added(sums, members[0])
     sums.begin(members[1])
@@ -116,7 +116,7 @@ def test_a_sum_that_is_given_up_is_done_again_as_if_it_had_not_begun() -> None:
     assert not members[1].must_repeat
 
 
-def test_a_batch_that_is_done_again_is_not_the_one_pushed_last() -> None:
+def test_a_repeated_batch_is_not_the_last_pushed_one() -> None:
     for lacking, is_pushed in [((0, 1), False), ((0,), True)]:
         sums, (first, second) = BatchSums(2), batches(2)
         added(sums, first, second)
@@ -124,7 +124,7 @@ def test_a_batch_that_is_done_again_is_not_the_one_pushed_last() -> None:
         assert sums.is_pushed(second) == is_pushed
 
 
-def test_what_waits_is_of_others_where_one_of_the_two_is_done_again() -> None:
+def test_waiting_and_repeated_batches_are_not_mixed() -> None:
     sums, again = BatchSums(2), batch_of(1, again=SumAgain(1, 1, {}))
     assert not sums.is_of_others(again), "nothing waits"
     added(sums, batch_of(0))
@@ -148,7 +148,7 @@ def test_a_gradient_is_added_once() -> None:
 
 
 @pytest.mark.parametrize(("keeps_shares", "divisor"), [(True, 8), (False, 5)])
-def test_what_is_done_again_is_divided_as_it_was_or_weighed_by_its_round(keeps_shares: bool, divisor: int) -> None:
+def test_a_repeated_sum_is_divided_as_before_or_weighted_by_its_round(keeps_shares: bool, divisor: int) -> None:
     """A round counts a push by the records that it has now, so the gradient is the mean over just these."""
     sums, (first, second) = BatchSums(2, keeps_shares=keeps_shares), (batch_of(0, 3), batch_of(1, 5))
     for member in (first, second):
@@ -165,7 +165,7 @@ def test_what_is_done_again_is_divided_as_it_was_or_weighed_by_its_round(keeps_s
 
 
 @pytest.mark.parametrize(("kept_by_the_first", "divisor"), [(True, 8), (False, 5)])
-def test_a_share_outlives_a_change_of_the_mode_unless_rounds_came_between(
+def test_a_share_survives_a_change_of_the_mode_unless_rounds_came_between(
     kept_by_the_first: bool, divisor: int
 ) -> None:
     before, (first, second) = BatchSums(2, keeps_shares=kept_by_the_first), (batch_of(0, 3), batch_of(1, 5))

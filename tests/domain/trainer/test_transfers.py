@@ -89,22 +89,22 @@ def current_of(transfer: TransferState) -> CurrentBatch:
     return transfer.current
 
 
-def test_each_pserver_is_sent_its_own_blocks_with_the_versions_that_are_held() -> None:
+def test_each_pserver_gets_its_own_blocks_with_the_held_versions() -> None:
     transfer = pushed((4, 2, 0))
     assert call_of(transfer) == Push([0, 2], {0: 5, 2: 6})
     assert call_of(transfer, 1) == Push([4], {4: 5})
 
 
-def test_with_one_base_for_all_that_is_what_is_sent() -> None:
+def test_a_common_base_is_sent_for_all_blocks() -> None:
     assert call_of(pushed(base=3)) == Push([0, 1, 2], dict.fromkeys(range(3), 3))
 
 
-def test_a_pserver_that_has_no_part_in_it_is_not_asked() -> None:
+def test_a_pserver_without_blocks_is_not_asked() -> None:
     transfer = pushed((3, 4))
     assert [call_of(transfer, index) is None for index in range(2)] == [True, False]
 
 
-def test_a_block_that_has_the_batch_is_settled_and_its_values_come_with_the_answer_or_are_pulled() -> None:
+def test_a_block_that_has_the_batch_is_settled_and_its_values_are_returned_or_pulled() -> None:
     transfer = pushed((0, 1, 2))
     current = current_of(transfer)
     verdict = heard(transfer, answer(range(2), Outcome.ACCEPTED, 6), answer(range(2, 3), Outcome.ALREADY_APPLIED))
@@ -117,18 +117,18 @@ def test_a_block_that_has_the_batch_is_settled_and_its_values_come_with_the_answ
     assert current.answered[2] == 6, "the version that it was computed at"
 
 
-def test_in_synchronous_mode_the_round_of_the_batch_is_waited_for() -> None:
+def test_in_synchronous_mode_a_batch_waits_for_its_round() -> None:
     transfer = pushed((0, 1, 2), mode=Sync())
     heard(transfer, answer(range(3), Outcome.ACCEPTED))
     assert call_of(transfer) == Pull({0: 6, 1: 6, 2: 7})
 
 
-def test_where_no_values_are_wanted_none_are_pulled() -> None:
+def test_unwanted_values_are_not_pulled() -> None:
     assert heard(pushed((0, 1, 2), pull=False), answer(range(3), Outcome.ACCEPTED)) == Over()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.STALE, Outcome.NOT_MEMBER])
-def test_a_batch_that_came_too_late_is_done_again(outcome: Outcome) -> None:
+def test_a_late_batch_is_repeated(outcome: Outcome) -> None:
     transfer = pushed()
     assert heard(transfer, answer(range(1), outcome)) == Over(), "the rest is of no use"
     assert transfer.must_repeat
@@ -136,13 +136,13 @@ def test_a_batch_that_came_too_late_is_done_again(outcome: Outcome) -> None:
     assert call_of(transfer, 1) is not None, "the other pserver has not answered"
 
 
-def test_a_pull_of_somebody_who_is_no_member_says_so() -> None:
+def test_a_pull_without_a_membership_reports_it() -> None:
     transfer = pulled({0: 3, 4: 3})
     assert heard(transfer, answer(range(1), Outcome.NOT_MEMBER)) == Over()
     assert transfer.must_repeat
 
 
-def test_a_block_that_has_a_part_of_a_sum_says_which_batches_it_lacks() -> None:
+def test_a_block_with_a_part_of_a_sum_names_the_batches_it_lacks() -> None:
     transfer = pushed((0, 1, 2), further=3)
     current = current_of(transfer)
     having = having_bits([False, True, True, False])
@@ -153,7 +153,7 @@ def test_a_block_that_has_a_part_of_a_sum_says_which_batches_it_lacks() -> None:
     assert current.generations == {0: 11}, "it has a part of it"
 
 
-def test_in_synchronous_mode_a_block_that_refuses_a_sum_is_met_again_in_the_next_round() -> None:
+def test_in_synchronous_mode_the_rest_of_a_refused_sum_goes_to_the_next_round() -> None:
     transfer = pushed((0, 1), further=1, mode=Sync(push_every=2))
     partly = answer(range(1, 2), Outcome.PARTLY_APPLIED, having=having_bits([True, False]))
     verdict = heard(transfer, answer(range(1), Outcome.ACCEPTED, 6), partly)
@@ -167,7 +167,7 @@ def test_in_synchronous_mode_a_block_that_refuses_a_sum_is_met_again_in_the_next
     "error",
     [NotReadyError("away"), DeadlineError("late"), OutcomeUnknownError("cut"), ReplacedError("another one")],
 )
-def test_what_may_not_have_arrived_is_sent_again_to_whoever_is_there(error: FlightedlError) -> None:
+def test_unanswered_pushes_are_sent_again_to_the_current_process(error: FlightedlError) -> None:
     transfer = pushed((0, 1, 2))
     verdict = heard(transfer, answer(range(1), Outcome.ACCEPTED, 6), error=error)
     assert verdict == AskAgain(error, Push([1, 2], {1: 5, 2: 6})), "what was answered before counts"
@@ -176,7 +176,7 @@ def test_what_may_not_have_arrived_is_sent_again_to_whoever_is_there(error: Flig
 
 
 @pytest.mark.parametrize("error", [BegunAnewError("again"), FencedError("over"), KeyboardInterrupt(), OSError()])
-def test_what_trying_again_cannot_help_is_raised(error: BaseException) -> None:
+def test_permanent_errors_are_raised(error: BaseException) -> None:
     assert heard(pushed(), error=error) == Refused(error)
 
 
@@ -185,7 +185,7 @@ def test_a_failure_after_the_last_answer_changes_nothing() -> None:
     assert heard(transfer, answer(range(3), Outcome.ACCEPTED, 6), error=OutcomeUnknownError("cut")) == Over()
 
 
-def test_what_is_given_up_is_asked_no_more() -> None:
+def test_a_dropped_transfer_sends_nothing_more() -> None:
     transfer = pushed()
     transfer.is_given_up = True
     assert call_of(transfer) is None
