@@ -1,4 +1,4 @@
-"""Where the time of trainers goes, in words."""
+"""How trainers spend their time, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staged problems: from what everybody says, each is named by its cause, and by nothing that only follows from it."""
+"""Staged problems: each is named by its cause, and by none of the consequences."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pserver(index: int, **more: Any) -> PserverStatusReply:
 
 
 def as_seen(said: PserverStatusReply, *waits_for: str) -> ServerStatus:
-    """By the master."""
+    """Return the status of a pserver in the master's status."""
     return ServerStatus(
         index=said.index,
         address="h:1",
@@ -105,7 +105,7 @@ def with_trainers(seen: Observations, *trainers: TrainerStatus) -> Observations:
 
 
 def with_pserver(seen: Observations, *waits_for: str, **more: Any) -> Observations:
-    """Pserver 1 says something else."""
+    """Return observations with a changed pserver 1."""
     said = pserver(1, **more)
     assert seen.status is not None
     seen = with_status(seen, pservers=[seen.status.pservers[0], as_seen(said, *waits_for)])
@@ -113,7 +113,7 @@ def with_pserver(seen: Observations, *waits_for: str, **more: Any) -> Observatio
 
 
 def without_pserver(seen: Observations, asked: Asked, state: str = "not reached") -> Observations:
-    """Pserver 1 does not answer here."""
+    """Return observations in which pserver 1 does not answer."""
     known = ServerStatus(index=1, address="h:1", generation=9, state=state)
     assert seen.status is not None
     seen = with_status(seen, pservers=[seen.status.pservers[0], known])
@@ -121,7 +121,7 @@ def without_pserver(seen: Observations, asked: Asked, state: str = "not reached"
 
 
 def waited_for(seen: Observations, *names: str, seconds: float = 20) -> Observations:
-    """A round of pserver 1 waits."""
+    """Return observations in which a round of pserver 1 waits."""
     return with_pserver(seen, *names, waits_for=list(range(len(names))), waits_at=7, waits_s=seconds)
 
 
@@ -148,7 +148,7 @@ POISON = FailedPiece(
 )
 FULL = "c-7: [Errno 28] No space left on device"
 
-#: What happened -> (what is seen, the cause that is named first, whom it names).
+#: Problem -> (observations, the first cause, the process at fault).
 STAGED: dict[str, tuple[Observations, Cause, str]] = {
     "a trainer is frozen": (
         with_trainers(waited_for(healthy(), "t2"), trainer("t1"), trainer("t2", silent_s=30)),

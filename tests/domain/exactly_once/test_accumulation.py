@@ -1,4 +1,4 @@
-"""Sums of batches: whatever company they are pushed in, and however often, each block has each batch once."""
+"""Sums of batches: in any company and with any repetition, each block applies each batch once."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_repeated_single_batch_is_a_complete_sum() -> None:
 
 
 class _Blocks:
-    """What pservers do with sums: values count how often each batch is in a block."""
+    """Pservers that apply sums; their values count how often each batch is in a block."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -120,12 +120,12 @@ class _Blocks:
         return self.applied.encode(), [values.copy() for values in self.values]
 
     def restart(self) -> None:
-        """A process that starts from its checkpoint."""
+        """Restart a process from its checkpoint."""
         self.applied = AppliedBatches.decode(self.saved[0], range(BLOCKS))
         self.values = [values.copy() for values in self.saved[1]]
 
     def push(self, block: int, batches: list[tuple[Batch, int]]) -> tuple[int, ...] | None:
-        """The places that the block lacks, if it refuses; None: it has all of them now."""
+        """Return the places that the block lacks, if it refuses, or None if it has all of them now."""
         having = self.applied.mark_together([block], batches)
         if not any(having):
             for batch, _ in batches:
@@ -137,7 +137,7 @@ class _Blocks:
 
 
 class _Trainer:
-    """Works through a task with sums of its own size; stops anywhere."""
+    """Work through a task with sums of its own size; may stop anywhere."""
 
     def __init__(self, blocks: _Blocks, task: int) -> None:
         self.blocks, self.chance, self.task = blocks, blocks.chance, task
@@ -147,7 +147,7 @@ class _Trainer:
         self.is_done = False
 
     def push(self, numbers: tuple[int, ...]) -> tuple[set[tuple[int, ...]], bool]:
-        """To all blocks, in any order, some of it twice; what they lack, and whether the membership was lost."""
+        """Push to all blocks, in any order, partly twice; return the missing places, and if the membership was lost."""
         refusals: set[tuple[int, ...]] = set()
         batches = [(Batch(0, self.task, number), BATCHES) for number in numbers]
         order = [*range(BLOCKS), self.chance.randrange(BLOCKS)]
@@ -200,7 +200,7 @@ def test_each_block_applies_each_batch_once_in_any_company_repetition_or_restart
         if draw < 0.03:
             blocks.saved = blocks.save()
         elif draw < 0.06:
-            # Trainers notice, as their pushes are refused; what is lacking is dispatched again.
+            # Trainers notice it, because their pushes are refused; missing batches are assigned again.
             blocks.restart()
             trainers.clear()
             done = set(blocks.applied.done_tasks(0))

@@ -44,7 +44,7 @@ def assert_equal(applied: AppliedBatches, model: set) -> None:
 
 
 def in_part(model: set, blocks: list[int], epoch: int) -> dict[int, bytes]:
-    """Batches that blocks have of tasks that not all of them have wholly; empty where blocks differ."""
+    """Return the batches of blocks of incomplete tasks; empty where blocks differ."""
     found = {}
     for task, count in enumerate(COUNTS):
         every = {tuple((k, (epoch, task, b)) in model for b in range(count)) for k in blocks}
@@ -142,7 +142,7 @@ TestMoves.settings = settings(max_examples=60, stateful_step_count=30, deadline=
 
 
 def test_a_block_that_lacks_a_batch_keeps_lacking_it_when_it_moves():
-    """The others have the whole task then, and one cohort has all of them."""
+    """The others then have the complete task, and one cohort contains all of them."""
     applied = AppliedBatches(range(5, 8))
     fill(applied, [5, 7], 0)
     fill(applied, [6], 0, tasks=2)
@@ -243,7 +243,7 @@ def test_blocks_added_later_have_nothing_and_share_again_when_they_have_all():
 
 
 def add(applied: AppliedBatches, *blocks: int) -> None:
-    """Adopt blocks that have nothing."""
+    """Adopt blocks without batches."""
     for block in blocks:
         applied.adopt([block], AppliedBatches([block]).release([block]))
 
@@ -253,7 +253,7 @@ def test_cached_ranges_remain_right_when_blocks_move_and_cohorts_join():
     first, second = Batch(0, 0, 0), Batch(0, 1, 0)
     assert applied.mark(range(1, 2), first, 2) == 1
     add(applied, 2, 3, 4)
-    # The same stretches under both cohorts, and under the one that is left.
+    # The same ranges in both cohorts, and in the remaining one.
     assert [applied.count_having(stretch, first) for stretch in (range(2), range(1, 4), range(5))] == [1, 1, 1]
     assert applied.mark(range(5), first, 2) == 4
     applied.merge()
@@ -382,14 +382,14 @@ def test_invalid_bytes_are_refused():
 
 @pytest.mark.slow
 def test_memory_is_bounded_by_a_bit_per_task_and_the_batches_in_flight():
-    """However many blocks, trainers and repetitions: 8,000 tasks in any order, 64 in flight, on 20 blocks."""
+    """For any number of blocks, trainers and repetitions: 8,000 tasks in any order, 64 in flight, on 20 blocks."""
     blocks, tasks, batches, in_flight = range(20), 8_000, 3, 64
     order = list(range(tasks))
     random.Random(1).shuffle(order)
     applied = AppliedBatches(blocks)
 
     def held() -> int:
-        """Bytes that the domain's own lines hold: other threads of this process allocate as they please."""
+        """Return the bytes allocated by lines of the domain; other threads of this process allocate, too."""
         snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/flightedl/domain/*")])
         return sum(trace.size for trace in snapshot.traces)
 
@@ -399,7 +399,7 @@ def test_memory_is_bounded_by_a_bit_per_task_and_the_batches_in_flight():
         base, peak = held(), 0
         for at in range(0, tasks, in_flight):
             for batch in range(batches):
-                # Whatever comes twice, or comes to one block at a time, leaves no trace but on its way.
+                # Repeated batches, and batches that reach the blocks one by one, leave no trace in the end.
                 applied.mark([7], Batch(0, order[at], batch), batches)
                 for task in order[at : at + in_flight]:
                     applied.mark(blocks, Batch(0, task, batch), batches)
@@ -412,7 +412,7 @@ def test_memory_is_bounded_by_a_bit_per_task_and_the_batches_in_flight():
         tracemalloc.stop()
     bits = tasks // 8
     print(f"{tasks} tasks on {len(blocks)} blocks: {used} bytes, peak {peak}, once its task count is known {counted}")
-    # A few objects of the interpreter's own come and go; a byte for each task and block would be 160,000.
+    # The interpreter has a few objects of its own; a byte for each task and block would be 160,000.
     assert used < 2 * bits + 10_000
     assert peak < 2 * bits + 1_000 * in_flight
     assert counted < 2_000

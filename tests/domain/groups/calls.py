@@ -1,10 +1,10 @@
-"""Count calls in place of time: the count does not depend on the machine."""
+"""Count calls instead of time, because the number does not depend on the machine."""
 
 import sys
 
 
 def calls_of(function):
-    """Return the number of calls of Python's and C's functions that ``function`` makes."""
+    """Return the number of calls of Python and C functions that ``function`` makes."""
     count = 0
 
     def note(_frame, event, _argument):

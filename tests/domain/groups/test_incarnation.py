@@ -1,4 +1,4 @@
-"""Incarnations of a group: explored exhaustively where they are small, at random where they are not."""
+"""Incarnations of a group: explored exhaustively if they are small, at random if they are not."""
 
 from dataclasses import dataclass, replace
 
@@ -53,14 +53,14 @@ def pair(start, first, tokens=("", ""), size=2):
 
 
 def begin(group, processes):
-    """All of them join; return the incarnation."""
+    """Let all of them join; return the incarnation."""
     replies = [group.enter(each.enter()) for each in (*processes, *processes)]
     assert len({reply.incarnation for reply in replies[-len(processes) :]}) == 1
     return replies[-1].incarnation
 
 
 def as_stored(group):
-    """A successor's group, which knows what is stored and nothing else."""
+    """Return a successor's group, which knows only the stored state."""
     return Group(LIMIT, msgspec.json.decode(msgspec.json.encode(group.record), type=GroupRecord))
 
 
@@ -126,7 +126,7 @@ def _steps(group, views, processes):
 
 
 def _leaving(group, views, number, process, view):
-    """Yield the states that a process leads to by leaving, also a second time: the message may be repeated."""
+    """Yield the states after a process leaves, once or twice, because the message may be repeated."""
     if view.state in {"started", "left"}:
         after = copy_of(group)
         try:
@@ -171,7 +171,7 @@ def test_every_order_of_two_starts_of_two_ranks_is_correct(names, tokens):
             assert after.record.incarnation >= group.record.incarnation
             started = seen[number]
             if what == "enter" and started.state == "started":
-                # Only the newest incarnation starts anybody.
+                # Only the newest incarnation starts any rank.
                 assert started.incarnation == after.record.incarnation
                 group_of = {
                     p.start for p, v in zip(processes, seen, strict=True) if v.incarnation == started.incarnation
@@ -289,7 +289,7 @@ def test_leaving_before_the_end_of_the_data_does_not_end_the_job():
 
 
 def dies(group, start, first, at, pieces, how="gone"):
-    """A start whose rank 1 dies at ``pieces``, while rank 0 is at other records of the same round."""
+    """Start a group whose rank 1 dies at ``pieces``, while rank 0 is at other records of the same round."""
     zero, one = pair(start, first)
     begin(group, [zero, one])
     group.at(zero.at(first, at, [(0, 9, 0, 10)]), 2.0)
@@ -379,7 +379,7 @@ def test_a_round_keeps_the_records_that_are_not_excluded(taken, left_out):
 
 
 class Starts(RuleBasedStateMachine):
-    """Many starts of groups of any size, with masters that are replaced."""
+    """Many starts of groups of any size, with replaced masters."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rounds of a group: each record once, however many ranks there are and wherever they start."""
+"""Rounds of a group: each record once, with any number of ranks and any starting position."""
 
 from collections import Counter
 
@@ -67,7 +67,7 @@ def all_records(sizes):
 @settings(max_examples=400, deadline=None)
 @given(layouts, st.lists(st.tuples(groups, st.integers(0, 12)), max_size=4), groups, remainders, st.none() | st.just(3))
 def test_an_epoch_has_each_record_once_over_any_starts(sizes, starts, last, remainder, seed):
-    """Groups of other sizes and batch sizes each do a few rounds and go on from the position of the one before."""
+    """Groups of changing sizes and batch sizes each do a few rounds and continue from the previous position."""
     found, position, most = Counter(), BEGINNING, max([last[0], *(each[0][0] for each in starts)])
     end = None
     for (world_size, batch_size), limit in [*starts, (last, None)]:
@@ -192,7 +192,7 @@ def test_a_rank_outside_the_group_is_rejected():
 
 
 def test_a_round_of_a_million_tasks_makes_few_calls():
-    """The whole of an epoch is never computed at once: neither at its beginning nor at a position in its middle."""
+    """A complete epoch is never computed at once: neither at its beginning nor at a position in its middle."""
     sizes = np.full(1_000_000, 1000, np.int64)
 
     def rounds():

@@ -30,7 +30,7 @@ def test_a_token_is_decoded_from_its_text(data, seed, position):
 
 
 def test_the_text_of_a_token_never_changes():
-    """Users' checkpoints hold it."""
+    """Users' checkpoints contain it."""
     assert encode(TOKEN) == GOLDEN
     assert str(TOKEN) == "epoch 2 after 32 records"
 
@@ -81,5 +81,5 @@ def test_a_token_is_small_and_made_with_few_calls_for_a_million_tasks_and_many_r
 
     assert len(text) <= 4096
     assert len(decode(text).position.opened) == 512
-    # A position is made of what the plan keeps for each rank, not of its tasks.
+    # A position contains the plan's state for each rank, not for each task.
     assert calls_of(lambda: encode(Token("0123456789abcdef" * 2, 1, plan.position()))) < 10_000

@@ -38,7 +38,7 @@ ALL = [
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['optimizer']['kind']}-{case['dtype']}")
 def test_the_reference_equals_torch(case: dict) -> None:
-    """The expected values are torch's own: ``torch_golden.py`` beside this file writes them anew."""
+    """The expected values are from torch: ``torch_golden.py`` in this directory regenerates them."""
     optimizer = Optimizer.from_json(case["optimizer"])
     values = np.array(GOLDEN["start"], case["dtype"])
     slots = initial_slots(optimizer, values.size, values.dtype)

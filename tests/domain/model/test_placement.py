@@ -1,4 +1,4 @@
-"""Owners of blocks as stored data: a version names them, and the cut stays what it is."""
+"""Stored owners of blocks: identified by a version, while the cut remains the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_stored_and_computed_placements_agree(pservers: int, cut_for: int, table
     found = plan_for(SPECS, 7, cut_for, tables, stored)
     assert owners(found) == owners(computed)
     assert (found.pserver_count, found.placement) == (pservers, 1)
-    assert "." not in computed.hash, "jobs without a stored placement have the hash that they had"
+    assert "." not in computed.hash, "jobs without a stored placement keep their hash"
 
 
 def test_a_plan_is_identified_by_its_cut_and_the_version_of_its_placement() -> None:

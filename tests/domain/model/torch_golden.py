@@ -1,4 +1,4 @@
-"""Writes ``golden_optimizers.json`` anew: what torch.optim makes of the same gradients. Needs torch, which tests don't.
+"""Generate ``golden_optimizers.json``: results of torch.optim for the same gradients. Needs torch, unlike the tests.
 
 ``python -m tests.domain.model.torch_golden`` writes the file, with ``--check`` it says how far the file is from torch's
 results and changes nothing. The first values and the gradients are the file's own.
@@ -19,7 +19,7 @@ from flightedl.domain.model.schedules import StepDecay
 
 FILE = Path(__file__).with_name("golden_optimizers.json")
 
-#: Every rule that torch has, with and without each of its variants and the weight decay.
+#: Every rule of torch, with and without each of its variants and the weight decay.
 RULES: list[Optimizer] = [
     SGD(0.1),
     SGD(0.1, weight_decay=0.01),
@@ -47,7 +47,7 @@ RULES: list[Optimizer] = [
 
 
 def theirs(rule: Optimizer, values: torch.Tensor) -> torch.optim.Optimizer:
-    """The same rule, by torch."""
+    """Return the same rule in torch."""
     common: dict[str, Any] = {"lr": rule.rate_at(0), "weight_decay": rule.weight_decay}
     match rule:
         case SGD():
@@ -70,7 +70,7 @@ def theirs(rule: Optimizer, values: torch.Tensor) -> torch.optim.Optimizer:
 
 
 def results(rule: Optimizer, dtype: str, start: list[float], gradients: list[list[float]]) -> list[list[float]]:
-    """The values after each gradient."""
+    """Return the values after each gradient."""
     values = torch.tensor(start, dtype=getattr(torch, dtype), requires_grad=True)
     optimizer = theirs(rule, values)
     found = []
@@ -83,21 +83,21 @@ def results(rule: Optimizer, dtype: str, start: list[float], gradients: list[lis
 
 
 def settings(rule: Optimizer) -> dict[str, Any]:
-    """Its JSON without what is as by default."""
+    """Return its JSON without default values."""
     everything = rule.to_json()
     defaults = type(rule)(lr=0.123).to_json()
     return {name: value for name, value in everything.items() if name == "kind" or value != defaults[name]}
 
 
 def text(golden: dict[str, Any]) -> str:
-    """The file's, a line for each case."""
+    """Return the file's text, one line per case."""
     cases = ",\n".join(f"  {json.dumps(case)}" for case in golden["cases"])
     head = ",\n".join(f" {json.dumps(name)}: {json.dumps(golden[name])}" for name in ("source", "start", "gradients"))
     return f'{{\n{head},\n "cases": [\n{cases}\n ]\n}}\n'
 
 
 def main() -> None:
-    """Write or check."""
+    """Write the file, or check it."""
     golden = json.loads(FILE.read_text())
     if "--check" in sys.argv[1:]:
         furthest = 0.0

@@ -1,4 +1,4 @@
-"""What pushes, pulls, views and snapshots do to a pserver's blocks: given these events, exactly these effects."""
+"""Effects of pushes, pulls, views and snapshots on a pserver's blocks: given these events, exactly these effects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def batch(number: int) -> Batch:
 
 
 class Span(SpanPlace):
-    """Which batches are in the values of each block, and in the sum of the open round."""
+    """Return the batches in the values of each block, and in the sum of the open round."""
 
     __slots__ = ("held", "protocol", "values")
 
@@ -76,7 +76,7 @@ class Span(SpanPlace):
 
 
 class Bench:
-    """A pserver's blocks, members that push to them, and a store that does what the effects say."""
+    """A pserver's blocks, members that push to them, and a store that carries out the effects."""
 
     def __init__(self, mode: Mode, *members: int, first_round: int = 0, is_whole: bool = False) -> None:
         self.protocol = BlockProtocol([Extent(FIRST, is_whole), Extent(SECOND)], mode)
@@ -87,7 +87,7 @@ class Bench:
         #: Number of the newest cut, and block -> (version, updates, batches) of its copy.
         self.newest_cut = 0
         self.copies: dict[int, tuple[int, int, list[Batch]]] = {}
-        #: Cut -> the same, of all of them.
+        #: Cut -> the same, for all cuts.
         self.copies_of: dict[int, dict[int, tuple[int, int, list[Batch]]]] = {}
         self.due: set[int] = set()
         self.view(*members, first_round=first_round)
@@ -136,7 +136,7 @@ class Bench:
         has_gradient: bool = True,
         step: int = 0,
     ) -> Pushed | None:
-        """To the span that has block ``at``; None: it was split."""
+        """Push to the span that contains block ``at``; return None if it was split."""
         span = self.span(at)
         first = span.numbers.start
         push = Push(f"t{member}", member, member, [(batch(n), TASK_SIZE) for n in batches], weight, step)
@@ -147,12 +147,12 @@ class Bench:
             self.carry_out_split(pushed)
             return None
         updates = [effect for effect in pushed.effects if isinstance(effect, Update)]
-        assert needs.has_update or not updates, "memory for an update was not asked for"
+        assert needs.has_update or not updates, "memory for an update was not requested"
         self.carry_out(span, pushed.effects, [batch(n) for n in batches])
         return pushed
 
     def push_all(self, member: int, *batches: int, base: int | None = 0, at: range = FIRST) -> set[Outcome]:
-        """To some blocks, each by itself where they do not lie together; base None: the version of each."""
+        """Push to some blocks, separately if they are in different spans; without a base, use the version of each."""
         outcomes: set[Outcome] = set()
         number = at.start
         while number < at.stop:
@@ -203,7 +203,7 @@ class Bench:
         return copy is not None
 
     def release(self, numbers: range) -> tuple[ReleasedBlocks, list[list[Batch]]] | Unmovable:
-        """Take blocks out, with their values."""
+        """Release blocks, with their values."""
         released = self.protocol.release(numbers)
         if isinstance(released, Split):
             self.carry_out_split(released)
@@ -237,7 +237,7 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def bench_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test checks every invariant at its end."""
+    """Every test checks all invariants at its end."""
     made: list[Bench] = []
     init = Bench.__init__
 
@@ -521,7 +521,7 @@ def test_parts_of_a_span_continue_its_open_round():
 
 
 def test_a_span_may_be_split_while_a_push_looks_for_its_blocks():
-    """Restored blocks may have the same version and other batches."""
+    """Restored blocks may have the same version but different batches."""
     bench = Bench(Async())
     applied = AppliedBatches(BLOCKS)
     applied.mark([11], batch(0), TASK_SIZE)
@@ -532,7 +532,7 @@ def test_a_span_may_be_split_while_a_push_looks_for_its_blocks():
     assert [bench.values(number) for number in FIRST] == [[0], [], [0]]
 
 
-# blocks that are copied whole
+# blocks that are copied as one
 
 
 def whole_bench(mode: Mode, *members: int) -> Bench:
@@ -913,12 +913,12 @@ def test_finished_epochs_are_sealed():
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Pushes to some blocks, views and copies in any order: values and applied batches belong together everywhere."""
+    """Pushes to some blocks, views and copies in any order: values and applied batches always match."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bench = Bench(Sync(), 1, 2, 3)
-        #: Cuts under way, the newest last.
+        #: Cuts in progress, the newest last.
         self.cuts: list[int] = []
 
     @rule(
@@ -973,7 +973,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: not self.cuts)
     @rule(first=st.sampled_from(BLOCKS), length=st.integers(1, 3))
     def move(self, first: int, length: int) -> None:
-        """To another pserver and back: nothing else happens between."""
+        """Move to another pserver and back, with no other event in between."""
         self.bench.protocol.drop_cut(self.bench.newest_cut)
         numbers = range(first, min(first + length, self.bench.span(first).numbers.stop))
         found = self.bench.release(numbers)

@@ -1,4 +1,4 @@
-"""A pserver's life: what each event leads to in each state, and what is answered meanwhile."""
+"""A pserver's life: the effect of each event in each state, and the answers in that state."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ TORN = (Skipped(4, "torn"),)
 
 
 class Lived:
-    """A life, whose invariants are asserted after each event."""
+    """A life whose invariants are asserted after each event."""
 
     def __init__(self, storage: str | None = "store") -> None:
         self.life = PserverLife(storage)
@@ -77,7 +77,7 @@ class Lived:
         self.loadable: range | None = None
 
     def apply(self, *events: Event) -> Effects:
-        """What the last of these events leads to."""
+        """Return the effects of the last of these events."""
         effects: Effects = ()
         for event in events:
             effects = self.life.apply(event)
@@ -92,19 +92,19 @@ class Lived:
         return self.apply(Seen(self.facts()))
 
     def build(self) -> Effects:
-        """Up to the blocks."""
+        """A life with blocks."""
         self.apply(IndexAcquired(0, 7), Seen(self.facts()), PlanMade(HASH))
         return self.apply(BlocksMade(BLOCKS))
 
     def serve(self) -> None:
-        """With the first values of election 5."""
+        """A life with the initial values of election 5."""
         self.build()
         self.apply(FirstValuesBegin(5), FirstValuesReceived(5, BLOCKS))
         self.see(5)
         assert self.life.state is State.SERVING
 
     def restore(self) -> Effects:
-        """Up to the search for a checkpoint of 2 to 4, of election 5."""
+        """A life that searches for a checkpoint of 2 to 4, of election 5."""
         self.election, self.loadable = 5, range(2, 5)
         return self.build()
 
@@ -118,7 +118,7 @@ def ends(effects: Effects) -> bool:
     return [type(effect) for effect in effects] == [StartAgain]
 
 
-# up to the blocks
+# until the blocks exist
 
 
 def test_nothing_is_built_before_the_index_is_claimed(lived: Lived):
@@ -134,7 +134,7 @@ def test_the_model_of_a_former_run_is_not_built(lived: Lived):
     assert lived.apply(Seen(Facts(FORMER))) == ()
     assert lived.life.state is State.NO_MODEL
     assert lived.apply(Seen(Facts(MODEL))) == (Build(MODEL),)
-    assert lived.apply(Seen(Facts(MODEL))) == (), "once"
+    assert lived.apply(Seen(Facts(MODEL))) == (), "only once"
 
 
 def test_another_plan_than_the_declared_one_fails_the_job(lived: Lived):
@@ -151,7 +151,7 @@ def test_blocks_that_cannot_be_built_fail_the_job(lived: Lived):
     assert lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), BuildFailed("no memory")) == (Fail("no memory"),)
 
 
-# first values
+# initial values
 
 
 def test_a_new_job_serves_when_all_initial_values_have_arrived_and_the_election_is_done(lived: Lived):
@@ -218,7 +218,7 @@ def test_a_newer_finished_election_ends_a_serving_process(lived: Lived, is_resto
         lived.apply(Restored(4))
     else:
         lived.serve()
-    assert lived.see(None) == (), "there is none: etcd may have been cleared, but nothing has other values yet"
+    assert lived.see(None) == (), "there is none: etcd may have been cleared, but no pserver has other values yet"
     assert ends(lived.see(6))
 
 
@@ -293,7 +293,7 @@ def test_the_job_fails_when_etcd_still_names_an_unloadable_checkpoint(lived: Liv
 
 
 def test_a_checkpoint_named_by_an_old_copy_of_etcd_does_not_fail_the_job(lived: Lived):
-    """Retention deletes what the pointer named once; the directory hears late that it names another one."""
+    """Retention deletes the pointer's former checkpoint; the directory learns late that the pointer has moved."""
     lived.restore()
     lived.apply(NothingLoadable())
     lived.loadable = range(2, 6)
@@ -347,11 +347,11 @@ def test_it_is_drained_when_a_later_checkpoint_is_complete(lived: Lived):
     lived.restore()
     lived.apply(Restored(4), DrainAsked(OrderNumber(1, 5, 1)))
     assert lived.life.state is State.DRAINING
-    assert lived.life.is_serving, "what is pushed meanwhile is taken"
+    assert lived.life.is_serving, "later pushes are accepted"
     assert not lived.life.is_drained(None)
-    assert not lived.life.is_drained(progress(6)), "its part is there, the others' are not"
+    assert not lived.life.is_drained(progress(6)), "its part is written, but not the others'"
     lived.see(5, range(2, 6))
-    assert not lived.life.is_drained(progress(5)), "that was ordered before"
+    assert not lived.life.is_drained(progress(5)), "it was ordered before"
     assert not lived.life.is_drained(progress(6)), "another one is complete, which was ordered before"
     assert not lived.life.is_drained(progress(6, "taken"))
     lived.see(5, range(2, 7))
@@ -413,11 +413,11 @@ def test_before_it_has_an_index_it_has_no_lease_to_lose(lived: Lived):
     lived.life.require_lease()
 
 
-# what trainers ask
+# requests of trainers
 
 
 def at_each_state() -> Iterator[tuple[State, Lived]]:
-    """A life in each state, but the last."""
+    """A life in each state except the last."""
     for state in State:
         lived = Lived()
         if state is State.NO_MODEL:
@@ -442,7 +442,7 @@ def at_each_state() -> Iterator[tuple[State, Lived]]:
 
 
 def allowed(ask: Callable[[PserverLife], object]) -> set[State]:
-    """States in which this is not refused as "not ready"."""
+    """Return the states in which this is not refused as "not ready"."""
     found = set()
     for state, lived in at_each_state():
         with contextlib.suppress(NotReadyError):
@@ -479,7 +479,7 @@ def test_each_state_has_a_description_of_its_wait():
 
 def test_the_compilation_of_kernels_is_reported(lived: Lived):
     assert lived.apply(CompilingBegan()) == ()
-    assert not lived.life.is_compiling, "a spare compiles, and nobody waits for it"
+    assert not lived.life.is_compiling, "a spare compiles, and no process waits for it"
     lived.apply(IndexAcquired(0, 1), Seen(Facts(MODEL, None, None)))
     assert lived.apply(CompilingBegan()) == ()
     assert lived.life.waiting_for == "its kernels to be compiled"
@@ -496,7 +496,7 @@ def test_another_plan_is_refused(lived: Lived):
         lived.life.check_request(AppliedRequest(plan_hash="b" * 32))
 
 
-# what the master asks
+# requests of the master
 
 
 def of_master(master: int) -> list[OfMaster]:
@@ -532,7 +532,7 @@ def test_a_deposed_master_orders_nothing(lived: Lived, hear: Callable[[PserverLi
             lived.life.check_request(request)
     for request in (*of_master(3), *of_master(4)):
         lived.life.check_request(request)
-    # Those have numbers of their own, and change nothing if they are old.
+    # These have their own numbers, and change nothing if they are old.
     lived.life.check_request(view(2))
     lived.life.check_request(snapshot(2))
 

@@ -12,7 +12,7 @@ from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, 
 
 
 class Store:
-    """Files of checkpoints with one shard each, and a search in it."""
+    """Files of checkpoints with one shard each, and a search in them."""
 
     def __init__(self, *numbers: int) -> None:
         self.sizes: dict[str, int] = {}
@@ -45,7 +45,7 @@ class Store:
     def tried(
         self, loadable: range | None = None, damaged: Container[int] = (), rejected: Container[int] = ()
     ) -> list[object]:
-        """The numbers that were loaded or could not be, and the end."""
+        """Return the numbers that were loaded or could not be, and the result."""
         search = CheckpointSearch("job", loadable, rejected)
         step, seen = search.begin(), []
         while True:
@@ -116,7 +116,7 @@ def test_only_allowed_checkpoints_are_considered(loadable: range, number: int | 
 
 
 def test_checkpoints_that_another_pserver_could_not_load_are_not_considered():
-    """Where all go back to one checkpoint, they would else never agree on it."""
+    """With rollback, pservers would otherwise never agree on a checkpoint."""
     tried, found = Store(1, 2, 3).tried(rejected={3})
     assert tried == 2
     assert isinstance(found, Found)

@@ -1,4 +1,4 @@
-"""Where ids lie."""
+"""Placement of ids in buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from what files say of tables for the rows that come from them."""
+"""Restoring of rows from the descriptions of tables in files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_chain_is_read_file_by_file_and_rows_expired_at_its_end_are_dropped() 
     assert table.waiting.keys() == {4}
     assert table.rows.keys() == {1, 3, 4}
     table.expire({row_id: table.oldest_at(row_id, 7) for row_id in (2, 3, 4)}, 0)
-    assert table.rows.keys() == {1, 3}, "4 waits, and its row had expired; of 1 nobody said so"
+    assert table.rows.keys() == {1, 3}, "4 was waiting, and its row had expired; 1 was not mentioned"
     assert table.waiting.keys() == {4}
 
 

@@ -1,4 +1,4 @@
-"""What can be declared of a table."""
+"""Declarations of tables."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .test_readings import Held, task_of
 
 
 class Loop:
-    """The loop, with a driver that tells ``held`` what the loop says."""
+    """The loop, with a driver that passes its reports to ``held``."""
 
     def __init__(self, held: Held) -> None:
         self.held, self.core = held, AcknowledgedLoop()
@@ -66,7 +66,7 @@ def loop_of(held: Held) -> Loop:
 
 
 def given(loop: Loop, task: AssignedTask, *numbers: int, ends: bool = True) -> list[Batch]:
-    """Batches that were read and handed out."""
+    """Return batches that were read and handed out."""
     found: list[Batch] = []
     for number in numbers:
         step = loop.take(ReadBatch.of(task, number))
@@ -137,7 +137,7 @@ def test_a_batch_of_a_revoked_task_keeps_its_turn_until_the_user_is_done_with_it
     assert loop.not_done == [fourth]
     assert loop.done(fourth) is Done.COUNTED
     assert held.done == [(2, [])]
-    assert held.batches == [(2, 0), (2, 1)], "nothing is told of what was taken away"
+    assert held.batches == [(2, 0), (2, 1)], "batches of the revoked task are not reported"
 
 
 def test_a_task_that_was_not_read_completely_is_returned() -> None:

@@ -1,4 +1,4 @@
-"""Which pservers' values are the result."""
+"""The pservers whose values are the result."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def test_the_complete_processes_are_read_after_the_end() -> None:
     end.heard(done(3, 4))
     assert end.may_read(0, 3)
     assert not end.may_read(1, 5)
-    assert not end.may_read(1, 3), "one that is over"
+    assert not end.may_read(1, 3), "a process that has ended"
     end.require(done(3, 4), 1, 4)
-    assert end.may_read(2, 9), "the master said nothing of this one"
+    assert end.may_read(2, 9), "the master did not name this one"
 
 
 def test_a_replacement_is_read_once_the_master_names_it() -> None:

@@ -1,4 +1,4 @@
-"""What a trainer holds, asks for and reports: each rule, without a thread or a clock."""
+"""Tasks that a trainer holds, requests and reports: each rule, without a thread or a clock."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_report_of_its_last_task_may_wait_for_a_moment_and_then_longer() -> 
     last = asks(feed, 1.0)
     assert (last.wait_s, len(last.reports.finished)) == (MOMENT_S, 1)
     feed.answered(last, reply(retry_after_s=1.0), 1.0 + MOMENT_S)
-    assert asks(feed, 1.0 + MOMENT_S).wait_s == 2.0, "at once: the master has had it wait"
+    assert asks(feed, 1.0 + MOMENT_S).wait_s == 2.0, "at once, because the master has delayed the reply"
 
 
 def test_a_master_that_does_not_hold_a_call_is_asked_again_at_its_time() -> None:
@@ -116,7 +116,7 @@ def test_promised_tasks_may_be_read_once_and_are_never_begun() -> None:
     assert [None if each is None else each.task for each in read] == [7, 8, None]
     feed.finished(task, [], 2.0)
     feed.answered(asks(feed, 2.0), ahead(7, 8), 2.0)
-    assert feed.begin_ahead() is None, "the same again"
+    assert feed.begin_ahead() is None, "the same promise again"
     assert not feed.has_news
 
 
@@ -163,7 +163,7 @@ def test_it_holds_enough_tasks_to_survive_the_absence_of_the_master() -> None:
     feed = Feed(3.5)
     told(feed, reply(1, 2))
     feed.finished(begun(feed), [], 0.5)
-    assert asks(feed, 0.5).want == 10, "7 of 0.5 s each, and half as many again, of which one is there"
+    assert asks(feed, 0.5).want == 10, "7 of 0.5 s each, and half as many more, of which one is held"
 
 
 def test_a_report_is_kept_until_it_is_answered() -> None:
@@ -244,7 +244,7 @@ def test_a_repeated_attempt_is_another_reading() -> None:
 
 
 def test_a_task_returned_since_the_request_is_not_held_again() -> None:
-    """As where etcd went back, and its new master gives an attempt's number a second time."""
+    """After etcd went back, a new master may use an attempt's number a second time."""
     feed = Feed()
     told(feed, reply(1, 2))
     ask = Ask(feed.reports, (1, 2), 1, 0.0, 0)
@@ -316,7 +316,7 @@ def test_tasks_that_arrive_after_closing_are_returned() -> None:
     last = asks(feed)
     assert last.want == 0
     feed.ask_failed(NotReadyError("no master"), 0.0)
-    assert feed.next_step(0.0) == Over(), "a feed that closes tries once"
+    assert feed.next_step(0.0) == Over(), "a feed that closes tries only once"
 
 
 def test_nothing_is_requested_when_the_job_is_done() -> None:
@@ -368,13 +368,13 @@ def test_the_pace_counts_from_the_assignment() -> None:
 
 @pytest.mark.parametrize(("lost", "want"), [(2, 63), (3, 11)])
 def test_the_pace_counts_from_the_time_at_which_a_task_became_the_oldest(lost: int, want: int) -> None:
-    """Of two tasks, one is taken away after 10 s, and the other one is finished 2 s later."""
+    """Of two tasks, one is revoked after 10 s, and the other one is finished 2 s later."""
     feed = Feed(42.0)
     told(feed, reply(1, 2, 3))
     feed.finished(begun(feed), [], 0.0)
     feed.answered(asks(feed), reply(lost=(lost,)), 10.0)
     feed.finished(begun(feed), [], 12.0)
-    assert asks(feed, 12.0).want == want, "1.5 times what lasts for 42 s, of 1 or 6 s each"
+    assert asks(feed, 12.0).want == want, "1.5 times the number that lasts for 42 s, of 1 or 6 s each"
 
 
 def test_done_batches_are_reported_at_once_and_then_not_too_often() -> None:
@@ -384,10 +384,10 @@ def test_done_batches_are_reported_at_once_and_then_not_too_often() -> None:
     assert feed.batch_done(task, 0)
     ask = asks(feed, 1.0)
     assert (ask.done, ask.want) == (((1, ((0, 1),)),), 0)
-    assert feed.batch_done(task, 1), "while it is under way"
+    assert feed.batch_done(task, 1), "while the request is in flight"
     assert not feed.batch_done(task, 1)
     feed.answered(ask, reply(retry_after_s=1.0), 1.01)
-    assert feed.next_step(1.01) == LookAgain(1.2), "whenever it may ask for work"
+    assert feed.next_step(1.01) == LookAgain(1.2), "whenever it may ask for tasks"
     assert feed.reported_at == 1.0
     assert asks(feed, 1.2).done == ((1, ((0, 2),)),)
     (ticket,) = Ask(Reports(), (), 0, 0.0, 0, ask.done).ticket("a", 1).done
@@ -415,7 +415,7 @@ def test_a_slow_master_gets_fewer_reports_of_done_batches() -> None:
     assert feed.next_step(1.125) == LookAgain(1.625)
     feed.answered(asks(feed, 1.625), reply(), 9.0)
     feed.batch_done(task, 2)
-    assert feed.next_step(9.0) == LookAgain(10.0), "and lets go of the way to the master meanwhile"
+    assert feed.next_step(9.0) == LookAgain(10.0), "and releases the connection to the master"
     assert isinstance(feed.next_step(10.0), Rest)
     assert feed.next_step(10.1) == LookAgain(11.0)
     assert not feed.batch_done(task, 2)

@@ -1,4 +1,4 @@
-"""Who gives the model its first values."""
+"""The trainer that initializes the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flightedl.errors import BegunAnewError, FencedError, NotReadyError, Outcome
 
 
 def standing(pservers: int = 2) -> ElectionOfFirstValues:
-    """One that has won election 5."""
+    """Return an election that this trainer has won, as election 5."""
     election = ElectionOfFirstValues("me", pservers)
     assert election.next_step() == Look()
     election.looked(None)

@@ -1,4 +1,4 @@
-"""One pserver's answers for ranges of its buckets, as the one answer that a trainer's core hears of."""
+"""One pserver's answers for ranges of its buckets, merged into the single answer that a trainer's core handles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACCEPTED, ALREADY, STALE, STRANGER, PARTLY, NONE = (
 
 
 def told(*parts: tuple[range, int, Outcome, memoryview]) -> list[tuple[Any, ...]]:
-    """The answers of the block that stands for all buckets."""
+    """Return the answers for the block that represents all buckets."""
     answers = [
         Answer(blocks.start, blocks.stop, outcome, None, bytes(data))
         if outcome is PARTLY
@@ -32,7 +32,7 @@ def told(*parts: tuple[range, int, Outcome, memoryview]) -> list[tuple[Any, ...]
         for blocks, version, outcome, data in parts
     ]
     found = joined_answers([Answer(0, 3, ACCEPTED), *answers], BUCKETS)
-    assert found[0] == Answer(0, 3, ACCEPTED), "what is of no bucket stays as it is"
+    assert found[0] == Answer(0, 3, ACCEPTED), "answers that belong to no bucket are unchanged"
     assert all((each.begin, each.end) == (10, 11) for each in found[1:])
     return [
         (Outcome(each.outcome), each.version, each.having) if each.having else (Outcome(each.outcome), each.version)

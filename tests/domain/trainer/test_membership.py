@@ -1,4 +1,4 @@
-"""When a trainer joins, and what ends its membership."""
+"""Start and end of a trainer's membership."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batch is next, which is handed out again, and when a task is done."""
+"""Order and repetition of batches, and the end of a task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .test_feed import assignment
 
 
 class Held:
-    """Holds tasks, and remembers what is reported of them."""
+    """The held tasks, with their reports."""
 
     def __init__(self, *tasks: AssignedTask) -> None:
         self.tasks = list(tasks)
@@ -136,7 +136,7 @@ def test_batches_without_a_pserver_are_reported_one_by_one() -> None:
     for number in range(3):
         loop.take(ReadBatch.of(task, number))
         current = handed(loop)
-        assert held.batches == ([] if number == 0 else [(1, 0)]), "not before the next one is asked for"
+        assert held.batches == ([] if number == 0 else [(1, 0)]), "not before the next batch is requested"
         assert needs_item(loop, *([answered(current)] if number == 1 else []))
     assert held.batches == [(1, 0), (1, 2)]
 
@@ -150,7 +150,7 @@ def test_a_task_is_done_when_all_its_batches_are_settled() -> None:
         assert needs_item(loop, answered(handed(loop), generation, 1))
     loop.take(TaskEnd(task))
     assert needs_item(loop)
-    assert held.done == [(1, [0, 5])], "the oldest generation of each pserver, 0 of one that was sent nothing"
+    assert held.done == [(1, [0, 5])], "the oldest generation of each pserver, 0 for one without blocks"
 
 
 def test_a_late_batch_is_repeated_before_the_next_one() -> None:
@@ -218,7 +218,7 @@ def test_a_reading_that_began_in_the_middle_does_not_count() -> None:
     held = Held(again)
     loop = loop_of(held)
     loop.take(ReadBatch.of(first, 0))
-    assert needs_item(loop), "it is another telling of the same attempt"
+    assert needs_item(loop), "it is a repetition of the same attempt"
     loop.take(ReadBatch.of(again, 1))
     assert needs_item(loop, answered(handed(loop)))
     loop.take(TaskEnd(again))

@@ -1,4 +1,4 @@
-"""What each call of the user's code sends and asks for."""
+"""Messages and pulls of each call of the user's code."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ BLOCKS = range(4)
 
 
 class Bench:
-    """One trainer's steps, and pservers that answer as they are told."""
+    """One trainer's steps, with pservers that give the prescribed answers."""
 
     def __init__(self, mode: Mode, member: int = 7) -> None:
         self.member = member
         self.steps = Steps([BLOCKS[:2], BLOCKS[2:]], mode)
-        #: What was done, in order.
+        #: Actions, in order.
         self.log: list[str] = []
         self.answer: Callable[[int], int] = lambda _block: Outcome.ACCEPTED
         self.failing: BaseException | None = None
-        #: By number, the newest state of batches that the loop was told of.
+        #: Batch number -> the newest state that was reported to the loop.
         self.told: dict[int, BatchState] = {}
         self.lost_count = 0
 
@@ -93,14 +93,14 @@ class Bench:
 
 
 def told(steps: Steps, transfer: Transfer, index: int, *blocks: int, error: FlightedlError | None = None) -> None:
-    """A pserver answers for these blocks, with new values, and the conversation ends as said."""
+    """Let a pserver answer for these blocks, with new values, and end the conversation."""
     versions = [steps.versions[block] + 1 for block in blocks]
     answers = [Answer(block, block + 1, Outcome.ACCEPTED, at) for block, at in zip(blocks, versions, strict=True)]
     assert steps.heard(transfer.serial, index, 1, answers, error) == Over()
 
 
 def told_of_buckets(steps: Steps, transfer: Transfer, index: int, block: int, buckets: range) -> None:
-    """A pserver answers for a block and all its buckets, with new values."""
+    """Let a pserver answer for a block and all its buckets, with new values."""
     answers = [Answer(each.start, each.stop, Outcome.ACCEPTED, 1) for each in (range(block, block + 1), buckets)]
     assert steps.heard(transfer.serial, index, 1, answers) == Over()
 
@@ -118,11 +118,11 @@ class TestAChangedPlacement:
 
     @staticmethod
     def stale(bench: Bench) -> Next:
-        """A step, of which the first pserver lacks block 1."""
+        """A step for which the first pserver lacks block 1."""
         transfer = bench.steps.step()
         assert isinstance(transfer, Transfer)
         told(bench.steps, transfer, 1, 2, 3)
-        told(bench.steps, transfer, 0, 0, error=TestAPlacement.STALE)
+        told(bench.steps, transfer, 0, 0, error=TestAChangedPlacement.STALE)
         assert bench.steps.is_misplaced
         return bench.steps.answered()
 
@@ -590,7 +590,7 @@ class TestSums:
             bench.run(bench.steps.step())
             bench.close()
         assert all(bench.told[number].must_repeat for number in range(2))
-        # The first one is done again in a mode that adds nothing up, and the second one when the old mode is back.
+        # The first one is repeated in a mode without sums, and the second one in the former mode.
         bench.steps.change_mode(Async())
         bench.steps.change_mode(Async(push_every=2))
         bench.answer = lambda _: Outcome.ACCEPTED
@@ -659,6 +659,6 @@ class TestADroppedTransfer:
         assert not current.answered
         new = bench.steps.pull([0])
         assert isinstance(new, Transfer)
-        assert current.must_repeat, "what was under way counts as interrupted"
+        assert current.must_repeat, "the open batch counts as interrupted"
         assert bench.steps.heard(old.serial, 0, 1, [Answer(0, 2, Outcome.ACCEPTED)]) == Over()
         assert not current.answered

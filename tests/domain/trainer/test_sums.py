@@ -1,4 +1,4 @@
-"""Which batches are in a sum, and what becomes of each."""
+"""Batches of a sum, and their outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def batch_of(number: int, records: int = 1, of: int = 3, again: SumAgain | None 
 
 
 def opened_again(current: CurrentBatch) -> CurrentBatch:
-    """The same batch, when it is handed out the next time."""
+    """Return the same batch as it is handed out the next time."""
     return CurrentBatch.of(replace(current.batch, again=current.again))
 
 
@@ -67,7 +67,7 @@ def test_batches_that_a_block_lacks_are_repeated_in_a_separate_sum() -> None:
     added(sums, opened_again(first))
     assert sums.again == again
     added(sums, opened_again(third))
-    assert sums.is_full, "it has as many batches as it had"
+    assert sums.is_full, "it has its former number of batches"
 
 
 def test_a_sum_is_repeated_as_one_when_the_membership_was_lost() -> None:
@@ -126,7 +126,7 @@ def test_a_repeated_batch_is_not_the_last_pushed_one() -> None:
 
 def test_waiting_and_repeated_batches_are_not_mixed() -> None:
     sums, again = BatchSums(2), batch_of(1, again=SumAgain(1, 1, {}))
-    assert not sums.is_of_others(again), "nothing waits"
+    assert not sums.is_of_others(again), "no batch waits"
     added(sums, batch_of(0))
     assert sums.is_of_others(again)
     assert not sums.is_of_others(batch_of(1))
@@ -149,7 +149,7 @@ def test_a_gradient_is_added_once() -> None:
 
 @pytest.mark.parametrize(("keeps_shares", "divisor"), [(True, 8), (False, 5)])
 def test_a_repeated_sum_is_divided_as_before_or_weighted_by_its_round(keeps_shares: bool, divisor: int) -> None:
-    """A round counts a push by the records that it has now, so the gradient is the mean over just these."""
+    """A round weights a push by its current records, so the gradient is the mean over exactly these."""
     sums, (first, second) = BatchSums(2, keeps_shares=keeps_shares), (batch_of(0, 3), batch_of(1, 5))
     for member in (first, second):
         sums.add(member, {"w"})

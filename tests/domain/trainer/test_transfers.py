@@ -1,4 +1,4 @@
-"""What answers and failures mean for a push or pull."""
+"""Consequences of answers and failures for a push or pull."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_block_that_has_the_batch_is_settled_and_its_values_are_returned_or_pu
     assert verdict == KeepWaiting("pserver 0: the other trainers' gradients of this round", Pull({2: 0}))
     assert heard(transfer, answer(range(2, 3), Outcome.NONE, 9)) == Over()
     assert transfer.versions[2] == 9
-    assert current.answered[2] == 6, "the version that it was computed at"
+    assert current.answered[2] == 6, "the version from which it was computed"
 
 
 def test_in_synchronous_mode_a_batch_waits_for_its_round() -> None:
@@ -130,7 +130,7 @@ def test_unwanted_values_are_not_pulled() -> None:
 @pytest.mark.parametrize("outcome", [Outcome.STALE, Outcome.NOT_MEMBER])
 def test_a_late_batch_is_repeated(outcome: Outcome) -> None:
     transfer = pushed()
-    assert heard(transfer, answer(range(1), outcome)) == Over(), "the rest is of no use"
+    assert heard(transfer, answer(range(1), outcome)) == Over(), "the rest is useless"
     assert transfer.must_repeat
     assert not current_of(transfer).answered
     assert call_of(transfer, 1) is not None, "the other pserver has not answered"
@@ -170,9 +170,9 @@ def test_in_synchronous_mode_the_rest_of_a_refused_sum_goes_to_the_next_round() 
 def test_unanswered_pushes_are_sent_again_to_the_current_process(error: FlightedlError) -> None:
     transfer = pushed((0, 1, 2))
     verdict = heard(transfer, answer(range(1), Outcome.ACCEPTED, 6), error=error)
-    assert verdict == AskAgain(error, Push([1, 2], {1: 5, 2: 6})), "what was answered before counts"
+    assert verdict == AskAgain(error, Push([1, 2], {1: 5, 2: 6})), "earlier answers count"
     heard(transfer, answer(range(1, 3), Outcome.ALREADY_APPLIED, 6), generation=12)
-    assert current_of(transfer).generations == {0: 11}, "the process before took some"
+    assert current_of(transfer).generations == {0: 11}, "the former process applied some"
 
 
 @pytest.mark.parametrize("error", [BegunAnewError("again"), FencedError("over"), KeyboardInterrupt(), OSError()])
