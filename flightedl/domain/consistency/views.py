@@ -123,7 +123,7 @@ class PserverView:
         return ViewVerdict(is_outdated=False, admit=admit, remove=remove, refused=refused)
 
     def _change_mode(self, number: tuple[int, int], view: ViewRequest, mode: Mode) -> ViewVerdict:
-        """Remove all members, and admit those of the view in its mode, if the mode can change at its round."""
+        """Replace all members by those of the view and change the mode, if that is possible at the view's round."""
         remove = tuple(self._members)
         if self._refuses_mode:
             refused = tuple(member.member for member in view.members)

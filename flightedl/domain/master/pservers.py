@@ -140,7 +140,7 @@ class Pservers:
         return index in self._recovery.to_reload()
 
     def must_be_asked(self, index: int, generation: int) -> tuple[bool, int | None]:
-        """Return (True to ask this process for its applied batches, the audit for which, or None)."""
+        """Return (whether to ask this process for its applied batches, the audit that needs them or None)."""
         if not self.is_settled(index, generation):
             return True, None
         audit = self._audit.wanted(index, generation)
@@ -278,7 +278,7 @@ class Pservers:
 
     @property
     def waiting_for(self) -> str:
-        """What the pservers without values wait for, for people; empty if none has lost its values."""
+        """Description of the pservers that have lost their values, for people; empty if none has."""
         if not self._lacking:
             return ""
         missing = ", ".join(str(index) for index in sorted(self._lacking))
