@@ -177,7 +177,7 @@ class SnapshotCopier:
         for rows in dropped:
             rows.drop()
 
-    def take_blocks(self) -> list[StoredBlock]:
+    def pop_blocks(self) -> list[StoredBlock]:
         """Return the copies of the blocks in ascending order, and forget them."""
         blocks, self._blocks = self._blocks, {}
         return [blocks[number] for number in sorted(blocks)]

@@ -86,7 +86,7 @@ class PserverFlight:
         return b"{}"
 
     def _seal(self, body: bytes, _: Call) -> bytes:
-        self._service.seal(decode(body, SealRequest))
+        self._service.set_task_counts(decode(body, SealRequest))
         return b"{}"
 
     def _status(self, _body: bytes, _: Call) -> bytes:

@@ -55,7 +55,7 @@ class Held:
         self._all = threading.Lock()
         extents = [
             *(Extent(span.numbers) for span in distinct(dense.spans)),
-            *(Extent(span.numbers, is_copied_whole=True) for span in distinct(rows.spans)),
+            *(Extent(span.numbers, is_copied_at_once=True) for span in distinct(rows.spans)),
         ]
         about = {"pserver": pserver[0], "generation": pserver[1]}
         self.protocol = recorded(recorder, about, BlockProtocol, extents, mode)

@@ -487,7 +487,7 @@ class PserverService:
         self._check(request)
         return self._life.applied(lambda: AppliedSummary.of(self._blocks().applied()))
 
-    def seal(self, request: SealRequest) -> None:
+    def set_task_counts(self, request: SealRequest) -> None:
         """Fix the number of tasks of epochs. The record of an epoch then needs no memory once all tasks are applied.
 
         Raises:
@@ -496,7 +496,7 @@ class PserverService:
         """
         self._check(request)
         self._life.require_snapshots()
-        self._blocks().seal(request.epochs)
+        self._blocks().set_task_counts(request.epochs)
 
     def reload(self, request: ReloadRequest) -> None:
         """End the process, so that a successor restores the values or waits for first values.

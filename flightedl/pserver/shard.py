@@ -518,14 +518,14 @@ class Shard:
 
     # applied batches
 
-    def seal(self, epochs: Sequence[tuple[int, int]]) -> None:
+    def set_task_counts(self, epochs: Sequence[tuple[int, int]]) -> None:
         """Fix the number of tasks of epochs, given as (epoch, tasks), see ``AppliedBatches.set_task_count``.
 
         Raises:
             MessageError: An epoch has more tasks.
         """
         with self._deciding:
-            self._protocol.seal(epochs)
+            self._protocol.set_task_counts(epochs)
 
     def applied(self) -> AppliedBatches:
         """Return a copy of the applied batches."""

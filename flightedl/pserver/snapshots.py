@@ -171,7 +171,7 @@ class Snapshots:
             return self._state.is_current(order)
 
     def _write(self, order: SnapshotRequest, copies: SnapshotCopier, applied: AppliedBatches) -> WrittenFile:
-        blocks, rows = copies.take_blocks(), copies.rows
+        blocks, rows = copies.pop_blocks(), copies.rows
         if self._storage is None:
             raise FlightedlError("this pserver was started without --checkpoint: pass it the same URL as the master")
         began = self._clock.now()

@@ -65,6 +65,7 @@ class StepStream(Channel):
     """
 
     __slots__ = (
+        "_acknowledged",
         "_call",
         "_clock",
         "_has_asked",
@@ -73,7 +74,6 @@ class StepStream(Channel):
         "_shares_memory",
         "_store",
         "_stream",
-        "_taken",
         "member",
     )
 
@@ -99,7 +99,7 @@ class StepStream(Channel):
         self.member = 0
         self._pair: SharedPair | None = None
         #: Number of outbox messages that the trainer has acknowledged.
-        self._taken = 0
+        self._acknowledged = 0
 
     def begin(self) -> None:
         """Send the schema of the answers."""
@@ -156,7 +156,7 @@ class StepStream(Channel):
         """
         if self._outbox is not None:
             if self._outbox.untaken:
-                self._note_taken()
+                self._note_acknowledged()
             if may_wait:
                 self._have_room(sum(piece.size_bytes for piece in pieces))
         message = encode_message(pieces, attached, checksums=checksums, outbox=self._outbox, inline=self._is_inline)
@@ -212,7 +212,7 @@ class StepStream(Channel):
         # This message usually updates the values that earlier answers lent. Free those that the trainer has read, so
         # that they are updated in place.
         if self._outbox is not None and self._outbox.untaken:
-            self._note_taken()
+            self._note_acknowledged()
         if batch is None and self._line is None and not self._is_inline:
             self._is_inline = place_of(packed) is Place.HEADER
         return decode_message(batch, packed, self._stream.columns, self._inbox)
@@ -249,13 +249,13 @@ class StepStream(Channel):
         until = self._clock.now() + _PATIENCE_S
         while not self._outbox.has_room(size_bytes) and self._clock.now() <= until:
             self._clock.sleep(_POLL_S)
-            self._note_taken()
+            self._note_acknowledged()
 
-    def _note_taken(self) -> None:
+    def _note_acknowledged(self) -> None:
         if self._pair is None or self._outbox is None or not self._outbox.untaken:
             return
         # A wrong acknowledgment harms only its sender, which loses values that it has acknowledged but not read.
-        news = min(self._pair.other.taken - self._taken, self._outbox.untaken)
+        news = min(self._pair.other.taken - self._acknowledged, self._outbox.untaken)
         if news > 0:
-            self._taken += news
+            self._acknowledged += news
             self._outbox.taken(news)

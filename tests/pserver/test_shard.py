@@ -215,13 +215,13 @@ def test_a_finished_epoch_needs_no_memory(asynchronous: Bench) -> None:
     for batch in range(100):
         asynchronous.push(1, batch, 1.0)
     before = len(asynchronous.shard.applied().encode())
-    asynchronous.shard.seal([(0, 1)])
+    asynchronous.shard.set_task_counts([(0, 1)])
     sealed = asynchronous.shard.applied()
     assert sealed.through_task_count(0) == 1
     assert len(sealed.encode()) <= before
     assert asynchronous.push(1, 5, 1.0).outcome == Outcome.ALREADY_APPLIED
     with pytest.raises(MessageError):
-        asynchronous.shard.seal([(1, 0)])
+        asynchronous.shard.set_task_counts([(1, 0)])
 
 
 class TestChangesOfTheMode:

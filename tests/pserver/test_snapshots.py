@@ -338,7 +338,7 @@ class ByHand:
         assert self.copies.is_complete.is_set()
         applied = self.pserver.shard.copying.end(self.copies)
         assert applied is not None
-        return self.copies.take_blocks(), applied
+        return self.copies.pop_blocks(), applied
 
 
 def test_a_round_is_copied_after_it_closes_and_before_the_next_update() -> None:

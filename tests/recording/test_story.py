@@ -220,7 +220,7 @@ def test_a_span_that_is_split_and_copied_replays(tmp_path: Path) -> None:
     pserver.protocol.push(2, push, 0, has_gradient=True)
     assert pserver.protocol.copy(cut, 4) is not None
     pserver.protocol.end_cut(cut)
-    pserver.protocol.seal([(0, 4)])
+    pserver.protocol.set_task_counts([(0, 4)])
     run.check()
     assert any("at block 2," in line for line in run.lines("block", "2"))
     assert not any("0/0/0" in line or "1/0/0" in line for line in run.lines("block", "3"))

@@ -28,7 +28,7 @@ class Extent(NamedTuple):
 
     numbers: range
     #: A cut copies all blocks of the span at once, because splitting the span during training would take long.
-    is_copied_whole: bool = False
+    is_copied_at_once: bool = False
 
 
 class SpanPlace:
@@ -201,7 +201,7 @@ class ReleasedBlocks(NamedTuple):
     clocks: Mapping[int, int]
     #: Block -> the election that gave the block its first values; restored blocks accept no first values.
     elections: Mapping[int, int]
-    is_copied_whole: bool
+    is_copied_at_once: bool
 
 
 class Unmovable(enum.StrEnum):

@@ -100,20 +100,20 @@ _NEEDS_OF_ARRIVALS = (_NOTHING_NEEDED, Needs(has_update=True))
 class BlockSpan(SpanPlace):
     """State of adjacent blocks with the same history: one version, one open round, the same batches."""
 
-    __slots__ = ("is_copied_whole", "rounds", "updates")
+    __slots__ = ("is_copied_at_once", "rounds", "updates")
 
-    def __init__(self, numbers: range, rounds: BlockRounds, *, is_copied_whole: bool) -> None:
+    def __init__(self, numbers: range, rounds: BlockRounds, *, is_copied_at_once: bool) -> None:
         super().__init__(numbers)
         self.rounds = rounds
-        self.is_copied_whole = is_copied_whole
+        self.is_copied_at_once = is_copied_at_once
         #: Number of updates of their values.
         self.updates = 0
 
     def is_like(self, other: BlockSpan) -> bool:
         """Return True if cuts copy both spans at once, and their histories differ at most in the applied batches."""
         return (
-            self.is_copied_whole
-            and other.is_copied_whole
+            self.is_copied_at_once
+            and other.is_copied_at_once
             and self.updates == other.updates
             and self.rounds.is_like(other.rounds)
         )
@@ -130,8 +130,8 @@ class BlockProtocol:
     def __init__(self, extents: Sequence[Extent], mode: Mode) -> None:
         #: In ascending order. The sequence is replaced, never changed, when a span is split.
         self.spans: Sequence[BlockSpan] = [
-            BlockSpan(numbers, BlockRounds(mode), is_copied_whole=is_copied_whole)
-            for numbers, is_copied_whole in extents
+            BlockSpan(numbers, BlockRounds(mode), is_copied_at_once=is_copied_at_once)
+            for numbers, is_copied_at_once in extents
         ]
         self._span_of = {number: span for span in self.spans for number in span.numbers}
         self._applied = AppliedBatches(self._span_of)
@@ -206,7 +206,7 @@ class BlockProtocol:
         if len(into) > 1:
             parts = []
             for numbers in into:
-                part = BlockSpan(numbers, span.rounds.copy(), is_copied_whole=span.is_copied_whole)
+                part = BlockSpan(numbers, span.rounds.copy(), is_copied_at_once=span.is_copied_at_once)
                 part.updates = span.updates
                 parts.append(part)
             at = self.spans.index(span)
@@ -233,7 +233,7 @@ class BlockProtocol:
             at = number - most if shorter.stop == number else number + most
             return self.split(shorter.start, [range(shorter.start, at), range(at, shorter.stop)])
         numbers = range(first.numbers.start, second.numbers.stop)
-        joined = BlockSpan(numbers, first.rounds, is_copied_whole=True)
+        joined = BlockSpan(numbers, first.rounds, is_copied_at_once=True)
         joined.updates = first.updates
         at = self.spans.index(first)
         self.spans = [*self.spans[:at], joined, *self.spans[at + 2 :]]
@@ -461,7 +461,7 @@ class BlockProtocol:
         known, span = self._cuts.get(cut), self._span_of[number]
         if known is None or not known.is_due(number, span.rounds.version):
             return None
-        return self._copied(span, cut, span.numbers if span.is_copied_whole else (number,))
+        return self._copied(span, cut, span.numbers if span.is_copied_at_once else (number,))
 
     def end_cut(self, cut: int) -> AppliedBatches | None:
         """End a complete cut and return the batches that its copies contain. None if the cut was dropped."""
@@ -478,7 +478,7 @@ class BlockProtocol:
     @staticmethod
     def _due(span: BlockSpan, cut: SnapshotCut) -> Sequence[int]:
         version = span.rounds.version
-        if span.is_copied_whole:
+        if span.is_copied_at_once:
             return span.numbers if cut.is_due(span.numbers.start, version) else ()
         return [number for number in span.numbers if cut.is_due(number, version)]
 
@@ -522,7 +522,7 @@ class BlockProtocol:
             rounds.members,
             rounds.clocks,
             elections,
-            span.is_copied_whole,
+            span.is_copied_at_once,
         )
 
     def adopt(self, released: ReleasedBlocks) -> Unmovable | None:
@@ -538,7 +538,7 @@ class BlockProtocol:
         numbers = released.numbers
         self._applied.adopt(numbers, released.applied)
         rounds = BlockRounds.moved(self.mode, released.version, released.members, released.clocks)
-        span = BlockSpan(numbers, rounds, is_copied_whole=released.is_copied_whole)
+        span = BlockSpan(numbers, rounds, is_copied_at_once=released.is_copied_at_once)
         span.updates = released.updates
         self.spans = sorted([*self.spans, span], key=lambda known: known.numbers.start)
         self._span_of.update(dict.fromkeys(numbers, span))
@@ -551,7 +551,7 @@ class BlockProtocol:
         """Return a copy of the applied batches."""
         return self._applied.copy()
 
-    def seal(self, epochs: Sequence[tuple[int, int]]) -> None:
+    def set_task_counts(self, epochs: Sequence[tuple[int, int]]) -> None:
         """Fix the number of tasks of epochs, given as (epoch, tasks), see ``AppliedBatches.set_task_count``.
 
         Raises:
@@ -577,7 +577,7 @@ class BlockProtocol:
             raise CorruptError(f"restored {len(blocks)} blocks, which are not the {self.block_count} of this pserver")
         splits = [self.split(span.numbers.start, _neighbours_with_same(blocks, span.numbers)) for span in self.spans]
         self._applied = applied
-        splits += [self.split(span.numbers.start, self._alike(span)) for span in self.spans if span.is_copied_whole]
+        splits += [self.split(span.numbers.start, self._alike(span)) for span in self.spans if span.is_copied_at_once]
         for span in self.spans:
             version, span.updates = blocks[span.numbers.start]
             span.rounds = BlockRounds(self.mode, version)

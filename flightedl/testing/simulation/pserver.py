@@ -367,7 +367,7 @@ class Pserver(Process):
                 return self._blocks().take_order(request)
             case SealRequest():
                 self.life.require_snapshots()
-                self._blocks().protocol.seal(request.epochs)
+                self._blocks().protocol.set_task_counts(request.epochs)
                 return None
             case AppliedRequest():
                 return self.life.applied(lambda: AppliedSummary.of(self._blocks().protocol.applied()))

@@ -903,10 +903,10 @@ def test_finished_epochs_are_sealed():
     bench = Bench(Async(), 1)
     for at in (FIRST.start, SECOND.start):
         bench.protocol.push(at, Push("t1", 1, 1, [(Batch(0, 0, 0), 1)]), 0, has_gradient=False)
-    bench.protocol.seal([(0, 1)])
+    bench.protocol.set_task_counts([(0, 1)])
     assert bench.protocol.applied().through_task_count(0) == 1
     with pytest.raises(MessageError):
-        bench.protocol.seal([(1, 0)])
+        bench.protocol.set_task_counts([(1, 0)])
 
 
 # any order of events
