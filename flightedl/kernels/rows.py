@@ -284,10 +284,8 @@ def sweep(
 
 @register_jitable
 def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.NDArray[np.int32]) -> int:
-    """Check the ids of a section: return 0 if they are correct, 1 if one occurs twice, 2 if one is in another bucket.
-
-    ``seen`` is scratch memory of ``index_size(ids.size)``.
-    """
+    """Return 0 if the ids of a section are correct, 1 if one occurs twice, 2 if one is in another bucket."""
+    # Scratch memory of ``index_size(ids.size)``, empty if ids may occur twice.
     mask = np.uint64(seen.size - 1)
     seen[:] = -1
     for i in range(ids.size):
@@ -295,6 +293,8 @@ def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.
         bucket = bucket_of(mixed)
         if bucket < first_bucket or bucket >= end_bucket:
             return 2
+        if seen.size == 0:
+            continue
         at = np.int64(mixed & mask)
         while seen[at] >= 0:
             if ids[seen[at]] == ids[i]:
@@ -388,7 +388,7 @@ def received(
         size = found[RECEIVED_COUNT, place]
         if size > 0:
             some, table = found[RECEIVED_FIRST, place], found[RECEIVED_TABLE, place]
-            mine = seen[: _index_size(size)]
+            mine = seen[: _index_size(size) if place < tables else 0]
             if _problem(ids[some : some + size], salts[table], buckets[0], buckets[1], mine) != 0:
                 return -1
     largest = np.uint32(0)

@@ -11,7 +11,7 @@ So the ids and the values of many tables are sent and received as two arrays. Th
 
 * ``GRADIENTS``: n distinct ids, and (n, dim) gradients. A batch that pushes to a table sends this section to every
   pserver, empty if the pserver has none of the ids, because the batch's weight counts in the table's mean.
-* ``WANTED``: n ids to look up.
+* ``WANTED``: n ids to look up, distinct or not.
 * ``ROWS``: (n, dim) values, in the order of the ids in the lookup.
 * ``UNKNOWN``: n ids of the lookup without a row, in a table that declares this an error. Their values are zero.
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
 from operator import mul
-from struct import Struct
+from struct import Struct, pack
 from typing import NamedTuple
 
 import numpy as np
@@ -141,7 +141,7 @@ def encode_sections(sections: Sequence[Section]) -> Payload:
 def header_of(sections: Sequence[tuple[int, int, int]]) -> bytes:
     """Return the bytes of a payload before its ids, given the kind, table and number of rows of each section."""
     fields = chain.from_iterable((kind, 0, table, rows) for kind, table, rows in sections)
-    return Struct("<II" + "HHIQ" * len(sections)).pack(LAYOUT, len(sections), *fields)
+    return pack("<II" + "HHIQ" * len(sections), LAYOUT, len(sections), *fields)
 
 
 #: Payload without sections: the version has been reached.

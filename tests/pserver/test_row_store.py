@@ -526,8 +526,8 @@ def test_invalid_pushes_are_rejected() -> None:
     assert 30 < len(inside) < 70
     assert problem(ids(*inside), ones(len(inside))) == ""
     assert problem(ids()) == ""
+    assert "there twice" in problem(ids(inside[0], inside[1], inside[0]), ones(3))
     for gradients in (None, ones(3)):
-        assert "there twice" in problem(ids(inside[0], inside[1], inside[0]), gradients)
         assert "not lie on this pserver" in problem(ids(*range(100)), None if gradients is None else ones(100))
     assert "declare" in problem(ids(inside[0]), ones(1, 3))
     for wrong in (np.inf, -np.inf, np.nan):
@@ -535,6 +535,18 @@ def test_invalid_pushes_are_rejected() -> None:
     assert "no table of number 1" in problem(ids(), table=1)
     with pytest.raises(MessageError, match="unexpected section of kind 1 for table 0"):
         incoming.asked(encode_sections([Section(Kind.GRADIENTS, 0, ids(inside[0]), ones(1))]).data, buckets)
+
+
+def test_a_lookup_may_name_an_id_twice() -> None:
+    store, incoming = RowTables([SPEC], range(1024)), IncomingRows([SPEC])
+    push(store, 1, 1, 2)
+    asked = incoming.asked(encode_sections([Section(Kind.WANTED, 0, ids(2, 3, 2, 1))]).data, range(1024))
+    out = np.empty(4 * SPEC.dim, np.float32)
+    assert store.read_all(asked.wanted, 1, 0, out).tolist() == [3]
+    first, unknown, again, other = out.reshape(4, -1)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, unknown)
+    assert np.array_equal(first, other)
 
 
 def test_gradients_may_be_unaligned() -> None:

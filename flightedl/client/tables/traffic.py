@@ -145,6 +145,8 @@ class Lookup:
         """Return for each of these tables (n, dim) rows of the ids as given, in new arrays."""
         places = [self._place_of[number] for number in tables]
         given = [self._ids[place] for place in places]
+        if len(given) == 1:
+            return [given[0].spread(self.rows(tables[0]))]
         starts, dims, counts = np.array(
             [(self._bounds[place], self._dims[place], len(self._ids[place].given)) for place in places], np.int64
         ).T.copy()

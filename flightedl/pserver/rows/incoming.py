@@ -94,7 +94,7 @@ class IncomingRows:
         outside = (places < buckets.start) | (places >= buckets.stop)
         if outside.any():
             return MessageError(f"id {ids[outside][0]} of table {table.name!r} does not lie on this pserver")
-        if len(np.unique(ids)) < len(ids):
+        if section.values is not None and len(np.unique(ids)) < len(ids):
             return MessageError(f"an id of table {table.name!r} is there twice: add up its gradients")
         if section.values is None or (finite := np.isfinite(section.values).all(axis=1)).all():
             return None
