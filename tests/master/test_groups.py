@@ -150,7 +150,7 @@ def test_starts_and_ends_are_logged(job: Job, master: Master) -> None:
 
 def test_a_group_and_single_trainers_do_not_share_the_data(job: Job, master: Master) -> None:
     zero, _ = start(job, master, "a", "", "")
-    with pytest.raises(UsageError, match="goes to a group"):
+    with pytest.raises(UsageError, match="a group reads the data of this job"):
         master.ask(zero.name, zero.generation, want=1)
 
 

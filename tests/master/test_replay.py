@@ -60,7 +60,7 @@ def test_a_pserver_that_lacks_forgotten_epochs_is_refused_until_another_process_
     for _ in range(2):
         assert not pservers.answered(0, 7, None, NOTHING, queue)
     assert "pserver 0 restarted from checkpoint 3" in pservers.refusal
-    assert "epoch 1 is too long ago" in pservers.refusal
+    assert "the size of epoch 1 was forgotten" in pservers.refusal
     assert "--resume" in pservers.refusal
     assert not pservers.is_settled(0, 7)
     assert queue.encode() == before, "nothing is repeated in part"
@@ -84,7 +84,7 @@ def test_a_job_with_an_irreparable_loss_fails(make_job: Callable[..., Job], monk
     eventually(lambda: not state.core.pservers.present)
 
     def forgotten(*_: object) -> None:
-        raise NotFoundError("epoch 0 is too long ago")
+        raise NotFoundError("the size of epoch 0 was forgotten")
 
     monkeypatch.setattr("flightedl.domain.recovery.replay.tasks_to_reopen", forgotten)
     job.start_pserver(0)

@@ -295,7 +295,7 @@ class MasterCore:
         self.ending.look(self.work, self._serving_members, self._now)
         self.ending.may_end |= self.group.is_done
         if self.ending.may_end and not before:
-            self._outbox.note(out.Kind.JOB_DONE, "", "all is done")
+            self._outbox.note(out.Kind.JOB_DONE, "", "the job is done")
 
     def _tick_checkpoints(self) -> None:
         if (members := self._serving_members) is not None:
@@ -471,7 +471,7 @@ class MasterCore:
         if self.pservers.refusal:
             raise JobFailedError(self.pservers.refusal)
         if self.group.has_started:
-            raise UsageError("the data of this job goes to a group: give job.dataset the same group= in all processes")
+            raise UsageError("a group reads the data of this job: pass the same group= to job.dataset in all processes")
         if ticket.want:
             self.ending.work_asked(self._now)
         elif self.ending.unfinished:

@@ -126,7 +126,7 @@ class EpochSizes:
         """
         index = bisect_right(self._rows, epoch, key=lambda row: row[0]) - 1
         if index < 0:
-            raise NotFoundError(f"epoch {epoch + 1} is too long ago: the dataset has grown {REMEMBERED} times since")
+            raise NotFoundError(f"the size of epoch {epoch + 1} was forgotten after {REMEMBERED} more changes")
         return self._rows[index][1:]
 
     def begin(self, epoch: int) -> None:

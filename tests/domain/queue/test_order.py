@@ -58,7 +58,7 @@ def test_the_oldest_sizes_are_forgotten_beyond_the_limit_unless_they_are_needed(
     assert sizes.put_away(needed_epoch)
     assert sizes.oldest_epoch == oldest
     assert sizes.find(oldest) == (oldest + 1, oldest + 1)
-    with pytest.raises(NotFoundError, match="too long ago"):
+    with pytest.raises(NotFoundError, match="was forgotten"):
         sizes.find(oldest - 1)
     kept = EpochSizes(rows(0, 32))
     assert kept.put_away(100)
