@@ -40,7 +40,7 @@ DOMAIN = ROOT / "flightedl" / "domain"
 TESTS = ROOT / "tests" / "domain"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 #: Packages that contain decisions.
-PACKAGES = ("queue", "consistency", "exactly_once", "recovery", "checkpoint", "master", "trainer", "pserver")
+PACKAGES = ("queue", "groups", "consistency", "exactly_once", "recovery", "checkpoint", "master", "trainer", "pserver")
 MARKED = "etcd or s3 or faults or slow or seeds"
 #: Further tests of a package, in addition to test modules that import from it.
 TESTS_BESIDE = {"master": ROOT / "tests" / "master"}

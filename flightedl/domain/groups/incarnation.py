@@ -295,13 +295,12 @@ def without(step: plan.Round, left_out: Collection[Piece]) -> plan.Round:
 
 
 def _parts(piece: plan.Piece, task: int, first: int, end: int) -> Iterator[plan.Piece]:
-    if piece.task != task or end <= piece.first_record or piece.end_record <= first:
+    if piece.task != task:
         yield piece
         return
-    if piece.first_record < first:
-        yield plan.Piece(task, piece.first_record, first)
-    if end < piece.end_record:
-        yield plan.Piece(task, end, piece.end_record)
+    before = piece.first_record, min(first, piece.end_record)
+    after = max(end, piece.first_record), piece.end_record
+    yield from (plan.Piece(task, start, stop) for start, stop in (before, after) if start < stop)
 
 
 def _is_from(request: GroupStartRequest | GroupPlaceRequest | GroupLeaveRequest, known: GroupRank) -> bool:

@@ -183,7 +183,7 @@ class Shares:
         self.world_size = world_size
         self.batch_size = batch_size
         # The last round has fewer records than ranks. Batches of one record cannot give records to it.
-        is_short = remainder == "split" and 0 < rest < world_size and full > 0
+        is_short = remainder == "split" and rest < world_size and full > 0
         self.rounds = full if is_short and batch_size == 1 else full + (rest > 0 and remainder != "drop")
         self._records = records
         self._drops = remainder == "drop"

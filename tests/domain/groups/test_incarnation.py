@@ -240,8 +240,58 @@ def test_ranks_that_disagree_about_the_size_are_refused():
     group.enter(zero.enter())
     with pytest.raises(UsageError, match="in a group of 3 ranks, but rank 0 in one of 2"):
         group.enter(one.enter(size=3))
-    with pytest.raises(UsageError, match="not below"):
-        group.enter(msgspec.structs.replace(one.enter(), rank=7))
+    for rank in (2, 7):
+        with pytest.raises(UsageError, match="not below"):
+            group.enter(msgspec.structs.replace(one.enter(), rank=rank))
+
+
+def test_a_group_has_started_with_its_rank_zero():
+    group = Group(LIMIT)
+    assert not group.has_started
+    zero, one = processes = pair("a", 1)
+    group.enter(one.enter())
+    assert not group.has_started
+    begin(group, processes)
+    assert group.has_started
+    assert group.enter(zero.enter()).watched_until == 0, "no start has ended before"
+
+
+def test_missing_ranks_are_named_up_to_eight():
+    for size, named in ((9, "rank 1, 2, 3, 4, 5, 6, 7, 8 of 9 to"), (10, "rank 1, 2, 3, 4, 5, 6, 7, 8, ... of 10 to")):
+        reply = Group(LIMIT).enter(Process("a", 0, 10, size).enter())
+        assert reply.waiting_for.startswith(named)
+
+
+def test_only_a_newer_process_takes_the_place_of_a_rank_that_waits():
+    group = Group(LIMIT)
+    zero, one, two = (Process("a", rank, 10 + rank, 3) for rank in range(3))
+    for each in (zero, one):
+        group.enter(each.enter())
+    assert group.enter(Process("a", 1, 9, 3).enter()).is_stale
+    same = msgspec.structs.replace(one.enter(), trainer="another")
+    assert group.enter(same).is_stale
+    newer = Process("a", 1, 20, 3)
+    assert not group.enter(newer.enter()).is_stale
+    group.enter(two.enter())
+    assert group.at(newer.at(10), 0.0).is_current
+    assert not group.at(one.at(10), 0.0).is_current
+
+
+def test_a_rank_that_dies_before_the_others_have_come_is_missing_again():
+    group = Group(LIMIT)
+    zero, one, two = (Process("a", rank, 10 + rank, 3) for rank in range(3))
+    for each in (zero, one):
+        group.enter(each.enter())
+    group.gone(one.trainer, one.generation)
+    assert group.enter(zero.enter()).waiting_for.startswith("rank 1, 2 of 3 to")
+    assert not group.enter(two.enter()).incarnation
+
+
+def test_another_rank_zero_of_the_same_generation_is_refused():
+    group = Group(LIMIT)
+    begin(group, pair("a", 10))
+    with pytest.raises(FencedError, match="later start"):
+        group.enter(Process("b", 0, 10).enter())
 
 
 def test_a_later_start_ends_the_previous_one():
@@ -339,6 +389,32 @@ def test_records_that_every_rank_has_passed_are_no_longer_suspect():
     group.at(one.at(20, 60), 3.0)
     assert not group.record.suspects
     assert group.enter(zero.enter()).watched_until == 1, "for a moment"
+
+
+def test_suspects_at_the_round_of_the_slowest_rank_stay():
+    group = Group(LIMIT)
+    dies(group, "a", 10, 60, [(0, 4, 0, 10)])
+    dies(group, "b", 20, 40, BAD)
+    assert [each.at for each in group.record.suspects] == [60, 40]
+    processes = pair("c", 30)
+    begin(group, processes)
+    for each in processes:
+        group.at(each.at(30, 60), 3.0)
+    assert [each.at for each in group.record.suspects] == [60]
+    before = group.record
+    group.at(processes[0].at(30, 60), 4.0)
+    assert group.record is before, "nothing to store"
+
+
+def test_a_rank_that_has_left_cleanly_is_not_the_one_that_ended_without_a_word():
+    group = Group(LIMIT)
+    zero, one = processes = pair("a", 10)
+    begin(group, processes)
+    group.at(zero.at(10, 40, [(0, 9, 0, 10)]), 1.0)
+    group.at(one.at(10, 40, BAD), 2.0)
+    group.leave(zero.leave(10))
+    begin(group, pair("b", 20))
+    assert [[tuple(piece) for piece in each.pieces] for each in group.record.suspects] == [BAD]
 
 
 def test_deaths_at_different_records_convict_nothing():

@@ -26,6 +26,7 @@ def test_the_batches_of_an_epoch_contain_each_record_once_in_any_order(sizes, ba
         step = batches.batch(number)
         assert 1 <= step.record_count <= batch_size
         assert step.record_count == len(records_of(step))
+        assert all(piece.first_record < piece.end_record for piece in step.pieces)
         found.update((step.epoch, *record) for record in records_of(step))
     assert found == Counter(
         (epoch, task, n) for epoch in range(epochs) for task, size in enumerate(sizes) for n in range(size)
@@ -51,6 +52,12 @@ def test_orders_of_epochs_differ_and_endless_data_has_no_count():
     assert batches.count is None
     assert records_of(batches.batch(0)) != records_of(batches.batch(1))
     assert sorted(records_of(batches.batch(0))) == sorted(records_of(batches.batch(1)))
+
+
+def test_empty_tasks_have_no_pieces_and_endless_data_without_records_has_empty_batches():
+    batches = NumberedBatches(np.array([2, 0, 2]), epochs=1, seed=None, batch_size=4)
+    assert [piece.task for piece in batches.batch(0).pieces] == [0, 2]
+    assert NumberedBatches(np.array([0]), epochs=None, seed=None, batch_size=4).batch(3).pieces == ()
 
 
 def test_a_negative_number_is_refused():

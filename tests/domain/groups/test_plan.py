@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Position, Round, RoundPlan, Shares
+from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Piece, Position, Round, RoundPlan, Shares
 
 from .calls import calls_of
 
@@ -186,9 +186,53 @@ def test_shares_add_up(records, world_size, batch_size, remainder):
     assert sum(ends) + shares.repeated == (records if remainder == "split" else shares.rounds * world_size * batch_size)
 
 
-def test_a_rank_outside_the_group_is_rejected():
-    with pytest.raises(ValueError, match="there is no rank 2 of 2"):
-        RoundPlan(np.array([1]), epochs=1, seed=None, world_size=2, rank=2, batch_size=1)
+@pytest.mark.parametrize(
+    ("records", "world_size", "batch_size", "remainder", "rounds"),
+    [
+        (8, 2, 4, "split", [[4, 4]]),
+        (10, 2, 4, "split", [[4, 4], [1, 1]]),
+        (9, 2, 4, "split", [[3, 2], [2, 2]]),
+        (17, 2, 4, "split", [[4, 4], [3, 2], [2, 2]]),
+        (1, 2, 4, "split", [[1, 0]]),
+        (1, 2, 1, "split", [[1, 0]]),
+        (3, 2, 1, "split", [[2, 1]]),
+        (5, 2, 1, "split", [[1, 1], [2, 1]]),
+        (9, 2, 4, "drop", [[4, 4]]),
+        (9, 2, 4, "pad", [[4, 4], [1, 0]]),
+        (3, 2, 1, "pad", [[1, 1], [1, 0]]),
+    ],
+)
+def test_shares_of_different_records(records, world_size, batch_size, remainder, rounds):
+    shares = Shares(records, world_size, batch_size, remainder)
+    ends = [[shares.before(number, rank) for rank in range(world_size)] for number in range(shares.rounds + 1)]
+
+    assert np.diff(ends, axis=0).tolist() == rounds
+    assert [shares.before_all(number) for number in range(shares.rounds)] == [sum(each) for each in ends[:-1]]
+    assert shares.repeated == (len(rounds) * world_size * batch_size - records if remainder == "pad" else 0)
+
+
+def test_tasks_that_end_with_a_round_are_not_open_behind_it():
+    ranks = Group([10] * 6, 2, 5, seed=None)
+    rounds = [[[msgspec.structs.astuple(piece) for piece in each.pieces] for each in ranks.next()] for _ in range(2)]
+
+    assert rounds == [[[(0, 0, 5)], [(1, 0, 5)]], [[(0, 5, 10)], [(1, 5, 10)]]]
+    assert ranks.position == Position(0, 20, 2)
+    assert [msgspec.structs.astuple(each.pieces[0]) for each in ranks.next()] == [(2, 0, 5), (3, 0, 5)]
+
+
+def test_padding_begins_with_the_first_task_also_behind_a_position():
+    (order,) = [each.pieces for each in Group([10] * 3, 1, 30, seed=42).next()]
+    ranks = Group([10] * 3, 1, 7, "pad", Position(0, 10, 1), seed=42)
+    steps = [ranks.next()[0] for _ in range(3)]
+
+    assert [step.record_count for step in steps] == [7, 7, 7]
+    assert steps[-1].pieces[-1] == Piece(order[0].task, 0, 1)
+
+
+@pytest.mark.parametrize(("rank", "batch_size"), [(2, 1), (-1, 1), (0, 0)])
+def test_a_rank_outside_the_group_and_an_empty_batch_are_rejected(rank, batch_size):
+    with pytest.raises(ValueError, match=f"there is no rank {rank} of 2 with batches of {batch_size} records"):
+        RoundPlan(np.array([1]), epochs=1, seed=None, world_size=2, rank=rank, batch_size=batch_size)
 
 
 def test_a_round_of_a_million_tasks_makes_few_calls():
