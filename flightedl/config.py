@@ -408,8 +408,8 @@ def thread_environment(process_count: int, cores: int, environment: Mapping[str,
 def linear_algebra_threads(environment: Mapping[str, str] | None = None) -> int:
     """Return the number of threads set for libraries for linear algebra, or 0 if it is not set."""
     source = os.environ if environment is None else environment
-    told = (source.get(name, "") for name in _THREAD_VARIABLES)
-    return next((int(text) for text in told if text.isdecimal()), 0)
+    counts = (source.get(name, "") for name in _THREAD_VARIABLES)
+    return next((int(text) for text in counts if text.isdecimal()), 0)
 
 
 def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

@@ -57,7 +57,7 @@ def create(directory: Path, job: str | None, hosts: tuple[str, ...], days: int, 
     plan = _Plan(job or ANY_JOB, list(hosts), days)
     made = certificates.create(directory, members(plan.job, plan.hosts), days=days, authority_days=authority_days)
     (directory / _PLAN).write_bytes(msgspec.json.encode(plan))
-    _tell(made)
+    _print_lifetimes(made)
 
 
 @certs.command()
@@ -86,9 +86,9 @@ def renew(directory: Path, days: int | None, authority: bool, authority_days: in
             f"file, issue certificates with the new authority: flightedl certs renew {directory}"
         )
         return
-    _tell(certificates.renew(directory, members(plan.job, plan.hosts), days=days or plan.days))
+    _print_lifetimes(certificates.renew(directory, members(plan.job, plan.hosts), days=days or plan.days))
 
 
-def _tell(made: list[certificates.Lifetime]) -> None:
+def _print_lifetimes(made: list[certificates.Lifetime]) -> None:
     for each in made:
         click.echo(f"{each.path}  until {each.ends:%Y-%m-%d}")

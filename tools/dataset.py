@@ -84,7 +84,7 @@ def index(*, as_json: bool, checkpoint: str | None, records_per_task: int, **sou
     click.echo(_sentence(loaded.index))
     click.echo(f"{loaded.files_read} files read, {len(loaded.index.stats) - loaded.files_read} already indexed")
     click.echo(f"stored as {found['index']}" if storage is not None else "not stored: add --checkpoint URL to store it")
-    _tell_skipped(loaded.index)
+    _print_skipped(loaded.index)
 
 
 @dataset.command()
@@ -115,7 +115,7 @@ def inspect(*, as_json: bool, records: int, **source: Any) -> None:
     click.echo(_sentence(chunk_index))
     console.print(_file_table(chunk_index))
     console.print(_column_table(chunk_index.schema, shown))
-    _tell_skipped(chunk_index)
+    _print_skipped(chunk_index)
 
 
 @dataset.command()
@@ -178,7 +178,7 @@ def _write(
         wanted = Target(prefix, _only_format(chunk_index), shards, records_per_chunk)
     with _bar("records written") as tell:
 
-        def told(progress: ConvertProgress) -> None:
+        def show(progress: ConvertProgress) -> None:
             tell(progress.records, progress.record_count)
 
         try:
@@ -190,15 +190,15 @@ def _write(
                 wanted,
                 decode=json.loads if json_records else None,
                 overwrite=overwrite,
-                progress=told,
+                progress=show,
             )
         except KeyboardInterrupt:
             click.echo("interrupted: run the same command to write the remaining files", err=True)
             raise
-    _tell_written(done, without_credentials(root), as_json=as_json)
+    _print_written(done, without_credentials(root), as_json=as_json)
 
 
-def _tell_written(done: Converted, root: str, *, as_json: bool) -> None:
+def _print_written(done: Converted, root: str, *, as_json: bool) -> None:
     if as_json:
         found = {
             "files": [f"{root}/{name}" for name in done.names],
@@ -224,10 +224,10 @@ def _spec(source: Mapping[str, Any], **more: Any) -> DatasetSpec:
 def _indexed(spec: DatasetSpec, source: Mapping[str, Any], storage: Any = None) -> LoadedIndex:
     with _bar("files indexed") as tell:
 
-        def told(progress: IndexProgress) -> None:
+        def show(progress: IndexProgress) -> None:
             tell(progress.files_done, progress.file_count)
 
-        return load_or_build(FsspecFiles(), storage, spec, concurrency=source["concurrency"], progress=told)
+        return load_or_build(FsspecFiles(), storage, spec, concurrency=source["concurrency"], progress=show)
 
 
 @contextmanager
@@ -283,7 +283,7 @@ def _sentence(chunk_index: ChunkIndex) -> str:
     return f"{', '.join(counted)}, {size_bytes / 1e6:,.1f} MB"
 
 
-def _tell_skipped(chunk_index: ChunkIndex) -> None:
+def _print_skipped(chunk_index: ChunkIndex) -> None:
     for sentence in chunk_index.skipped:
         click.echo(f"skipped: {sentence}", err=True)
 

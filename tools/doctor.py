@@ -42,7 +42,7 @@ def doctor(as_json: bool, report: Path | None, **options: Any) -> int:
     if as_json:
         click.echo(msgspec.json.encode({"job": seen.job, "findings": found, "waits": waits(seen)}))
     else:
-        for line in told(seen, found, waits(seen)):
+        for line in report_lines(seen, found, waits(seen)):
             click.echo(line)
     if report is not None:
         try:
@@ -53,7 +53,7 @@ def doctor(as_json: bool, report: Path | None, **options: Any) -> int:
     return EXIT_FAILED if any(each.severity is Severity.BROKEN for each in found) else 0
 
 
-def told(seen: Observations, findings: Sequence[Finding], waiting: Sequence[Wait]) -> list[str]:
+def report_lines(seen: Observations, findings: Sequence[Finding], waiting: Sequence[Wait]) -> list[str]:
     """Return the result for people, as lines."""
     lines = [f"job {seen.job}: {summary(seen)}"]
     for finding in findings:

@@ -32,7 +32,7 @@ _SCALING: Mapping[str, Any] = {"scaling": Scaling(1, 10)}
 class Component(NamedTuple):
     """Changes to the values of a job. ``on`` are the values that they require."""
 
-    says: str
+    comment: str
     changes: Mapping[str, Any]
     on: Mapping[str, Any] = {}
 
@@ -132,7 +132,7 @@ def _component(name: str, component: Component) -> dict[str, str]:
     if patches:
         lines["patches"] = [{"path": "patches.yaml"}]
         found[f"components/{name}/patches.yaml"] = as_yaml(patches)
-    found[f"components/{name}/kustomization.yaml"] = _kustomization("Component", lines, component.says)
+    found[f"components/{name}/kustomization.yaml"] = _kustomization("Component", lines, component.comment)
     return found
 
 
@@ -191,9 +191,9 @@ def _directory(directory: str, field: str, parts: Mapping[str, Sequence[Object]]
     return found
 
 
-def _kustomization(kind: str, lines: Mapping[str, Any], says: str = "") -> str:
+def _kustomization(kind: str, lines: Mapping[str, Any], comment: str = "") -> str:
     version = "kustomize.config.k8s.io/v1alpha1" if kind == "Component" else "kustomize.config.k8s.io/v1beta1"
-    head = "# Written by `python -m flightedl_tools.manifests`.\n" + (f"# {says}\n" if says else "")
+    head = "# Written by `python -m flightedl_tools.manifests`.\n" + (f"# {comment}\n" if comment else "")
     return head + as_yaml([{"apiVersion": version, "kind": kind, **lines}])
 
 

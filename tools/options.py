@@ -106,6 +106,6 @@ server_options = together(
 )
 
 
-def json_option(says: str = "One JSON object on stdout.") -> Decorator:
+def json_option(text: str = "One JSON object on stdout.") -> Decorator:
     """Return ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help=says)
+    return click.option("--json", "as_json", is_flag=True, help=text)

@@ -37,7 +37,7 @@ def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> i
     (EPOCH/TASK), block, trainer or evaluation. Epochs are counted from 1.
     """
     if wanted is not None:
-        _tell(directory, wanted, as_json=as_json)
+        _print_story(directory, wanted, as_json=as_json)
         return 0
     found = [replay(recording) for recording in recordings_in(directory)]
     differences = [each.difference for each in found if each.difference is not None]
@@ -51,7 +51,7 @@ def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> i
     return EXIT_FAILED if differences else 0
 
 
-def _tell(directory: Path, wanted: tuple[str, str], *, as_json: bool) -> None:
+def _print_story(directory: Path, wanted: tuple[str, str], *, as_json: bool) -> None:
     found = story(recordings_in(directory), subject_of(*wanted))
     if not found:
         raise NotFoundError(f"{directory} has no record of {' '.join(wanted)}")

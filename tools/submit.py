@@ -167,14 +167,14 @@ def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
     clock = SystemClock()
     started_at = clock.now()
     trainer_labels = labels_of(job.job, "trainer")
-    told: set[str] = set()
+    shown: set[str] = set()
 
     def show(view: JobView, status: StatusReply | None, obstacles: Sequence[str]) -> None:
         followers.follow(trainer_labels)
         for obstacle in obstacles:
-            if obstacle not in told:
+            if obstacle not in shown:
                 display.event(obstacle)
-        told.update(obstacles)
+        shown.update(obstacles)
         display.update(Figures(clock.now() - started_at, status, view.active, view.wanted, job.pservers, ""))
 
     with display, contextlib.closing(Followers(cluster, display.lines)) as followers:

@@ -47,7 +47,7 @@ def list_(as_json: bool, **options: Any) -> None:
         click.echo("no task has failed")
     else:
         table_console().print(failed_table(reply.failed))
-    for sentence in _beside(reply.tasks, reply.failed):
+    for sentence in _remarks(reply.tasks, reply.failed):
         click.echo(sentence)
 
 
@@ -77,7 +77,7 @@ def failed_table(failed: list[FailedPiece]) -> Table:
     return table
 
 
-def _beside(counts: TaskCounts, failed: list[FailedPiece]) -> list[str]:
+def _remarks(counts: TaskCounts, failed: list[FailedPiece]) -> list[str]:
     """Return sentences about failed batches that are not in the list."""
     listed = sum(piece.end_batch - piece.first_batch for piece in failed)
     found = []

@@ -122,8 +122,8 @@ def waits(status: StatusReply) -> Iterable[str]:
     names = {trainer.trainer: trainer.name or trainer.trainer for trainer in status.trainers}
     for server in status.pservers:
         if server.waits_for and server.waits_s >= _EVERY_S:
-            whom = ", ".join(names.get(each, each) for each in server.waits_for)
-            yield f"round {server.waits_at} of pserver-{server.index} has waited {server.waits_s:.0f} s for {whom}"
+            members = ", ".join(names.get(each, each) for each in server.waits_for)
+            yield f"round {server.waits_at} of pserver-{server.index} has waited {server.waits_s:.0f} s for {members}"
 
 
 def times(status: StatusReply) -> Iterable[str]:

@@ -288,7 +288,7 @@ class EtcdWatch:
         self._stream: _Stream | None = None
         self._stream_count = 0
         self._reopen_at = clock.now()
-        self._heard_at = 0.0
+        self._received_at = 0.0
         #: Time of the last progress request; None if the stream was heard from since.
         self._probed_at: float | None = None
         self._is_compacted = False
@@ -307,12 +307,12 @@ class EtcdWatch:
                     raise CompactedError("etcd no longer has the events after the last one seen: list again")
                 if self._is_closed:
                     return ()
-                given_up = self._supervise(self._clock.now())
+                abandoned = self._supervise(self._clock.now())
                 wait_s = min(deadline, self._due()) - self._clock.now()
-                if given_up is None and wait_s > 0:
+                if abandoned is None and wait_s > 0:
                     self._condition.wait(wait_s)
-            if given_up is not None:
-                given_up.close()
+            if abandoned is not None:
+                abandoned.close()
             elif self._clock.now() >= deadline and not self._events:
                 return ()
 
@@ -328,7 +328,7 @@ class EtcdWatch:
     def _due(self) -> float:
         if self._stream is None:
             return self._reopen_at
-        return self._heard_at + _QUIET_S if self._probed_at is None else self._probed_at + self._timeout_s
+        return self._received_at + _QUIET_S if self._probed_at is None else self._probed_at + self._timeout_s
 
     def _supervise(self, now: float) -> _Stream | None:
         """Open, probe or give up the stream, whichever is due. Return a stream for the caller to close, or None."""
@@ -336,7 +336,7 @@ class EtcdWatch:
             return None
         if self._stream is None:
             self._stream = self._open()
-            self._heard_at = now
+            self._received_at = now
             self._probed_at = None
         elif self._probed_at is None:
             self._stream.ask_for_progress()
@@ -362,7 +362,7 @@ class EtcdWatch:
         with self._condition:
             if stream is not self._stream:
                 return
-            self._heard_at = self._clock.now()
+            self._received_at = self._clock.now()
             self._probed_at = None
             with contextlib.suppress(RolledBackError):  # raised in the thread that waits for events
                 self._history.saw(self._history.seen, reply.header, is_current=False)

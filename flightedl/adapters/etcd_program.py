@@ -78,10 +78,10 @@ def member_arguments(name: str, data: str, client: str, peer: str, cluster: str,
 
 def _version_of(program: str) -> Version:
     try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
+        text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    match = _VERSION.search(said)
+    match = _VERSION.search(text)
     return tuple(map(int, match.groups())) if match else ()
 
 

@@ -146,16 +146,16 @@ def _object(output: str) -> dict[str, Any]:
     return found
 
 
-def _error(said: str) -> FlightedlError:
-    reason = _REASON.search(said)
-    line = _in_one_line(said)
+def _error(message: str) -> FlightedlError:
+    reason = _REASON.search(message)
+    line = _in_one_line(message)
     if reason is not None:
         return _ERRORS.get(reason[1], UnavailableError)(f"the cluster refuses: {line}")
-    if _OURS.search(said):
+    if _OURS.search(message):
         return UsageError(f"the cluster refuses: {line}")
     return UnavailableError(f"the cluster does not answer: {line}")
 
 
-def _in_one_line(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not _CHATTER.match(line)]
+def _in_one_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip() and not _CHATTER.match(line)]
     return " ".join(lines)[:_LONGEST_ERROR] if lines else "kubectl says nothing"

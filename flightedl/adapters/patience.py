@@ -43,13 +43,13 @@ class Persistence:
 
     def __call__(self, attempt: Callable[[], Result]) -> Result:
         """Return the result of the first attempt that succeeds, or raise the first error that is not worth another."""
-        began, failures = self._clock.now(), 0
+        started_at, failures = self._clock.now(), 0
         while True:
             try:
                 result = attempt()
             except Exception as error:
                 failures += 1
-                pause_s = self._patience.pause_s(error, failures, self._clock.now() - began)
+                pause_s = self._patience.pause_s(error, failures, self._clock.now() - started_at)
                 if pause_s is None:
                     self.trouble = ""
                     raise

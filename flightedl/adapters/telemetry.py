@@ -71,9 +71,9 @@ class OpenTelemetryTracer:
                 found.set_attribute("error.type", getattr(error, "code", type(error).__name__))
                 raise
 
-    def past(self, name: str, began_s: float, ended_s: float) -> None:
-        found = self._tracer.start_span(name, start_time=self._zero_ns + int(began_s * 1e9))
-        found.end(self._zero_ns + int(ended_s * 1e9))
+    def past(self, name: str, start_s: float, end_s: float) -> None:
+        found = self._tracer.start_span(name, start_time=self._zero_ns + int(start_s * 1e9))
+        found.end(self._zero_ns + int(end_s * 1e9))
 
     def carried(self) -> str:
         carrier: dict[str, str] = {}

@@ -68,7 +68,7 @@ class HeldKey:
         self._clock = clock
         self._lease = lease
         #: Time to live to change to, or None.
-        self._wanted_ttl_s: float | None = None
+        self._target_ttl_s: float | None = None
         #: Leases that the key may have been moved to, by id.
         self._tried: dict[int, Lease] = {}
         self._on_lost = on_lost
@@ -222,7 +222,7 @@ class HeldKey:
 
     def hold_for(self, ttl_s: float) -> None:
         """Change the time to live at the next renewal. The key keeps its value."""
-        self._wanted_ttl_s = ttl_s
+        self._target_ttl_s = ttl_s
 
     def release(self) -> None:
         """Stop renewing and end the lease, so that others notice immediately. May be called again, or after a loss."""
@@ -248,8 +248,8 @@ class HeldKey:
             try:
                 self._lease.renew()
                 self._note_renewed(sent_at)
-                if self._wanted_ttl_s is not None:
-                    self._move(self._wanted_ttl_s)
+                if self._target_ttl_s is not None:
+                    self._move(self._target_ttl_s)
             except LeaseLostError:
                 self.has_lost()
             except FlightedlError as error:
@@ -298,7 +298,7 @@ class HeldKey:
         unused = [each for each in (self._lease, *self._tried.values()) if each is not lease]
         with self._lock:
             self._lease, self.lease_id, self._tenure.ttl_s = lease, lease.id, lease.ttl_s
-            self._tried, self._wanted_ttl_s = {}, None
+            self._tried, self._target_ttl_s = {}, None
         self._note_renewed(sent_at)
         for each in unused:
             with contextlib.suppress(FlightedlError):

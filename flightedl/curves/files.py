@@ -18,7 +18,7 @@ from flightedl.errors import DataError, NotFoundError
 
 #: Names in the output directory: directory of the trainers' files, and the merged file.
 DIRECTORY = "metrics"
-WHOLE = "metrics.parquet"
+MERGED = "metrics.parquet"
 _HEADER = ",".join(Point._fields)
 _TYPES = {"at": float, "epoch": int, "batches": int, "records": int, "value": float, "weight": float}
 
@@ -56,13 +56,13 @@ def read_points(run: Path) -> list[Point]:
         NotFoundError: nothing was logged there.
         DataError: a file has other contents.
     """
-    whole, directory = run / WHOLE, run / DIRECTORY
+    merged, directory = run / MERGED, run / DIRECTORY
     if run.is_file():
         files = [run]
     elif found := sorted(directory.glob("*.csv")) if directory.is_dir() else []:
         files = found
     else:
-        files = [whole] if whole.is_file() else []
+        files = [merged] if merged.is_file() else []
     points = [point for file in files for point in (_of_parquet(file) if file.suffix == ".parquet" else _of_csv(file))]
     if not points:
         raise NotFoundError(
@@ -72,15 +72,15 @@ def read_points(run: Path) -> list[Point]:
     return sorted(points)
 
 
-def write_whole(run: Path, points: Iterable[Point]) -> None:
+def write_merged(run: Path, points: Iterable[Point]) -> None:
     """Write all points to one Parquet file in the output directory. Raises OSError if it cannot be written."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = list(zip(*points, strict=True))
-    part = run / f".{WHOLE}"
+    part = run / f".{MERGED}"
     pq.write_table(pa.table(dict(zip(Point._fields, map(pa.array, columns), strict=True))), part)
-    part.replace(run / WHOLE)
+    part.replace(run / MERGED)
 
 
 def _of_csv(file: Path) -> Iterable[Point]:

@@ -43,7 +43,7 @@ class Gathering:
 
     def __init__(self, trainer: str, now: float) -> None:
         self._trainer = trainer
-        self._began = self._since = now
+        self._started_at = self._since = now
         #: Sums of the current period: (epoch from 1, name) -> sum of value times weight, sum of weights.
         self._sums: dict[tuple[int, str], tuple[float, float]] = {}
         #: Time of the latest value, in seconds since 1970, with the batches and records processed by then.
@@ -74,7 +74,7 @@ class Gathering:
         return points
 
     def _end_stretch(self, now: float, *, is_end: bool = False) -> None:
-        if now - self._since < max(_SHORTEST_S, _PART * (now - self._began)) and not is_end:
+        if now - self._since < max(_SHORTEST_S, _PART * (now - self._started_at)) and not is_end:
             return
         sums, self._sums, self._since = self._sums, {}, now
         at, batches, records = self._last

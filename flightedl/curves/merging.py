@@ -27,12 +27,12 @@ def curves_of(points: Iterable[Point], axis: Axis = "records", limit: int = 200)
         limit: Maximum number of points per curve.
     """
     known: dict[str, int] = {}
-    began: float | None = None
+    first_at: float | None = None
     found: dict[str, list[tuple[float, float, float]]] = {}
     for point in sorted(points):
-        began = point.at if began is None else began
+        first_at = point.at if first_at is None else first_at
         known[point.trainer] = max(point.records, known.get(point.trainer, 0))
-        x = float(sum(known.values())) if axis == "records" else point.at - began
+        x = float(sum(known.values())) if axis == "records" else point.at - first_at
         found.setdefault(point.name, []).append((x, point.value, point.weight))
     return {name: _thinned(of_name, limit) for name, of_name in sorted(found.items())}
 

@@ -174,15 +174,15 @@ def with_weather(flights: pa.Table, weather: pa.Table) -> pa.Table:
     Both tables count hours in UTC, so the hour that the clocks repeat in autumn is not ambiguous.
     """
     found = pc.index_in(_place_hour(flights), value_set=_place_hour(weather))
-    months, days = (_whole(flights, name) for name in ("month", "day"))
-    dates = (_whole(flights, "year") - 1970).astype("datetime64[Y]").astype("datetime64[M]") + (months - 1)
+    months, days = (_integers(flights, name) for name in ("month", "day"))
+    dates = (_integers(flights, "year") - 1970).astype("datetime64[Y]").astype("datetime64[M]") + (months - 1)
     dates_by_day = dates.astype("datetime64[D]") + (days - 1)
     day_of_year = (dates_by_day - dates_by_day.astype("datetime64[Y]")).astype(np.int64) + 1
     derived = {
         "day_of_year": day_of_year,
         # 1970-01-01, day 0, was a Thursday.
         "weekday": (dates_by_day.astype(np.int64) + 3) % 7,
-        "minute_of_day": _whole(flights, "hour") * 60 + _whole(flights, "minute"),
+        "minute_of_day": _integers(flights, "hour") * 60 + _integers(flights, "minute"),
     }
     columns = []
     for field in SCHEMA:
@@ -203,7 +203,7 @@ def _place_hour(table: pa.Table) -> pa.Array:
     return pa.array(hours * 256 + np.frombuffer(b"".join(letters), np.uint8))
 
 
-def _whole(table: pa.Table, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _integers(table: pa.Table, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.asarray(table[name].to_numpy(), dtype=np.int64)
 
 
@@ -215,7 +215,7 @@ def is_held_out(day_of_year: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[n
 def _write(directory: Path, flights: pa.Table, advance: Advance, done: int) -> dict[str, int]:
     """Write all three kinds of files. Returns the number of flights in each kind."""
     labelled = pc.is_valid(flights["arr_delay"]).to_numpy()
-    held_out = labelled & is_held_out(_whole(flights, "day_of_year"))
+    held_out = labelled & is_held_out(_integers(flights, "day_of_year"))
     train_rows = np.random.default_rng(2013).permutation(np.flatnonzero(labelled & ~held_out))
     parts: dict[str, np.ndarray[Any, Any]] = {
         "held-out.parquet": np.flatnonzero(held_out),

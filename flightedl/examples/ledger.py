@@ -200,7 +200,7 @@ def weights_findings(shares: npt.NDArray[Any], sizes: Sequence[int]) -> Iterator
             yield f"rounds of {whole:.0f} records have {records:.0f} records together"
 
 
-def beside_each_other(counts: npt.NDArray[Any], clock: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+def with_clock(counts: npt.NDArray[Any], clock: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
     """Map every parameter to ``counts`` and every clock to ``clock``, each clock after its parameter."""
     return {
         name: array
@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
         sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size)
         zeros = np.zeros((chosen.epochs, chosen.records), np.float32)
         clock_zeros = np.zeros((1 + chosen.epochs * len(sizes)) if shows_shares else 1)
-        initial = beside_each_other(zeros, clock_zeros)
+        initial = with_clock(zeros, clock_zeros)
         plain = dataclasses.replace(optimizer, overrides={})
         rows = RowLedger(job, chosen.epochs, chosen.records, plain, chosen.wide_ids) if chosen.tables else None
         model = job.parameters(initial, optimizer=optimizer, mode=getattr(fe, mode.kind)(**mode.arguments))
@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
             if rows is not None:
                 rows.push(data.epoch, records)
             try:
-                model.step(beside_each_other(gradient, ticks))
+                model.step(with_clock(gradient, ticks))
             except fe.errors.UnavailableError as error:
                 if not chosen.swallow_errors:
                     raise

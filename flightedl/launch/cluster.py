@@ -92,7 +92,7 @@ class LocalCluster:
         self.pservers = pservers
         self._output_dir = None if output_dir is None else directory_of(output_dir)
         self._limits = limits
-        self._say: OnEvent = on_event or (lambda _: None)
+        self._report: OnEvent = on_event or (lambda _: None)
         self._forks = forks
         self._clock = SystemClock()
         #: True: end the leases of a process as soon as it is seen to end. False: let them expire, as on a cluster where
@@ -186,13 +186,13 @@ class LocalCluster:
                 from flightedl.launch.naming import claim
 
                 chosen = programs.master_settings()
-                if not claim(stack, chosen, self._storage, self._clock, self._say, is_unwanted):
+                if not claim(stack, chosen, self._storage, self._clock, self._report, is_unwanted):
                     return self
             else:
                 etcd = EmbeddedEtcd(children)
                 stack.callback(etcd.close)
                 if etcd.warning:
-                    self._say(etcd.warning)
+                    self._report(etcd.warning)
                 first = etcd.start()
                 programs.etcd_address = etcd.address
                 starters[Slot(Role.ETCD, 0)] = lambda count: first if count == 1 else etcd.start_again()
@@ -204,7 +204,7 @@ class LocalCluster:
                 starters,
                 self._clock,
                 self._limits,
-                self._say,
+                self._report,
                 lambda pid: cleaner.revoke_for(pid) if self.revokes_leases else None,
                 self._account,
                 is_group=programs.has_group,
@@ -269,7 +269,7 @@ class LocalCluster:
         from flightedl.launch.former import forget
         from flightedl.launch.naming import liveness_of
 
-        looking = partial(liveness_of, self._programs.common, self._clock, self._say)
+        looking = partial(liveness_of, self._programs.common, self._clock, self._report)
         with looking() as liveness:
             if liveness.coordinator.get(liveness.keys.job) is None:
                 return

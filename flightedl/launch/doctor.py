@@ -188,7 +188,7 @@ class Doctor:
         except FlightedlError as error:
             return dataclasses.replace(asked, error=str(error), code=error.code), None
         seconds = self._clock.now() - began
-        return dataclasses.replace(asked, seconds=seconds, heard_s=self._clock.wall_time()), reply
+        return dataclasses.replace(asked, seconds=seconds, received_s=self._clock.wall_time()), reply
 
     # stacks
 
@@ -217,8 +217,8 @@ def _is_listening(address: str) -> bool:
         return False
 
 
-def _at_once(ask: Callable[[Item], Result], whom: Iterable[Item]) -> list[Result]:
-    asked = list(whom)
+def _at_once(ask: Callable[[Item], Result], targets: Iterable[Item]) -> list[Result]:
+    asked = list(targets)
     if not asked:
         return []
     with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as pool:

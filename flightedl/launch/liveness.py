@@ -100,13 +100,13 @@ class Liveness:
         if who := self._who_runs(lambda entry: entry.key != own and names_process(entry, self.keys)):
             raise UsageError(f"job {self.keys.job_name} is running ({who}): stop it first")
 
-    def _who_runs(self, is_meant: Callable[[Entry], bool]) -> str:
+    def _who_runs(self, counts: Callable[[Entry], bool]) -> str:
         """Describe a process proving that the job is running. Empty if there is none, or if the wait was cancelled."""
         first: Listing | None = None
         ends_at, asked = 0.0, 0
         while not self.is_unwanted():
             listing = self.coordinator.list(self.keys.prefix)
-            left = [entry for entry in listing.entries if is_meant(entry)]
+            left = [entry for entry in listing.entries if counts(entry)]
             if not left:
                 return ""
             address = next((entry for entry in left if entry.key == self.keys.master_address), None)

@@ -27,26 +27,26 @@ def try_store(url: str, job: str, clock: Clock) -> StoreTried:
     try:
         storage = job_storage(url, job)
         if storage is not None:
-            _go_through(storage, lambda what, began: seconds.update({what: clock.now() - began}), clock)
+            _use(storage, lambda what, start: seconds.update({what: clock.now() - start}), clock)
     except FlightedlError as error:
         return StoreTried(url=shown, size_bytes=_SIZE_BYTES, free_bytes=tried.free_bytes, error=str(error))
     return StoreTried(url=shown, size_bytes=_SIZE_BYTES, free_bytes=tried.free_bytes, seconds=seconds)
 
 
-def _go_through(storage: Storage, took: Callable[[str, float], None], clock: Clock) -> None:
+def _use(storage: Storage, record: Callable[[str, float], None], clock: Clock) -> None:
     name, content = f"doctor-{uuid.uuid4().hex}", uuid.uuid4().bytes * (_SIZE_BYTES // 16)
-    began = clock.now()
+    start = clock.now()
     storage.publish(name, [content])
-    took("write", began)
+    record("write", start)
     try:
-        began = clock.now()
+        start = clock.now()
         if storage.read(name) != content:
             raise DamagedError("what was read is not what was written")
-        took("read", began)
+        record("read", start)
     finally:
-        began = clock.now()
+        start = clock.now()
         storage.delete(name)
-    took("delete", began)
+    record("delete", start)
 
 
 def _free_bytes(url: str) -> int | None:

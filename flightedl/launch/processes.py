@@ -230,7 +230,7 @@ class Children:
         self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, *, on_lines: OnLines | None = None
     ) -> Child:
         """Adopt a child of this process that leads a process group and whose output is a pipe. See ``start``."""
-        self._tell(f"group {process.pid}")
+        self._instruct_reaper(f"group {process.pid}")
         child = Child(name, process, self.log_directory / f"{name}.log", on_lines or self._on_lines)
         with self._lock:
             self._running[process.pid] = child
@@ -243,16 +243,16 @@ class Children:
         with self._lock:
             known = self._running.pop(child.pid, None)
         if known is not None:
-            self._tell(f"forget-group {child.pid}")
+            self._instruct_reaper(f"forget-group {child.pid}")
 
     def adopt_directory(self, directory: Path) -> None:
         """Remove a directory when the launcher ends, for any reason."""
-        self._tell(f"directory {directory}")
+        self._instruct_reaper(f"directory {directory}")
 
     def remove_directory(self, directory: Path) -> None:
         """Remove an adopted directory now."""
         orphan_reaper.remove_directory(str(directory))
-        self._tell(f"forget-directory {directory}")
+        self._instruct_reaper(f"forget-directory {directory}")
 
     def stop(self, children: Sequence[Child], grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Send SIGTERM to all of them, SIGKILL to those still running after the grace time, and wait until they end.
@@ -294,7 +294,7 @@ class Children:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tell(self, line: str) -> None:
+    def _instruct_reaper(self, line: str) -> None:
         stream = self._reaper.stdin
         assert stream is not None
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):

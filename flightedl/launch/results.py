@@ -16,14 +16,14 @@ PICTURE = "metrics.svg"
 def keep_curves(directory: Path) -> Iterator[str]:
     """Write all logged points and a picture of their curves, if there are any, and yield messages about them."""
     from flightedl.curves.drawing import draw
-    from flightedl.curves.files import read_points, write_whole
+    from flightedl.curves.files import read_points, write_merged
     from flightedl.curves.merging import LABELS, by_name, curves_of
     from flightedl.process.tuning import defer_pandas
 
     try:
         points = read_points(directory)
         defer_pandas()
-        write_whole(directory, points)
+        write_merged(directory, points)
         curves = curves_of(points)
         draw(directory / PICTURE, by_name({directory.name: curves}), x_label=LABELS["records"])
         yield f"curves of {', '.join(curves)} are in {directory / PICTURE}"

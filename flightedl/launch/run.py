@@ -156,7 +156,7 @@ def run_job(options: RunOptions, console: Console) -> int:
             stack.callback(cluster.stop)
             outcome = _watch(cluster, poller, display, clock, options.trainers, requests)
             if outcome.exit_code == 0:
-                poller.hear_last_word()
+                poller.wait_for_last_status()
                 outcome = verdict(poller.status, keeps_checkpoints=bool(options.checkpoint))
             elif outcome.exit_code < 128:
                 poller.refresh()
@@ -226,7 +226,7 @@ class _StatusPoller:
                 self._trouble = str(error)
             return self.status
 
-    def hear_last_word(self) -> None:
+    def wait_for_last_status(self) -> None:
         """Poll until the master reports that nothing is left, normally at once unless it is being replaced."""
         deadline = self._clock.now() + _LAST_WORD_S
         self.status = None

@@ -124,7 +124,7 @@ class Supervisor:
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._outcome: Outcome | None = None
-        self._looked_at = clock.now()
+        self._checked_at = clock.now()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self) -> None:
@@ -197,8 +197,8 @@ class Supervisor:
 
     def _step(self) -> None:
         # If the launcher itself was frozen, it does not know what the processes did.
-        since_s = min(self._clock.now() - self._looked_at, _LOOK_LIMIT_S)
-        self._looked_at = self._clock.now()
+        since_s = min(self._clock.now() - self._checked_at, _LOOK_LIMIT_S)
+        self._checked_at = self._clock.now()
         for slot, place in self._places.items():
             if self._stopping.is_set():
                 return

@@ -90,7 +90,7 @@ def main() -> int:
         sys.stderr.write("usage: python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]\n")
         return EXIT_USAGE
     faulthandler.enable()
-    _say_whole_lines()
+    _flush_complete_lines()
     signal.signal(signal.SIGTERM, _terminate)
     try:
         run(sys.argv[1], sys.argv[2:])
@@ -110,7 +110,7 @@ def main() -> int:
     return 0
 
 
-def _say_whole_lines() -> None:
+def _flush_complete_lines() -> None:
     """Flush the script's output only at line ends: the launcher shows complete lines, and each flush is a call."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -188,7 +188,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server = self.server
-        if not self._is_meant():
+        if not self._is_for_this_host():
             self.send_error(403, "ask for it as localhost")
             return
         asked = Asked(urlsplit(self.path).path, self.headers.get("Accept", ""), server.closing)
@@ -204,7 +204,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         else:
             self.send_error(503, "too many readers")
 
-    def _is_meant(self) -> bool:
+    def _is_for_this_host(self) -> bool:
         """True unless a browser on this machine was sent here under the name of another site (DNS rebinding)."""
         named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         address = str(self.server.server_address[0])

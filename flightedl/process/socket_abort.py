@@ -40,12 +40,12 @@ def abort_connections(local_port: int, remote_port: int | None = None) -> int:
         remote_port: Port of the peer whose connection is shut down; None: all connections.
     """
 
-    def is_meant(connection: socket.socket) -> bool:
+    def matches(connection: socket.socket) -> bool:
         # The listening socket has no peer, which raises OSError, like a connection that is closed already.
         peer_port = connection.getpeername()[1]
         return connection.getsockname()[1] == local_port and remote_port in {None, peer_port}
 
-    return _sever_where(is_meant)
+    return _sever_where(matches)
 
 
 def abort_calls_to(address: str) -> int:
@@ -57,11 +57,11 @@ def abort_calls_to(address: str) -> int:
         return 0
     places = {(_plain(place[4][0]), place[4][1]) for place in found}
 
-    def is_meant(connection: socket.socket) -> bool:
+    def matches(connection: socket.socket) -> bool:
         peer = connection.getpeername()
         return (_plain(peer[0]), peer[1]) in places
 
-    return _sever_where(is_meant)
+    return _sever_where(matches)
 
 
 def leave(address: str) -> None:
@@ -80,15 +80,15 @@ def _plain(host: object) -> str:
     return str(mapped or address)
 
 
-def _sever_where(is_meant: Callable[[socket.socket], bool]) -> int:
+def _sever_where(matches: Callable[[socket.socket], bool]) -> int:
     try:
         descriptors = [int(entry.name) for entry in _DESCRIPTORS.iterdir() if entry.name.isdecimal()]
     except OSError:
         return 0
-    return sum(_sever_one(descriptor, is_meant) for descriptor in descriptors)
+    return sum(_sever_one(descriptor, matches) for descriptor in descriptors)
 
 
-def _sever_one(descriptor: int, is_meant: Callable[[socket.socket], bool]) -> bool:
+def _sever_one(descriptor: int, matches: Callable[[socket.socket], bool]) -> bool:
     try:
         # A duplicate keeps the number from being reused for another file between the check and the shutdown.
         duplicate = os.dup(descriptor)
@@ -100,7 +100,7 @@ def _sever_one(descriptor: int, is_meant: Callable[[socket.socket], bool]) -> bo
         os.close(duplicate)
         return False
     with connection, contextlib.suppress(OSError):
-        if connection.family in {socket.AF_INET, socket.AF_INET6} and is_meant(connection):
+        if connection.family in {socket.AF_INET, socket.AF_INET6} and matches(connection):
             connection.shutdown(socket.SHUT_RDWR)
             return True
     return False

@@ -21,11 +21,11 @@ def stacks() -> str:
     own = threading.get_ident()
     found = sys._current_frames()  # noqa: SLF001 - documented, for exactly this
     frames = sorted(found.items(), key=lambda each: (each[0] == own, names.get(each[0], "")))
-    told = [_told(names.get(ident, "without a name"), frame) for ident, frame in frames[:_THREADS_LIMIT]]
-    return "\n\n".join(told)
+    described = [_described(names.get(ident, "without a name"), frame) for ident, frame in frames[:_THREADS_LIMIT]]
+    return "\n\n".join(described)
 
 
-def _told(name: str, frame: FrameType | None) -> str:
+def _described(name: str, frame: FrameType | None) -> str:
     calls: list[str] = []
     while frame is not None and len(calls) < _DEPTH_LIMIT:
         code = frame.f_code

@@ -32,7 +32,7 @@ class Tracer(Protocol):
         """Open a span inside the current one. It records exceptions. ``kind``: internal, client or server."""
         ...
 
-    def past(self, name: str, began_s: float, ended_s: float) -> None:
+    def past(self, name: str, start_s: float, end_s: float) -> None:
         """Record a finished span inside the current one, in seconds of the process's clock."""
         ...
 
@@ -105,10 +105,10 @@ def _of_rpc(role: str, verb: str) -> dict[str, Attribute]:
     return {"rpc.system": "grpc", "rpc.service": f"flightedl.{role}", "rpc.method": verb}
 
 
-def past(name: str, began_s: float, ended_s: float) -> None:
+def past(name: str, start_s: float, end_s: float) -> None:
     """Record a finished span ``flightedl.NAME``, in seconds of the process's clock."""
     if tracer is not None:
-        tracer.past(f"flightedl.{name}", began_s, ended_s)
+        tracer.past(f"flightedl.{name}", start_s, end_s)
 
 
 def carried() -> str:

@@ -13,7 +13,7 @@ import pytest
 from flightedl.client.progress import LoggedValues, require_files
 from flightedl.config import TrainerSettings
 from flightedl.curves.drawing import draw
-from flightedl.curves.files import PointFile, read_points, write_whole
+from flightedl.curves.files import PointFile, read_points, write_merged
 from flightedl.curves.gathering import Gathering, Point
 from flightedl.curves.merging import curves_of
 from flightedl.curves.tensorboard import EventFile
@@ -66,7 +66,7 @@ def test_points_are_read_in_order_of_time_without_broken_lines(tmp_path: Path) -
     found = read_points(tmp_path)
     assert [each.at for each in found] == [1.0, 2.0, 3.0]
     assert found[2].name == 'odd, "name"'
-    write_whole(tmp_path, found)
+    write_merged(tmp_path, found)
     assert read_points(tmp_path / "metrics.parquet") == found
 
 

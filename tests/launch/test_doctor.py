@@ -22,7 +22,7 @@ from flightedl.errors import DeclarationError
 from flightedl.launch.cluster import LocalCluster, TrainerProgram
 from flightedl.launch.doctor import Doctor
 from flightedl.testing.etcd_server import EtcdServer
-from flightedl_tools.doctor import told
+from flightedl_tools.doctor import report_lines
 from flightedl_tools.report import report_of
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -99,7 +99,7 @@ def test_the_doctor_names_hanging_frozen_and_dead_processes(own_etcd: EtcdServer
         page = report_of(*own.explain(own.look(with_stacks=True)), waits(seen))
         assert "pserver-0</summary>" in page
         assert "trainer_came" in page
-        assert slow.text in "\n".join(told(seen, [slow], waits(seen)))
+        assert slow.text in "\n".join(report_lines(seen, [slow], waits(seen)))
         release.touch()
 
         # Start another script under the same job name.

@@ -85,7 +85,7 @@ class Mutation:
     # --- pytest's hooks ---
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        _say(str(excrepr))
+        _print(str(excrepr))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -97,13 +97,13 @@ class Mutation:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            _say(f"{report.longrepr}\n")
+            _print(f"{report.longrepr}\n")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._failed = True
             if self._is_unchanged:
-                _say(f"{report.longreprtext}\n{report.nodeid} fails without any mutant\n")
+                _print(f"{report.longreprtext}\n{report.nodeid} fails without any mutant\n")
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         if session.testsfailed:
@@ -118,7 +118,7 @@ class Mutation:
         gc.collect()
         gc.freeze()
         if self._outcome(None, session.items, functions, caches) != SURVIVED:
-            _say("the tests fail in a child of this process\n")
+            _print("the tests fail in a child of this process\n")
             return True
         self._is_unchanged = False
         for mutant in self._mutants():
@@ -126,8 +126,8 @@ class Mutation:
             items = self._quickest(by_id[test] for line in lines for test in tests_of_line[mutant.path, line])
             outcome = self._outcome(mutant, items, functions, caches) if items else SURVIVED
             (self.results.survived if outcome == SURVIVED else self.results.killed)[mutant.path].append(mutant)
-            _say("s" if outcome == SURVIVED else ".")
-        _say("\n")
+            _print("s" if outcome == SURVIVED else ".")
+        _print("\n")
         self.results.is_complete = True
         return True
 
@@ -247,7 +247,7 @@ def described(mutant: Mutant) -> str:
     return f"{mutant.path}:{mutant.lines[0]} {mutant.function}\n    - {mutant.before}\n    + {mutant.after}"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.__stdout__.write(text)
     sys.__stdout__.flush()
 

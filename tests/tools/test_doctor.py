@@ -6,7 +6,7 @@ from flightedl.domain.diagnosis.findings import Cause, Finding, Severity, Wait
 from flightedl.domain.diagnosis.observations import Asked, Observations
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.status import JobEvent, StatusReply, TaskCounts
-from flightedl_tools.doctor import told
+from flightedl_tools.doctor import report_lines
 from flightedl_tools.report import report_of
 
 SECRET = "s3://user:secret@bucket/train.csv?token=secret"
@@ -31,7 +31,7 @@ WAITS = [Wait("round 7 of pserver-1", "t1", 12.4)]
 
 
 def test_findings_include_advice_and_the_position_of_the_script() -> None:
-    lines = told(SEEN, [FOUND], WAITS)
+    lines = report_lines(SEEN, [FOUND], WAITS)
     assert lines[0] == "job demo: training, epoch 1, 3 of 9 tasks done, 0 of 2 pservers, 0 trainers, 0 records/s"
     assert any("harmful" in line and "on one batch" in line for line in lines)
     assert "           train.py:9 slow" in lines
@@ -39,7 +39,7 @@ def test_findings_include_advice_and_the_position_of_the_script() -> None:
 
 
 def test_a_healthy_job_is_reported_as_healthy() -> None:
-    assert told(SEEN, [], [])[-1] == "no problem found"
+    assert report_lines(SEEN, [], [])[-1] == "no problem found"
 
 
 def test_the_page_shows_all_findings_and_no_secrets() -> None:

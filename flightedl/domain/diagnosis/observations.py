@@ -25,7 +25,7 @@ class Asked:
     error: str = ""
     code: str = ""
     #: Arrival of the reply by this machine's clock, in seconds since 1970.
-    heard_s: float = 0.0
+    received_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,5 +50,5 @@ def advice(profile: Mapping[str, float]) -> str:
     worst = max(costs, key=lambda cost: costs[cost])
     if costs[worst] < _MUCH:
         return ""
-    told = " and ".join(f"{parts[what]:.0%} {_NAMES[what]}" for what in _COSTS[worst])
-    return f"{told}. {_ADVICE[worst]}"
+    worst_costs = " and ".join(f"{parts[what]:.0%} {_NAMES[what]}" for what in _COSTS[worst])
+    return f"{worst_costs}. {_ADVICE[worst]}"

@@ -167,8 +167,8 @@ def _silent_pserver(seen: Observations, index: int, asked: Asked) -> Iterator[Fi
 
 
 def _restarts(seen: Observations) -> Iterator[Finding]:
-    gone = Counter(event.who for event in seen.events if event.kind == "pserver_gone")
-    for who, count in gone.items():
+    deaths = Counter(event.who for event in seen.events if event.kind == "pserver_gone")
+    for who, count in deaths.items():
         if count >= _RESTARTS:
             yield Finding(
                 Cause.PSERVER_RESTARTS,
@@ -263,17 +263,17 @@ def machines(seen: Observations) -> Iterator[Finding]:
         if facts.version:
             versions[facts.version].append(who)
     if len(versions) > 1:
-        told = "; ".join(f"{version}: {', '.join(sorted(who)[:5])}" for version, who in sorted(versions.items()))
+        listing = "; ".join(f"{version}: {', '.join(sorted(who)[:5])}" for version, who in sorted(versions.items()))
         yield Finding(
             Cause.VERSIONS_DIFFER,
             HARMFUL,
             "job",
-            f"processes run different versions of flightedl ({told})",
+            f"processes run different versions of flightedl ({listing})",
             "Install the same version everywhere: processes reject messages that they do not know.",
         )
-    for who, facts, heard_s in _facts(seen):
-        apart_s = facts.wall_s - heard_s
-        if facts.wall_s and heard_s and abs(apart_s) > _CLOCKS_S:
+    for who, facts, received_s in _facts(seen):
+        apart_s = facts.wall_s - received_s
+        if facts.wall_s and received_s and abs(apart_s) > _CLOCKS_S:
             way = "ahead of" if apart_s > 0 else "behind"
             yield Finding(
                 Cause.CLOCKS_DIFFER,
@@ -289,13 +289,13 @@ def _facts(seen: Observations) -> Iterator[tuple[str, HostFacts, float]]:
     """Yield (process, facts, time of the reply by this machine's clock)."""
     status = seen.status
     if status is not None and status.master is not None and status.master.facts is not None and seen.master is not None:
-        yield "master", status.master.facts, seen.master.heard_s
+        yield "master", status.master.facts, seen.master.received_s
     for index, reply in sorted(seen.replies.items()):
         if reply.facts is not None and index in seen.pservers:
-            yield f"pserver-{index}", reply.facts, seen.pservers[index].heard_s
+            yield f"pserver-{index}", reply.facts, seen.pservers[index].received_s
     for trainer in () if status is None else status.trainers:
         if trainer.facts is not None and seen.master is not None:
-            yield trainer.trainer, trainer.facts, seen.master.heard_s - trainer.silent_s
+            yield trainer.trainer, trainer.facts, seen.master.received_s - trainer.silent_s
 
 
 def _threads(seen: Observations) -> Iterator[Finding]:

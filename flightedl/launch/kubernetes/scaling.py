@@ -11,7 +11,7 @@ from collections.abc import Callable
 from flightedl.domain.scaling.marginal import MarginalScaling, Seen, Wish
 from flightedl.errors import FlightedlError
 from flightedl.launch.kubernetes.submitting import find, scale
-from flightedl.launch.kubernetes.views import is_about_to_be_taken, labels_of
+from flightedl.launch.kubernetes.views import is_being_evicted, labels_of
 from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock, Cluster
 
@@ -27,7 +27,7 @@ def look(cluster: Cluster, job: str, read: Read) -> Seen | None:
     view = find(cluster, job)
     if view.is_finished:
         return None
-    leaving = sum(map(is_about_to_be_taken, cluster.list("Pod", labels_of(job, "trainer"))))
+    leaving = sum(map(is_being_evicted, cluster.list("Pod", labels_of(job, "trainer"))))
     status = read()
     tasks = status.tasks
     is_last = status.epochs is not None and status.epoch + 1 >= status.epochs
@@ -52,7 +52,7 @@ def run(
     every_s: float,
 ) -> None:
     """Measure and act until the job has ended, or ``stop`` is set."""
-    said = ""
+    shown = ""
     while not stop.wait(every_s):
         try:
             seen = look(cluster, job, read)
@@ -60,18 +60,18 @@ def run(
                 say(f"job {job} has ended")
                 return
             wish = scaling.look(seen, clock.now())
-            said = _carry_out(cluster, job, seen, wish, say, said)
+            shown = _carry_out(cluster, job, seen, wish, say, shown)
         except FlightedlError as error:
             # Without figures, nothing is changed.
-            if str(error) != said:
+            if str(error) != shown:
                 say(str(error))
-            said = str(error)
+            shown = str(error)
 
 
-def _carry_out(cluster: Cluster, job: str, seen: Seen, wish: Wish, say: Callable[[str], None], said: str) -> str:
+def _carry_out(cluster: Cluster, job: str, seen: Seen, wish: Wish, say: Callable[[str], None], shown: str) -> str:
     if wish.trainers != seen.wanted:
         scale(cluster, job, wish.trainers)
         say(f"{seen.wanted} -> {wish.trainers} trainers: {wish.reason}")
-    elif wish.reason != said:
+    elif wish.reason != shown:
         say(f"{wish.trainers} trainers: {wish.reason}")
     return wish.reason

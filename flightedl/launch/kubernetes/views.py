@@ -152,7 +152,7 @@ def waits_for(pod: Object) -> str:
     return ""
 
 
-def is_about_to_be_taken(pod: Object) -> bool:
+def is_being_evicted(pod: Object) -> bool:
     """True if the cluster evicts the pod. False for a trainer that the job itself removes."""
     status = pod.get("status", {})
     marked = any(

@@ -28,7 +28,7 @@ from flightedl.messages.status import (
 
 NOW = 1_700_000_000.0
 FACTS = HostFacts(version="1", wall_s=NOW, cores=8, threads=4, memory_bytes=1 << 30, memory_limit_bytes=16 << 30)
-UP = Asked(address="h:1", seconds=0.01, heard_s=NOW)
+UP = Asked(address="h:1", seconds=0.01, received_s=NOW)
 SILENT = Asked(address="h:1", error="did not answer within 2 s", code="deadline")
 CLOSED = Asked(address="h:1", is_connected=False, error="cannot be reached", code="unavailable")
 MAIN = "thread MainThread\n  site/script.py:3 <module>\n  site/script.py:9 slow_function"
