@@ -6,8 +6,10 @@ and before it asks anything else about it.
 Rules:
 
 * A block is served by the process that has adopted it or loaded it, unless it is frozen.
-* ``read`` takes what one read of etcd has found, owners and intent together. An older read than the last is ignored.
-  Nothing else thaws, adopts or releases a block.
+* ``read`` takes what one read of etcd has found: owners, intent and the holder of the index together. A read that is
+  older than the last one is ignored. Nothing else thaws, adopts or releases a block.
+* A new process loads the blocks of the owners only if it still holds its index at the revision of that read. Otherwise
+  a process that froze before it loaded would serve a block that moved to its successor, with a higher loss number.
 * Staged content belongs to one attempt. It is adopted only if the owners name that attempt: content that was staged by
   an earlier one lacks what the source applied since.
 * Messages of another attempt, a repeated update and a gap change nothing. A stream that breaks is not continued: the
@@ -30,12 +32,12 @@ from flightedl.domain.moving.values import (
     Copy,
     Discard,
     Effect,
+    End,
     Last,
     Message,
     Move,
     Owners,
     Release,
-    Reload,
     Stage,
     Standing,
     Thaw,
@@ -87,6 +89,19 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     arriving: tuple[Arriving, ...] = ()
 
 
+def state_to_load(index: int, generation: int, revision: int, owners: Owners, holder: int | None) -> State | None:
+    """Return the state in which a new process serves after it has loaded its blocks; None if it has to end.
+
+    Args:
+        index: The index that it has taken.
+        generation: Its generation.
+        revision: Revision of etcd at which it has read the owners, after it took the index.
+        owners: The owners at that revision.
+        holder: Generation of the process that held the index at that revision.
+    """
+    return State(tuple(owners.blocks_of(index)), revision, owners.version) if holder == generation else None
+
+
 class MovingBlocks:
     """The blocks of one process of a pserver, as far as they move. Not thread-safe.
 
@@ -116,10 +131,22 @@ class MovingBlocks:
         """
         return self.state.version == version
 
-    def read(self, revision: int, owners: Owners, standing: Standing | None) -> list[Effect]:
-        """Take what was read, all at one revision of etcd."""
+    def read(self, revision: int, owners: Owners, standing: Standing | None, holder: int | None) -> list[Effect]:
+        """Take what was read, all at one revision of etcd.
+
+        Args:
+            revision: The revision.
+            owners: Owners of all blocks.
+            standing: The intent, if one stands.
+            holder: Generation of the process that holds this index, if one does.
+
+        Returns:
+            What follows. Nothing is done after ``End``.
+        """
         if revision < self.state.revision:
             return []
+        if holder != self._generation:
+            return [End()]
         self.state = replace(self.state, revision=revision, version=owners.version)
         effects = [*self._adopt_or_release(owners), *self._end_attempts(standing)]
         return effects + (self._begin_copies(standing) if standing is not None else [])
@@ -133,8 +160,8 @@ class MovingBlocks:
         for block in sorted(own - set(self.state.blocks)):
             arriving = _find(self.state.arriving, block)
             if arriving is None or not arriving.is_complete or arriving.attempt != owners.attempts[block]:
-                yield Reload(block)
-                continue
+                yield End()
+                return
             yield Adopt(block)
             self._set_blocks(set(self.state.blocks) | {block})
             self._arrive(block, None)

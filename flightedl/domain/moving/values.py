@@ -152,11 +152,9 @@ class Discard(msgspec.Struct, frozen=True):
     block: int
 
 
-class Reload(msgspec.Struct, frozen=True):
-    """The process owns a block that it does not have: it ends, and its successor loads a checkpoint."""
-
-    block: int
+class End(msgspec.Struct, frozen=True):
+    """The process ends: another one holds its index, or it owns a block that it does not have."""
 
 
 Message = Copy | Update | Last
-Effect = Copy | Update | Last | Acknowledged | Adopt | Release | Thaw | Stage | Append | Discard | Reload
+Effect = Copy | Update | Last | Acknowledged | Adopt | Release | Thaw | Stage | Append | Discard | End

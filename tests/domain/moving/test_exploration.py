@@ -1,9 +1,11 @@
 """Moving blocks, explored exhaustively: all orders of events of small clusters, and planted bugs."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from flightedl.testing.simulation.planted import Edit, answers, bug, drops, planted, rewrites, swaps
-from tests.domain.moving.world import Limits, first_world, steps, wrong
+from tests.domain.moving.world import Limits, World, first_world, steps, wrong
 from tests.exploration import Explored, ViolationError, explore
 
 _SERVER = "domain.moving.server:MovingBlocks."
@@ -13,7 +15,7 @@ _LOSSES = "domain.moving.losses:Losses."
 #: Name -> (blocks, batches, pservers, owners, limits). The first ones run with every test.
 SMALL = {
     "a pserver crashes": (1, 1, 2, (0,), Limits(crashes=1)),
-    "the block moves twice": (1, 1, 2, (0,), Limits(crashes=0, attempts=3)),
+    "the block moves twice": (1, 1, 2, (0,), Limits(crashes=0, attempts=2)),
     "a master is replaced": (1, 1, 2, (0,), Limits(crashes=0, masters=1)),
     "a lease ends early": (1, 1, 2, (0,), Limits(crashes=0, freezes=1, give_ups=0)),
     "a checkpoint is ordered": (1, 1, 2, (0,), Limits(crashes=0, checkpoints=1)),
@@ -24,7 +26,6 @@ LARGE = {
     "two crashes": (1, 1, 2, (0,), Limits(crashes=2, give_ups=0)),
     "a crash, and the block moves twice": (1, 1, 2, (0,), Limits(crashes=1, attempts=2)),
     "a crash, and a master is replaced": (1, 1, 2, (0,), Limits(crashes=1, masters=1)),
-    "a crash, and a master is replaced at once": (1, 1, 2, (0,), Limits(crashes=1, masters=1, give_ups=0)),
     "a crash, and a lease ends early": (1, 1, 2, (0,), Limits(crashes=1, freezes=1)),
     "a crash, and a checkpoint": (1, 1, 2, (0,), Limits(crashes=1, checkpoints=1)),
     "two masters are replaced": (1, 1, 2, (0,), Limits(crashes=0, masters=2, attempts=2)),
@@ -32,6 +33,18 @@ LARGE = {
     "a crash with two batches": (1, 2, 2, (0,), Limits(crashes=1)),
     "two blocks move to a spare": (2, 1, 3, (0, 1), Limits(crashes=0)),
     "a crash with two blocks": (2, 1, 2, (0, 1), Limits(crashes=1, give_ups=0)),
+}
+
+#: Name -> (limits, events that come first), with one block and two pservers.
+PREPARED: dict[str, tuple[Limits, tuple[str, ...]]] = {
+    "a crash and another master after a commit was sent": (
+        Limits(crashes=1, masters=1, give_ups=0),
+        ("intend 0 from 0", "outcome", "read 0", "freeze 0", "receive 1:3 Copy", "receive 1:3 Last", "commit"),
+    ),
+    "two leases end while a pserver starts": (
+        Limits(crashes=1, freezes=1, give_ups=0),
+        ("crash 1", "expire 1", "start 1", "expire 1", "start 1", "load 1:5", "see 1", "settle 1"),
+    ),
 }
 
 #: Name -> where it is found, and the edits that plant it.
@@ -60,7 +73,7 @@ BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
         ),
     ),
     "a commit does not compare the lock": (
-        "a crash, and a master is replaced at once",
+        "a crash and another master after a commit was sent",
         (swaps(f"{_DIRECTOR}_transaction", "master=self._master", "master=None"),),
     ),
     "an acknowledgement of an earlier attempt counts": (
@@ -77,6 +90,10 @@ BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     "a commit does not compare generations": (
         "a pserver crashes",
         (swaps(f"{_DIRECTOR}_transaction", "generations=generations", "generations=()"),),
+    ),
+    "a process loads blocks although it has lost its index": (
+        "two leases end while a pserver starts",
+        (swaps("domain.moving.server:state_to_load", "if holder == generation else None", ""),),
     ),
     "a block is thawed after a time": (
         "two batches",
@@ -98,15 +115,27 @@ BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
 
 
 def explored(name: str) -> Explored:
-    blocks, batches, pservers, owners, limits = (SMALL | LARGE)[name]
-    return explore(first_world(blocks, batches, pservers, owners, limits), steps, wrong, lambda world: world.has_ended)
+    if name in PREPARED:
+        limits, events = PREPARED[name]
+        first = after(first_world(1, 1, 2, (0,), limits), events)
+    else:
+        blocks, batches, pservers, owners, limits = (SMALL | LARGE)[name]
+        first = first_world(blocks, batches, pservers, owners, limits)
+    return explore(first, steps, wrong, lambda world: world.has_ended)
 
 
-@pytest.mark.parametrize("name", SMALL)
+def after(world: World, events: Iterable[str]) -> World:
+    """Return the world after these events; each is named by how it begins."""
+    for begin in events:
+        world = next(then for event, then in steps(world) if event.startswith(begin))
+    return world
+
+
+@pytest.mark.parametrize("name", SMALL | PREPARED)
 def test_every_order_of_events_keeps_what_is_done(name: str) -> None:
     found = explored(name)
-    assert found.events.keys() >= {"push", "report", "freeze", "commit", "end"}
-    assert len(found.parents) > 1_000
+    assert found.events.keys() >= {"push", "report", "outcome", "end"}
+    assert len(found.parents) > 300
 
 
 @pytest.mark.storm

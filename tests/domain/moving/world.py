@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from flightedl.domain.moving.director import Director
 from flightedl.domain.moving.losses import Losses
-from flightedl.domain.moving.server import MovingBlocks, Serves, State
+from flightedl.domain.moving.server import MovingBlocks, Serves, State, state_to_load
 from flightedl.domain.moving.values import (
     Acknowledged,
     Adopt,
@@ -20,11 +20,11 @@ from flightedl.domain.moving.values import (
     Copy,
     Discard,
     Effect,
+    End,
     Last,
     Move,
     Owners,
     Release,
-    Reload,
     Stage,
     Standing,
     Thaw,
@@ -153,6 +153,11 @@ def _with_process(world: World, process: Process) -> World:
     return replace(world, processes=tuple(sorted([*others, process], key=_generation)))
 
 
+def _without(world: World, process: Process) -> World:
+    others = tuple(each for each in world.processes if each.generation != process.generation)
+    return replace(world, processes=others)
+
+
 def _generation(process: Process) -> int:
     return process.generation
 
@@ -193,11 +198,10 @@ def _carry_out(world: World, process: Process, effects: list[Effect]) -> World:
             content = process.content(effect.block)
             assert content is not None
             world = _send(world, effect, content)
-        elif isinstance(effect, Reload):
+        elif isinstance(effect, End):
             is_present = world.keys[process.index] == process.generation
             assert not is_present, f"pserver {process.index} owns a block that it does not have"
-            others = tuple(each for each in world.processes if each.generation != process.generation)
-            return replace(world, processes=others)
+            return _without(world, process)
         else:
             assert isinstance(effect, Thaw)
     return _with_process(world, process)
@@ -220,11 +224,11 @@ def steps(world: World) -> Iterator[tuple[str, World]]:
 def _steps_of_process(world: World, process: Process) -> Iterator[tuple[str, World]]:
     who = f"{process.index}:{process.generation}"
     if process.moves is None:
-        yield f"load {who}", _load(world, process, world.owners)
+        yield f"load {who}", _load(world, process)
         return
     yield from _pushes(world, process, who)
     core = _core(process)
-    effects = core.read(world.revision, world.owners, world.standing)
+    effects = core.read(world.revision, world.owners, world.standing, world.keys[process.index] or None)
     if effects or core.state != process.moves:
         yield f"read {who}", _carry_out(world, replace(process, moves=core.state), effects)
     for leaving in process.moves.leaving:
@@ -252,13 +256,14 @@ def _answers(world: World, process: Process) -> bool:
     return is_present and _core(process).answers_for(world.owners.version)
 
 
-def _load(world: World, process: Process, owners: Owners) -> World:
+def _load(world: World, process: Process) -> World:
     """The process reads the owners, and loads its blocks from the newest checkpoint."""
-    own = owners.blocks_of(process.index)
-    contents = tuple(Content(block, process.generation, world.checkpoint[block]) for block in own)
-    return _with_process(
-        world, replace(process, moves=State(tuple(own), world.revision, owners.version), contents=contents)
-    )
+    holder = world.keys[process.index] or None
+    moves = state_to_load(process.index, process.generation, world.revision, world.owners, holder)
+    if moves is None:
+        return _without(world, process)
+    contents = tuple(Content(block, process.generation, world.checkpoint[block]) for block in moves.blocks)
+    return _with_process(world, replace(process, moves=moves, contents=contents))
 
 
 def _pushes(world: World, process: Process, who: str) -> Iterator[tuple[str, World]]:
