@@ -51,7 +51,7 @@ class OfJob(Request, frozen=True, kw_only=True):
 
 
 class SenderOfJob(Sender, frozen=True, kw_only=True):
-    """An ``OfJob`` that comes from a trainer."""
+    """A request of a trainer that changes a running job, see ``OfJob``."""
 
     job: Text = ""
 

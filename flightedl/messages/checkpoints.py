@@ -1,6 +1,6 @@
 """Requests to the master for checkpoints and written models.
 
-A client repeats its request until the answer says that it is done: the same request also asks for progress.
+A client repeats its request until it is done; a repeated request returns the progress.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CheckpointRequest(OfJob, frozen=True, kw_only=True):
 
 
 class CheckpointReply(Reply, frozen=True, kw_only=True):
-    """Ask again with the ticket until ``complete``."""
+    """Answer to a ``CheckpointRequest``. Repeat the request with the ticket until ``complete``."""
 
     ticket: int
     complete: bool
@@ -31,7 +31,7 @@ class CheckpointReply(Reply, frozen=True, kw_only=True):
 
 
 class SaveModelRequest(Request, frozen=True, kw_only=True):
-    """Asks the master to write the model, taken from a new checkpoint, to a file; repeated, for its progress."""
+    """Asks the master to write the model of a new checkpoint to a file. Repeat it to learn the progress."""
 
     url: Text
     #: "safetensors", "npz" or "arrow"; empty: by the file's name. Tables are always Parquet.
@@ -56,7 +56,7 @@ class SaveRecord(Reply, frozen=True, kw_only=True):
 
 
 class SaveModelReply(Reply, frozen=True, kw_only=True):
-    """``state``: writing, written, failed, or live: the trainer has to read the table from the pservers itself."""
+    """Answer to a ``SaveModelRequest``. State "live": the trainer has to read the table from the pservers itself."""
 
     state: str
     where: str = ""

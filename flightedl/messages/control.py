@@ -31,7 +31,7 @@ class ViewRequest(OfPlan, frozen=True, kw_only=True):
     members: list[ViewMember]
     #: The consistency mode, a tagged object; None if it is unchanged.
     mode: dict[str, Any] | None = None
-    #: Version from which on the mode holds in all blocks, if this view changes it.
+    #: Version at which all blocks change to the mode, if this view changes it.
     switch_round: Natural = 0
 
 
@@ -67,7 +67,7 @@ class SnapshotRequest(OfPlan, frozen=True):
     """Requests a copy of all blocks. If the number is not newer than all earlier ones, only asks for the progress."""
 
     order: OrderNumber
-    #: Round at whose opening each block is copied; None to copy now.
+    #: Copy each block when this round opens; None to copy now.
     round: Natural | None
     #: File to write, relative to the job's storage.
     name: Name

@@ -31,7 +31,7 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     steps_per_batch: Annotated[int, msgspec.Meta(ge=1)] = 1
     #: True if matching files may be added until a file ``_END`` exists in their directory; see ``formats.following``.
     follow: bool = False
-    #: Weights of a mixture whose sources are the ``urls``; empty: the dataset is no mixture.
+    #: Weights of a mixture whose sources are the ``urls``; empty if the dataset is no mixture.
     mixture: list[Annotated[float, msgspec.Meta(gt=0)]] = []
     #: End of a mixture's epoch, see ``domain.queue.mixture``.
     stop: Text = "first"
@@ -60,7 +60,7 @@ class EvaluationDeclaration(Request, frozen=True, kw_only=True):
 
     name: Name
     dataset: DatasetDeclaration
-    #: Election of the model's first values; 0 if the trainer has declared no model.
+    #: Election of the model's initial values; 0 if the trainer has declared no model.
     life: Natural = 0
 
 
@@ -106,9 +106,9 @@ class ModelDeclaration(Request, frozen=True, kw_only=True):
 
 
 class Placement(Reply, frozen=True, kw_only=True):
-    """Owners of all blocks and buckets; the master stores it, and another version places the same blocks otherwise.
+    """Owners of all blocks and buckets, as stored by the master. Another version is another distribution of them.
 
-    Owners are runs in the order of the blocks: index of a pserver, and how many neighbours it owns.
+    Each is a list of runs in the order of the blocks: index of a pserver, and number of consecutive blocks.
     """
 
     version: int
@@ -126,7 +126,7 @@ class DeclaredModel(Reply, frozen=True, kw_only=True):
     plan_hash: str
     #: Number of pservers for which the parameters were cut into blocks; 0: ``pservers``.
     cut_for: int = 0
-    #: Owners of the blocks; None if an older version declared the model: then they are computed.
+    #: Owners of the blocks. None if an older version declared the model; the owners are then computed.
     placement: Placement | None = None
     #: The mode after a change while the job ran; None: the declared one.
     mode: dict[str, Any] | None = None
@@ -145,10 +145,10 @@ class JobDeclaration(Reply, frozen=True, kw_only=True):
 
     dataset: DeclaredDataset | None = None
     model: DeclaredModel | None = None
-    #: True if the job goes on from a checkpoint and no trainer has declared its dataset since. The declaration may
+    #: True if the job was resumed from a checkpoint and no trainer has declared its dataset since. The declaration may
     #: change the epochs, and the shuffling from the next epoch on.
     is_resumed: bool = False
-    #: Files that had joined by then, in a checkpoint. In etcd, arrivals have keys of their own.
+    #: Files that had joined by the time of a checkpoint. In etcd, arrivals have separate keys.
     arrivals: list[ArrivalRecord] = []
     #: Reasons why files were left out of a completed followed dataset. Each sentence names its file.
     left_out: list[str] = []

@@ -1,7 +1,7 @@
 """Messages between the ranks of a group and the master: how a group starts, where its ranks are, how they leave.
 
-A *group* is the ranks that train one model of their own together, as ``torchrun`` starts them. Each start of a group is
-an *incarnation*, numbered by the generation of its rank 0.
+A *group* is a set of ranks that train one model together without pservers, as ``torchrun`` starts them. Each start of a
+group is an *incarnation*, numbered by the generation of its rank 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flightedl.messages.base import Name, Natural, Reply, SenderOfJob, Text
 
 #: Most ranks of a group.
 SIZE_LIMIT = 65_536
-#: Epoch, task, first record and end record (exclusive) of a stretch of records within a task.
+#: A range of records of a task: epoch, task, first record and end record (exclusive).
 Piece = tuple[Natural, Natural, Natural, Natural]
 Pieces = Annotated[list[Piece], msgspec.Meta(max_length=4096)]
 #: An encoded token; empty: none.
@@ -40,7 +40,7 @@ class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
 
 
 class GroupStartReply(Reply, frozen=True, kw_only=True):
-    """The incarnation that has started, and the token from which all of its ranks go on."""
+    """The incarnation that has started, and the token from which all of its ranks continue."""
 
     #: 0 if it has not started yet: ask again.
     incarnation: int = 0

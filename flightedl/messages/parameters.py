@@ -44,8 +44,8 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     plan_hash: Name
     member: Natural
     identity: BatchIdentity
-    #: Other batches whose gradients are contained in the rows, which are sums then (async mode). A block applies a sum
-    #: only if it has applied none of its batches.
+    #: Other batches, if the rows are sums of several batches' gradients (async mode). A block applies a sum only if it
+    #: has applied none of its batches.
     further: Annotated[list[BatchIdentity], msgspec.Meta(max_length=1023)] = []
     #: Weight of the batch in its round, usually its number of records.
     weight: Weight

@@ -19,9 +19,9 @@ class PserverFigures(Reply, frozen=True, kw_only=True):
     lowest_version: int = 0
     highest_version: int = 0
     size_bytes: int = 0
-    #: Error code -> calls that ended so since the process began.
+    #: Error code -> number of calls that ended with it since the process began.
     refused_calls: dict[str, int] = {}
-    #: Version at which others wait for trainers that have not pushed or are too far behind, and for how long.
+    #: Version at which trainers wait for others that have not pushed or lag too far behind, and seconds of the wait.
     waits_at: int = 0
     waits_s: float = 0.0
     #: Hash of the plan by which it has cut the model; empty if it has no blocks.
@@ -70,8 +70,8 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     profile: dict[str, float] = {}
     #: Activity at its last report, see ``LogRequest.doing``.
     doing: str = ""
-    #: Updates that its newest gradients did not see, a mean in which newer ones count more. None if all its pushes
-    #: belong to rounds.
+    #: Number of updates that its gradients missed, as a mean in which newer gradients count more. None if all of its
+    #: pushes belong to rounds.
     staleness: float | None = None
     #: Pservers to which it has a stream, and those of them with which its values lie in memory that both sides map.
     pservers: int = 0
@@ -339,5 +339,5 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     #: True if it was told to end, and waits for a checkpoint.
     is_draining: bool = False
     tables: list[TableCounts] = []
-    #: Member -> updates that its newest gradients did not see, if they are of no round.
+    #: Member -> number of updates that its newest gradients missed, if they belong to no round.
     staleness: dict[int, float] = {}

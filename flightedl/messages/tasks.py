@@ -50,7 +50,7 @@ class FailedTask(OfPiece, frozen=True, kw_only=True):
     error: Text
     #: Batch at which it failed; None if unknown.
     batch: Natural | None = None
-    #: Place in the user's code that raised, equal for the same error at another batch; empty if it did not raise.
+    #: Place in the user's code that raised, the same for the same error at another batch; empty if none raised.
     place: Text = ""
 
 
@@ -113,7 +113,7 @@ class Assignment(Reply, frozen=True, kw_only=True):
 
 
 class TasksReply(Reply, frozen=True, kw_only=True):
-    """Answer to a ``TasksTicket``. The answer to a get has it in the schema's metadata, and assignments as batches."""
+    """Answer to a ``TasksTicket``. The answer to a get contains it in the schema's metadata."""
 
     assignments: list[Assignment]
     #: "given", "none_now" or "epochs_done".
@@ -171,7 +171,7 @@ class ModeReply(Reply, frozen=True, kw_only=True):
     mode: dict[str, Any]
     #: True if every pserver has the mode. Otherwise ask again.
     is_agreed: bool
-    #: Round from which on it holds in all blocks; 0 if from the start of the job.
+    #: Round at which all blocks changed to it; 0 if it is the job's first mode.
     round: int = 0
     waiting_for: str = ""
 
@@ -202,7 +202,7 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     batches: Natural = 0
     #: Number of these batches without a gradient for the declared model.
     idle_batches: Natural = 0
-    #: Number of records skipped because their chunk is corrupt and the dataset has the policy to skip such chunks.
+    #: Number of skipped records in corrupt chunks, if the dataset has the policy to skip such chunks.
     skipped_records: Natural = 0
     #: name -> [weighted sum, weight].
     metrics: Metrics = {}

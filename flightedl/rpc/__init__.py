@@ -2,7 +2,7 @@
 
 The server's side:
 
-* ``routes``: table of a server's verbs and handlers. ``call``: a running call, and limits.
+* ``routes``: table of a server's verbs and handlers. ``call``: a running call, and the limits of calls.
 * ``server``: lifecycle of a server. ``admission``: checks before a handler runs. ``service``: the methods of Flight.
 * ``streams``: uploads and streams in both directions.
 
@@ -19,9 +19,9 @@ Both sides:
   with both.
 * ``arrow_flight``: import of pyarrow.flight in the right order.
 
-A call goes from ``client`` to ``service``, which has it admitted, looks its handler up in ``routes`` and runs it. The
-messages of a step travel on an open stream; a ``channel`` at each end decides whether a message takes the stream, the
-line or shared memory.
+A call goes from ``client`` to ``service``, which admits it, looks up its handler in ``routes`` and runs the handler.
+The messages of a step use an open stream. A ``channel`` at each end decides whether a message is sent on the stream, on
+the line or through shared memory.
 
 Guarantees for every call:
 
@@ -29,7 +29,7 @@ Guarantees for every call:
   ends streams that exceed their deadline, by closing the connection if the peer does not read.
 * The request names the expected server, and the reply names the answering one. A call for another generation is refused
   before anything is done.
-* It returns a value or raises an error of :mod:`flightedl.errors`. *Refused* and *outcome unknown* differ.
+* It returns a value or raises an error of :mod:`flightedl.errors`. *Refused* and *unknown outcome* differ.
 * An upload is complete only if its commit record was received and matches the received batches.
 
 The names below are imported at first use, so that :mod:`flightedl.process.tuning` can run before pyarrow is loaded.

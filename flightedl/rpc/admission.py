@@ -1,4 +1,4 @@
-"""Admission of calls to a server: the checks before a handler runs, the running calls, and the refused ones."""
+"""Admission of calls to a server: checks before a handler runs, and counts of running and refused calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Admission:
         #: Notified when a call ends while the server is closing.
         self.idle = threading.Condition(self._lock)
         self._refusals: Counter[str] = Counter()
-        #: Number of times that memory still has to be given back because of refused messages.
+        #: Number of times that memory still has to be returned to the system because of refused messages.
         self._givings_left = 0
 
     def serve_as(self, identity: ServerIdentity) -> None:
@@ -86,7 +86,7 @@ class Admission:
         return call
 
     def require_serving(self) -> None:
-        """Raise NotReadyError unless the server serves. Checked before each call, and each request of a stream."""
+        """Raise NotReadyError unless the server is serving. Called before each call and each request of a stream."""
         if self.closing.is_set():
             raise NotReadyError(f"{self.identity} is stopping, look for its successor")
         if not self.is_ready:
@@ -111,7 +111,7 @@ class Admission:
         with self._lock:
             self._refusals[code] += 1
             if isinstance(error, MessageError | AuthenticationError):
-                # Once more, because the call's own memory is freed after this.
+                # Twice, because the memory of this call is freed later.
                 self._givings_left = 2
 
     @property
@@ -121,7 +121,7 @@ class Admission:
             return dict(self._refusals)
 
     def has_memory_to_give_back(self) -> bool:
-        """Return True if refused messages may have left free memory behind. Each True counts as one giving back."""
+        """Return True if memory that refused messages have left should be returned to the system now."""
         with self._lock:
             has_some = self._givings_left > 0
             self._givings_left -= has_some

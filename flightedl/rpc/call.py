@@ -14,7 +14,7 @@ from flightedl.rpc.authentication import Role
 from flightedl.rpc.identity import Caller
 from flightedl.rpc.validation import BatchLimits
 
-#: The client ends a call at its deadline. The server ends it this much later if the client has not.
+#: Seconds after the deadline until the server ends a call that the client has not ended.
 _CALLER_FIRST_S = 0.25
 
 #: A batch with or without metadata, or metadata alone.
@@ -29,7 +29,7 @@ class Limits:
     running_calls: int = 1024
     #: Maximum size of an action's body, a ticket or a descriptor.
     request_bytes: int = 4 << 20
-    #: Free memory that the process keeps after it has refused a message. More is returned to the system.
+    #: Free memory that the process keeps after it has refused a message. It returns the rest to the system.
     kept_free_bytes: int = 32 << 20
     #: Maximum duration of an action, even if the client requests more.
     call_s: float = 60.0
@@ -112,7 +112,7 @@ class Call:
         return self.deadline - self._clock.now()
 
     def is_cancelled(self) -> bool:
-        """Return True if the client is known to be gone. Not reliable for uploads; see their commit record."""
+        """Return True if the client is known to be gone. Not reliable for uploads, whose commit record is."""
         return self._cancelled()
 
     def check_time(self) -> None:
@@ -121,7 +121,7 @@ class Call:
             raise DeadlineError(f"{self.verb}: the time for this call is over")
 
     def check_begin(self) -> None:
-        """Raise if no request should be begun any more, because the deadline has passed or the server is stopping."""
+        """Raise if no new request should start, because the deadline has passed or the server is stopping."""
         self.check_time()
         if self.closing.is_set():
             raise NotReadyError("the server is stopping, look for its successor")

@@ -1,4 +1,4 @@
-"""Channel: one end of an open stream for messages of parts (``wire.parts``), with all of its carriers.
+"""Channel: one end of an open stream for messages of parts (``wire.parts``), whatever carries the messages.
 
 * The Flight stream carries messages in record batches. It carries small messages in metadata alone if the peer also
   sends such messages.
@@ -22,9 +22,9 @@ from flightedl.rpc.line import SMALL_BYTES, Line
 from flightedl.wire.parts import ReceivedBlocks, batch_of
 from flightedl.wire.shared_values import Inbox, Outbox
 
-#: A received message: values from the stream or a line, None if the message cannot have any; and metadata.
+#: A received message: its values, or None if the message cannot have any; and its metadata.
 ValuesMessage = tuple[pa.RecordBatch | memoryview | None, bytes | None]
-#: Parts of a message, and the bytes that are attached to them.
+#: Parts of a message, and its attached bytes.
 Received = tuple[list[ReceivedBlocks], bytes]
 
 
@@ -64,7 +64,7 @@ class Channel:
         self._inbox: Inbox | None = None
 
     def _share(self, line: Line, outbox: Outbox, inbox: Inbox) -> None:
-        """Use a line and shared memory from now on."""
+        """Start to use a line and shared memory."""
         self._line, self._outbox, self._inbox = line, outbox, inbox
 
     def _post(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> None:

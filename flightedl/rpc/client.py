@@ -8,7 +8,7 @@ Python runs no signal handlers during a Flight call. Calls on which the user's m
 5 s, so that Ctrl-C works.
 
 Received batches are read-only views of network memory, possibly unaligned. NumPy can read them; code that uses raw
-pointers or ``.view(dtype)`` cannot. Copy data that must outlive the batch.
+pointers or ``.view(dtype)`` cannot. Copy data that is needed longer than the batch.
 
 Keepalive is off, because gRPC servers disconnect a client that pings more often than every 300 s during a blocked call.
 """
@@ -69,7 +69,7 @@ class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._received: list[Mapping[str, Sequence[str | bytes]]] = []
-        #: Returns the headers to send, which are none.
+        #: Returns the headers to send: none.
         self.sending_headers = dict
         self.received_headers = self._received.append
         #: Called with the status of the call; does nothing.
@@ -100,7 +100,7 @@ class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
 
 
 class Connection:
-    """A connection to a server. It is opened by the first call, and by the next call after it broke. Thread-safe.
+    """A connection to a server. The first call opens it, and so does the next call after it broke. Thread-safe.
 
     Args:
         address: ``host:port``.
@@ -186,7 +186,7 @@ class Connection:
 
             def run() -> bytes:
                 results = self._client.do_action(flight.Action(verb, body), call.options)
-                # The error, if there is one, appears only while the results are read.
+                # An error is raised only while the results are read.
                 return b"".join([result.body.to_pybytes() for result in results])
 
             answer = call.run(run)

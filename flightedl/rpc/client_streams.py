@@ -61,7 +61,7 @@ class ClientCall:
             raise self.failure(error) from None
 
     def failure(self, error: BaseException) -> FlightedlError:
-        """Return our error for one of pyarrow's. Raises ReplacedError if another server than expected has answered."""
+        """Return our error for one of pyarrow's. Raises ReplacedError if an unexpected server has answered."""
         if decoded(error) is not None:
             self._check_place()
         return from_wire(error, doing=self._what)
@@ -315,7 +315,7 @@ def upload(
 
 @contextmanager
 def _closing(call: ClientCall, writer: flight.FlightStreamWriter) -> Iterator[None]:
-    """Close the writer in any case. The server's error is raised in place of a failed write, because it says more."""
+    """Close the writer in any case. The server's error replaces that of a failed write, because it says more."""
     try:
         yield
     except BaseException as error:

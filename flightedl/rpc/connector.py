@@ -1,4 +1,4 @@
-"""Creation of connections to a job's servers, with the certificate that proves this process's role.
+"""Creation of connections to a job's servers, using the certificate that proves this process's role.
 
 Before each new connection, certificates are read again if their files have changed, so that a renewed certificate needs
 no restart.
@@ -64,12 +64,12 @@ class Connector:
                     self._credentials = Credentials.load(self._directory, self._role)
                     self._state = state
                 except UsageError:
-                    # The files are just being replaced. The old certificate is still valid for a while.
+                    # The files are being replaced. Until then, the old certificate remains valid.
                     pass
             return self._credentials
 
     def _looks(self) -> tuple[tuple[int, int], ...]:
-        """Return a state of the files that differs after one is replaced."""
+        """Return the modification times and inodes of the files, which change when a file is replaced."""
         if not self._directory:
             return ()
         place = place_of(self._directory, self._role)

@@ -1,10 +1,10 @@
 """Use of checksums for values between trainers and pservers.
 
-TCP's checksum misses one damaged segment in some millions, and a flipped bit then arrives as a wrong number. Therefore
-values carry checksums (xxh3-64). They do not if TLS authenticates every byte or if the values never leave the host,
-because computing checksums on both sides would take a large part of a step's time.
+TCP's checksum misses one damaged segment in several million, and a flipped bit would then be a wrong number. Therefore
+values carry checksums (xxh3-64). The exceptions are connections with TLS, which authenticates every byte, and values
+that never leave the host. There, checksums would take a large part of a step's time for nothing.
 
-Headers of messages always have checksums. So do values that are rare: initial values, and pulls outside of steps.
+Headers of messages always have checksums. So do initial values and pulls outside of steps, which are rare.
 """
 
 from __future__ import annotations

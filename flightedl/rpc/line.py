@@ -4,8 +4,8 @@ gRPC's threads take ten times as long for a message as the kernel takes to copy 
 the Unix connection on which they have authenticated each other and exchanged memory (``same_host``). It preserves the
 boundaries and the order of messages and loses none.
 
-* Every message of the stream is announced on the line, so that there is one order: small messages are sent on it
-  completely, and for a large message a marker says that it follows on the Flight stream.
+* The line determines the order of the stream's messages. It carries small messages completely. For a large message it
+  carries a marker, and the message follows on the Flight stream.
 * The kernel copies the values, so the sender cannot change them after they are checked. They are valid until the next
   message.
 * The Flight stream has the deadline and carries the server's errors. If the line ends, the reason is on the stream. The
@@ -41,7 +41,7 @@ _TIME = Struct("@ll")
 _NO_DATA: tuple[()] = ()
 _ALIGNMENT_BYTES = 64
 _END = Struct("<IB")
-#: Limit of the values and the header of a message that goes by a line.
+#: Limit of the values and the header of a message on a line.
 SMALL_BYTES = LIMIT_BYTES - _END.size
 _BY_STREAM, _WITH_VALUES, _ALONE = range(3)
 
@@ -80,7 +80,7 @@ class Line:
     def send(
         self, values: Sequence[memoryview] | None, header: bytes, is_over: Callable[[], bool] | None = None
     ) -> bool:
-        """Send a message. An empty header without values announces that the next message comes by the stream.
+        """Send a message. An empty header without values announces a message on the stream.
 
         Args:
             values: Values of the message; None if it cannot have any.

@@ -95,7 +95,7 @@ class ReusableExchange(Generic[HeldKind]):
 
     @contextmanager
     def use(self, connection: Connection, *, timeout_s: float) -> Iterator[ClientExchange]:
-        """Provide an open stream for one request, which must be answered completely at the end of the block.
+        """Provide an open stream for one request, which must be completely answered by the end of the block.
 
         Args:
             connection: Connection to the server. A stream on another connection is closed.

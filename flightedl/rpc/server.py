@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _SHUTDOWN_WAIT_S = 5.0
 _WATCH_INTERVAL_S = 0.25
-#: Number of the watch's rounds between two in which it returns memory to the system.
+#: Number of rounds of the watching thread after which it returns memory to the system.
 _LOOKS_A_GIVING = 4
 _REST_POLL_S = 0.05
 
@@ -121,7 +121,7 @@ class FlightServer:
         running = self._admission.running
         with self._admission.idle:
             for _ in range(math.ceil(grace_s / _REST_POLL_S)):
-                # A call that ends notifies; one that begins to rest does not.
+                # A call notifies when it ends, but not when it starts to wait for the next request.
                 if self._admission.idle.wait_for(lambda: all(call.is_resting for call in running), _REST_POLL_S):
                     break
             left = list(running)

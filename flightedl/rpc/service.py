@@ -58,7 +58,7 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._headers: dict[int, _Headers] = {}
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str | bytes]]) -> None:
-        """Store the headers of a call. Called by pyarrow. Returns None, for no middleware object."""
+        """Store the headers of a call. Called by pyarrow. Returns None, so the call has no middleware object."""
         thread = threading.get_ident()
         self._headers.pop(thread, None)
         try:

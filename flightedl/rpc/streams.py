@@ -5,7 +5,7 @@ validated batches. Reading ends normally only after a commit record that matches
 stream breaks off. So a loop that ends has received everything. The deadline is checked at every message. Both are
 unusable after the handler has returned, when pyarrow frees the memory of its reader and writer.
 
-Batches are read-only views of network memory, possibly unaligned. Copy data that must outlive the batch.
+Batches are read-only views of network memory, possibly unaligned. Copy data that is needed longer than the batch.
 """
 
 from __future__ import annotations

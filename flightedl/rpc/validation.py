@@ -66,15 +66,15 @@ def check_schema(received: pa.Schema, declared: pa.Schema) -> None:
 class Tally:
     """Counts the batches in one direction of an upload, and creates or checks its commit record.
 
-    The work is done by column and not by value. It runs between two messages of a megabyte, when the processor's cache
-    contains nothing of Python.
+    The cost depends on the number of columns, not of values. It matters because this code runs between two messages of
+    a megabyte, which have evicted Python's data from the processor's cache.
     """
 
     __slots__ = ("_binary", "_limits", "_not_null", "_odd_bits", "_row_bytes", "_totals")
 
     def __init__(self, schema: pa.Schema, limits: BatchLimits) -> None:
         bits = [_bits_per_value(field) for field in schema]
-        #: Bytes of a row in the columns whose values have a whole number of bytes.
+        #: Bytes of a row in all columns whose values occupy whole bytes.
         self._row_bytes = sum(count // 8 for count in bits if count and count % 8 == 0)
         #: Widths of the columns that pack several values into a byte.
         self._odd_bits = [count for count in bits if count and count % 8]

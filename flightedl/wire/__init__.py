@@ -5,8 +5,8 @@
 * ``table_rows``: rows of embedding tables, inside of a message of a step.
 * ``shared_values``: values of messages in memory that both sides map.
 
-A gradient of a step is a part of a message. Its values are in the message or in shared memory, and its header says
-which blocks they belong to. The JSON requests that go with the messages are in ``flightedl.messages``.
+A step sends the gradients of blocks as parts of a message. The header lists the blocks; the values are in the message
+or in shared memory. The JSON requests that are sent with the messages are in ``flightedl.messages``.
 
 ``schemas/`` (package ``flightedl_schemas``) describes the same formats as Arrow schemas for other languages. A test
 compares both.

@@ -170,7 +170,7 @@ def _checksum(piece: OutgoingBlocks, data: memoryview) -> int:
     if known is None:
         return _digest(data)
     if known.whole is None:
-        # Two threads may both compute it; the results are equal.
+        # Two threads may both compute it, with equal results.
         known.whole = _digest(data)
     return known.whole
 
@@ -283,7 +283,7 @@ def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, P
 
 
 def place_of(header: bytes | None) -> Place:
-    """Return where a message has its values, by its header; BATCH for bytes of any other kind."""
+    """Return the place of a message's values according to its header; BATCH for bytes of any other kind."""
     if header is None or len(header) < _START.size:
         return Place.BATCH
     return _LAYOUTS.get(_START.unpack_from(header)[1], (Place.BATCH, False))[0]

@@ -1,6 +1,6 @@
 """Blocks of parameters as Arrow record batches.
 
-Any Flight client can send and read this form. It carries initial values, and pushes and pulls outside of steps; steps
+Any Flight client can send and read this format. It carries initial values, and pushes and pulls outside of steps; steps
 use ``parts``.
 
 A *row* is one block: its number, a version, a checksum, and its elements as little-endian bytes of the parameter's

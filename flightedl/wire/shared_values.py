@@ -30,7 +30,7 @@ UNTAKEN_LIMIT_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
 #: Added to an offset to mark it as an offset in the store.
 _IN_STORE = 1 << 63
-#: Less than the size from which glibc bypasses the cache, see ``config.tuned_environment``.
+#: Below the size at which glibc starts to bypass the cache, see ``config.tuned_environment``.
 _PIECE_BYTES = 960 << 10
 _PAGE_BYTES = 4096
 _COLLISION_BYTES = 512

@@ -11,7 +11,7 @@ So the ids and the values of many tables are sent and received as two arrays. Th
 
 * ``GRADIENTS``: n distinct ids, and (n, dim) gradients. A batch that pushes to a table sends this section to every
   pserver, empty if the pserver has none of the ids, because the batch's weight counts in the table's mean.
-* ``WANTED``: n ids to look up, distinct or not.
+* ``WANTED``: n ids to look up. They may repeat.
 * ``ROWS``: (n, dim) values, in the order of the ids in the lookup.
 * ``UNKNOWN``: n ids of the lookup without a row, in a table that declares this an error. Their values are zero.
 

@@ -57,6 +57,7 @@ OF_THE_SESSION = {
         "current_batch",
         "forget_rows",
         "give_up_sum",
+        "gradient_memory",
         "joined",
         "listen",
         "look_up",
