@@ -113,7 +113,8 @@ def indexed_declaration(
     if not weights:
         raise UsageError("n has no indices: give the number of elements, or ranges with their weights")
     for indices in weights:
-        if not isinstance(indices, range) or not indices or indices.step != 1 or indices.start < 0:
+        is_range = isinstance(indices, range) and 0 <= indices.start < indices.stop < 2**62
+        if not is_range or indices.step != 1:
             raise UsageError(f"n has the indices {indices!r:.80}, but must have ranges, such as {{range(0, 10): 0.7}}")
     by_index = ByIndex(
         function_of("get", get),

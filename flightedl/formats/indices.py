@@ -27,7 +27,9 @@ from flightedl.ports import Files, FileStat
 SCHEMA = pa.schema([("index", pa.int64())])
 _URL = re.compile(r"indexed://(\d+)-(\d+)(/shuffled)?")
 _KEY = key_of(0)
-_TASK_RECORDS, _LEAST_TASKS = 1024, 256
+_TASK_RECORDS, _LEAST_TASKS, _MOST_TASKS = 1024, 256, 1_000_000
+#: Chunks of one range, which take 40 bytes each in the master's memory.
+_CHUNKS_LIMIT = 20_000_000
 
 
 def url_of(indices: range, *, is_shuffled: bool) -> str:
@@ -37,7 +39,8 @@ def url_of(indices: range, *, is_shuffled: bool) -> str:
 
 def task_records(count: int, batch_size: int = 1) -> int:
     """Return the default number of records per task: whole batches, and enough tasks for many trainers."""
-    return -(-min(_TASK_RECORDS, -(-count // _LEAST_TASKS)) // batch_size) * batch_size
+    wanted = max(min(_TASK_RECORDS, -(-count // _LEAST_TASKS)), -(-count // _MOST_TASKS))
+    return -(-wanted // batch_size) * batch_size
 
 
 def is_of_indices(url: str) -> bool:
@@ -60,7 +63,9 @@ class Indices:
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:  # noqa: ARG002 - see Format
         count = len(_parsed(stat.url)[0])
         most = options.max_records_per_chunk or task_records(count)
-        return FileIndex(stat, self.name, SCHEMA, ChunkColumns.of([count], [0], [8 * count]).split(most))
+        if count > most * _CHUNKS_LIMIT:
+            raise DataError(f"{stat.url} would have {-(-count // most):,} tasks: choose a larger records_per_task")
+        return FileIndex(stat, self.name, SCHEMA, ChunkColumns.of([count], [0], [count]).split(most))
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:  # noqa: ARG002 - see Format
         return SCHEMA

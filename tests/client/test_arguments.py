@@ -161,6 +161,7 @@ def test_wrong_gradients_raise_one_sentence(gradients: Any, text: str) -> None:
         ({"n": {range(4): 1, range(4, 4): 1}}, "n has the indices range(4, 4)"),
         ({"n": {range(4): 1, range(4, 9): 0}}, "the weights of a mixture are [1.0, 0.0]"),
         ({"n": {}}, "n has no indices"),
+        ({"n": 2**62}, "n has the indices range(0, 4611686018427387904)"),
         ({"get": [1, 2]}, "get is [1, 2], but must be a function"),
         ({"columns": [1]}, "columns is [1]"),
         ({"batched": 1}, "batched is 1, but must be True or False"),

@@ -39,7 +39,7 @@ def read(spec: DatasetSpec, layout: TaskLayout, seed: int | None = None) -> list
     return found
 
 
-@pytest.mark.parametrize(("count", "tasks"), [(1, 1), (256, 256), (1000, 250), (1_000_000, 977)])
+@pytest.mark.parametrize(("count", "tasks"), [(1, 1), (256, 256), (1000, 250), (1_000_000, 977), (2**50, 1_000_000)])
 def test_a_range_has_enough_tasks_for_many_trainers(count: int, tasks: int) -> None:
     spec, index = index_of(url_of(range(count), is_shuffled=False))
     assert (index.record_count, TaskLayout(index, 4).task_count) == (count, tasks)
@@ -83,3 +83,8 @@ def test_a_batch_is_described_by_its_indices() -> None:
 def test_invalid_ranges_are_rejected() -> None:
     with pytest.raises(DataError, match=r"^indexed://all names no range of indices: declare elements by their indices"):
         index_of("indexed://all")
+
+
+def test_more_tasks_than_a_master_has_memory_for_are_refused() -> None:
+    with pytest.raises(DataError, match=r"would have 1,000,000,000 tasks: choose a larger records_per_task"):
+        index_of(url_of(range(10**9), is_shuffled=False), records_per_task=1)

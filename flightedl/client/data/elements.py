@@ -34,7 +34,7 @@ class ByIndex:
         self.is_batched = is_batched
         self.columns = tuple(columns)
         self.first = first
-        #: No elements, with their columns; None before the first batch.
+        #: Empty batch with the columns of the elements; None before the first batch.
         self._none: pa.RecordBatch | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -47,7 +47,7 @@ class ByIndex:
         indices: list[int] = batch.column(0).to_pylist()
         if not indices and self._none is not None:
             return self._none
-        # Only an element tells which columns there are.
+        # The columns are known only from an element.
         found = self._elements(indices or [self.first])
         self._none = found.slice(0, 0)
         return found if indices else self._none

@@ -56,7 +56,7 @@ class TaskFeed:
     # for the reader
 
     def next(self, timeout_s: float) -> AssignedTask | None:
-        """Return the next task. Return None after ``timeout_s``, or as soon as there are no more tasks or one to read.
+        """Return the next task. Return None after ``timeout_s``, after the last task, or to read a promised task.
 
         There is no next task while two tasks are not reported.
 
