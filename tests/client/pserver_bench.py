@@ -22,7 +22,7 @@ from flightedl.domain.pserver.block_values import Unmovable
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.batches import Batch, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
-from flightedl.errors import FencedError, FlightedlError
+from flightedl.errors import FencedError, FlightedlError, MessageError
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.process.shared_memory import SharedMemory
@@ -184,6 +184,30 @@ class Cluster:
         assert self.shards[to].adopt(*released) is None
         owners[block] = to
         placement = placement_of(replace(self.plan, block_pservers=owners), self.plan.placement + 1)
+        self.plan = placed(self.plan, placement)
+        return True
+
+    def move_buckets(self, to: int) -> bool:
+        """Move the border between the buckets of two pservers towards ``to``, at most to the end of a span.
+
+        Return False if a round has begun, or spans are just being joined.
+        """
+        assert self.plan.bucket_pservers is not None
+        at = self.plan.buckets_of(0).stop
+        to += self.plan.block_count
+        source, target = (1, 0) if to > at else (0, 1)
+        span = self.shards[source].rows.span(at if to > at else at - 1).numbers
+        numbers = range(at, min(to, span.stop)) if to > at else range(max(to, span.start), at)
+        try:
+            released = self.shards[source].release(numbers)
+        except MessageError:
+            return False
+        if isinstance(released, Unmovable):
+            return False
+        assert self.shards[target].adopt(*released) is None
+        owners = self.plan.bucket_pservers.copy()
+        owners[numbers.start - self.plan.block_count : numbers.stop - self.plan.block_count] = target
+        placement = placement_of(replace(self.plan, bucket_pservers=owners), self.plan.placement + 1)
         self.plan = placed(self.plan, placement)
         return True
 

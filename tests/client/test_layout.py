@@ -10,8 +10,10 @@ import pytest
 
 from flightedl.client.tables.requests import DistinctIds
 from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.model.initial import Uniform
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.sharding import plan_shards
+from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import StalePlacementError, UnavailableError, UsageError
 from tests.client.pserver_bench import Cluster, Trainer
@@ -231,3 +233,42 @@ def test_two_trainers_step_while_blocks_move_and_every_batch_counts_once(mode: M
             trainer.parameters.refresh()
             found = {float(value) for array in trainer.parameters.values() for value in array.flat}
             assert found == {-float(batches if isinstance(mode, Sync) else 2 * batches)}
+
+
+@pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
+def test_two_trainers_look_up_and_push_rows_while_buckets_move_and_every_batch_counts_once(mode: Mode) -> None:
+    tables = [TableSpec("items", 3, SGD(lr=1.0), Uniform(1.0), dtype="bfloat16"), TableSpec("users", 2, SGD(lr=1.0))]
+    ids = np.arange(400, dtype=np.uint64)
+    batches, failures, moves, chance = 30, list[BaseException](), 0, random.Random(2)
+
+    def step(trainer: Trainer, member: int) -> None:
+        try:
+            for batch in range(batches):
+                trainer.begin(1000 * member + batch, of=10_000, step=batch + 1)
+                trainer.parameters.look_up({0: DistinctIds(ids[:40]), 1: DistinctIds(ids[batch:])})
+                trainer.parameters.push_rows(1, ids, np.ones((len(ids), 2), np.float32))
+                trainer.parameters.step(gradients(1.0))
+                assert trainer.current is not None
+                assert not trainer.current.must_repeat
+                trainer.parameters.close_batch()
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    with Cluster(SHAPES, mode, pservers=2, members=2, is_placed=True, tables=tables) as cluster:
+        trainers = [cluster.trainer(member) for member in (1, 2)]
+        threads = [threading.Thread(target=step, args=each) for each in zip(trainers, (1, 2), strict=True)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            moves += cluster.move_buckets(chance.randrange(BUCKETS))
+            threads[0].join(0.02)
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert moves
+        expected = -float(batches if isinstance(mode, Sync) else 2 * batches)
+        for trainer in trainers:
+            found = trainer.parameters.look_up({1: DistinctIds(ids)}).rows(1)
+            assert found.shape == (len(ids), 2)
+            assert set(found.reshape(-1).tolist()) == {expected}

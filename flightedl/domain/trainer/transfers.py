@@ -9,8 +9,8 @@ request is sent again, to the process that then holds the pserver's index. Only 
   batch has to be computed again, under a new membership; the rest of this transfer is useless.
 * A block that has some batches of a sum rejects the sum and says which ones it has. The trainer pushes the others
   again. In synchronous mode they join the next round, because the trainer has arrived in this one.
-* A pserver that lacks blocks is not called again. When the others have answered, the driver looks up the placement, and
-  the rest of the transfer goes to the owners of the blocks (``TransferState.place``).
+* A pserver that lacks blocks is not called again. When the others have answered all pushes, the driver looks up the
+  placement, and the rest of the transfer goes to the owners of the blocks (``TransferState.place``).
 * No answer, an unknown outcome, or the address of a process that is gone: the same request is repeated. Any other error
   is final, because the request would be rejected again.
 
@@ -192,6 +192,9 @@ class TransferState(msgspec.Struct, eq=False):
         if error is not None and not (isinstance(error, FlightedlError) and is_transient(error)):
             return Refused(error)
         if shard.must_repeat or not (shard.pushes or shard.pulls):
+            return OVER
+        if error is None and self.misplaced is not None and not shard.pushes:
+            # The other trainers may wait for what this one still has to push elsewhere.
             return OVER
         call = self.call(shard)
         assert call is not None, "an unfinished transfer has no call"

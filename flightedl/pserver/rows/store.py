@@ -171,10 +171,10 @@ class RowStore:
         self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 
     def borders(self, blocks: range) -> list[int]:
-        """Return the first buckets of all spans that follow another one in these buckets."""
-        found, number = [], blocks.start
-        while (span := self.spans.get(number)) is not None and span.numbers.stop < blocks.stop:
-            number = span.numbers.stop
+        """Return the first bucket of each span that follows another one, up to the first of these buckets not here."""
+        found: list[int] = []
+        span = self.spans.get(blocks.start)
+        while span and (number := span.numbers.stop) < blocks.stop and (span := self.spans.get(number)):
             found.append(number)
         return found
 

@@ -170,6 +170,25 @@ class TestAChangedPlacement:
         assert bench.steps.current is not None
         assert bench.steps.current.answered.keys() == {2, 3}
 
+    def test_pushes_blocks_that_moved_before_it_waits_for_a_round(self, bench: Bench) -> None:
+        transfer = bench.steps.step()
+        assert isinstance(transfer, Transfer)
+        without_values = [Answer(block, block + 1, Outcome.ACCEPTED) for block in (2, 3)]
+        waits = bench.steps.heard(transfer.serial, 1, 1, without_values)
+        assert isinstance(waits, KeepWaiting)
+        told(bench.steps, transfer, 0, error=self.STALE)
+        assert bench.steps.heard(transfer.serial, 1, 1, []) == Over()
+        assert bench.steps.answered() == FindPlacement(self.STALE)
+        bench.steps.place([[], [0, 1, 2, 3]])
+        rest = bench.steps.answered()
+        assert isinstance(rest, Transfer)
+        assert rest.calls == (None, Push([0, 1], {0: 0, 1: 0}))
+        verdict = bench.steps.heard(
+            rest.serial, 1, 1, [Answer(block, block + 1, Outcome.ACCEPTED, 1) for block in (0, 1)]
+        )
+        assert isinstance(verdict, KeepWaiting)
+        assert verdict.call == Pull({2: 1, 3: 1})
+
     def test_does_not_move_blocks_during_a_conversation(self, bench: Bench) -> None:
         bench.steps.step()
         with pytest.raises(AssertionError, match="a transfer is in progress"):
