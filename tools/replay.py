@@ -33,8 +33,8 @@ def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> i
     DIRECTORY holds the recordings of `flightedl run --record` or `fe.local(record=)`. Replays every event of every
     process and compares its effects with the recorded ones. Exit code 1: an effect differs; stderr shows it.
 
-    --story replays nothing. It shows in order of time what all processes did with one batch (EPOCH/TASK/BATCH), task
-    (EPOCH/TASK), block, trainer or evaluation. Epochs are counted from 1.
+    --story prints, instead, the history of one object in order of time, from all processes: a batch
+    (EPOCH/TASK/BATCH), task (EPOCH/TASK), block, trainer or evaluation. Epochs are numbered from 1.
     """
     if wanted is not None:
         _print_story(directory, wanted, as_json=as_json)

@@ -158,4 +158,4 @@ def _error(message: str) -> FlightedlError:
 
 def _in_one_line(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip() and not _CHATTER.match(line)]
-    return " ".join(lines)[:_LONGEST_ERROR] if lines else "kubectl says nothing"
+    return " ".join(lines)[:_LONGEST_ERROR] if lines else "kubectl printed no message"

@@ -32,8 +32,8 @@ from flightedl.ports import FileStat
 
 MARKER = "_END"
 #: Limits for one scan: files, and bytes of their names. The list of files is one value in etcd.
-TAKEN_LIMIT = 1000
-TAKEN_LIMIT_BYTES = 200_000
+JOINED_LIMIT = 1000
+JOINED_LIMIT_BYTES = 200_000
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -93,9 +93,9 @@ class DirectoryFollower:
         stable = [stat for url, stat in new.items() if is_marked or self._unstable.get(url) == stat]
         taken: list[FileStat] = []
         size_bytes = 0
-        for stat in stable[:TAKEN_LIMIT]:
+        for stat in stable[:JOINED_LIMIT]:
             size_bytes += len(stat.url.encode()) + len(stat.version) + 50
-            if taken and size_bytes > TAKEN_LIMIT_BYTES:
+            if taken and size_bytes > JOINED_LIMIT_BYTES:
                 break
             taken.append(stat)
         self._unstable = new

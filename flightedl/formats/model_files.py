@@ -185,7 +185,7 @@ def _tensor(body: memoryview, name: str, said: Mapping[str, Any]) -> Array:
 def _array(body: memoryview, start: int, end: int, dtype: str, shape: list[int], name: str) -> Array:
     found = array_dtype(dtype)
     if not 0 <= start <= end <= len(body) or end - start != math.prod(shape) * found.itemsize:
-        raise ValueError(f"{name!r:.80} has another size than its shape says")
+        raise ValueError(f"the size of {name!r:.80} does not match its shape")
     return np.frombuffer(body[start:end], found).reshape(shape)
 
 

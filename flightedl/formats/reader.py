@@ -126,7 +126,7 @@ class ChunkReader:
         #: The same as one batch, if it contains all records of the chunk in one piece: slices of it are cheap.
         self._batch: pa.RecordBatch | None = None
         #: All chunks as one table, and the row of each record in it, or -1.
-        self._whole: tuple[pa.Table, npt.NDArray[np.int64]] | None = None
+        self._table: tuple[pa.Table, npt.NDArray[np.int64]] | None = None
         self._empty: pa.Table | None = None
 
     @property
@@ -150,13 +150,13 @@ class ChunkReader:
 
     def take(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
         """Return those of the given records that meet the conditions, in the given order. Loads all chunks."""
-        if self._whole is None:
-            self._whole = self._read_whole()
-        table, rows = self._whole
+        if self._table is None:
+            self._table = self._read_file()
+        table, rows = self._table
         wanted = rows[numbers]
         return self._finished(table.take(pa.array(wanted[wanted >= 0])))
 
-    def _read_whole(self) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+    def _read_file(self) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         rows = np.full(self.record_count, -1, np.int64)
         parts = []
         row = 0

@@ -118,7 +118,7 @@ def _term(field: pa.Field, condition: Condition) -> pc.Expression:
         if value is None:
             if operator in ("==", "!="):
                 return reference.is_null() if operator == "==" else reference.is_valid()
-            raise DataError(f"the filter on {column} compares with nothing: only == and != take None")
+            raise DataError(f"the filter on {column} compares with None, which only == and != support")
         wanted = _scalar(field, value)
         return {
             "==": lambda: reference == wanted,

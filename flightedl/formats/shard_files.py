@@ -169,19 +169,19 @@ def write_shard(
     """
     digest = xxhash.xxh3_128()
     parts = _parts(header, applied, blocks, max(slot_count, bool(header.rows)), rows)
-    with ThreadPoolExecutor(1, "hash") as beside:
-        size_bytes = storage.publish(name, _hashed(parts, digest, beside))
+    with ThreadPoolExecutor(1, "hash") as executor:
+        size_bytes = storage.publish(name, _hashed(parts, digest, executor))
     return WrittenShard(size_bytes, digest.hexdigest())
 
 
-def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128, beside: Executor) -> Iterator[memoryview]:
+def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128, executor: Executor) -> Iterator[memoryview]:
     """Yield the parts. Large parts are hashed while the consumer writes them."""
     for part in parts:
         if part.nbytes < _LARGE_BYTES:
             digest.update(part)
             yield part
         else:
-            hashed = beside.submit(digest.update, part)
+            hashed = executor.submit(digest.update, part)
             yield part
             hashed.result()
 
@@ -306,7 +306,7 @@ def _stored_blocks(
             raise CorruptError(f"its hash is {digest.hexdigest()}, not {expected_hash}")
         with contextlib.suppress(StopIteration):
             reader.read_next_batch()
-            raise CorruptError("it has more blocks than it says")
+            raise CorruptError("it has more blocks than its header names")
 
 
 def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[int]) -> ShardContents:
@@ -384,7 +384,7 @@ def _rows_of(batch: pa.RecordBatch, schema: pa.Schema, header: ShardHeader) -> S
     _require_one(batch, schema)
     (*numbers, kind, expected), buffers = _row(batch)
     if kind not in KINDS or numbers[0] not in {span.first for span in header.rows}:
-        raise CorruptError(f"rows of {numbers[0]} are of no span that it says it has")
+        raise CorruptError(f"the rows of bucket {numbers[0]} are in no span of its header")
     return decode_rows(numbers, kind, expected, buffers)
 
 
@@ -403,7 +403,7 @@ def _block_of(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> StoredBl
     number, parameter, start, stop, version, updates = numbers
     block = StoredBlock(number, parameter, start, stop, version, updates, arrays[0], tuple(arrays[1:]))
     if arrays[0].size != block.stop - block.start or any(slot.size not in {1, arrays[0].size} for slot in block.slots):
-        raise CorruptError(f"block {number} has another size than it says")
+        raise CorruptError(f"block {number} does not have the size that it names")
     return block
 
 

@@ -15,7 +15,7 @@ from flightedl.messages.status import StatusReply
 EXIT_INCOMPLETE = 4
 
 #: Maximum number of omitted files named in a message.
-_TOLD_FILES = 10
+_LISTED_FILES = 10
 _DONE = Outcome(0)
 _OWN_MODELS = (
     "each trainer trains its own model, with its share of the data: to train one model, declare it with "
@@ -37,8 +37,8 @@ def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
     if keeps_checkpoints and status.plan_hash and (reason := _unsaved(status)):
         return Outcome(EXIT_INCOMPLETE, reason)
     if status.left_out:
-        told = "; ".join(status.left_out[:_TOLD_FILES])
-        return Outcome(EXIT_INCOMPLETE, f"the dataset was completed without some of its files: {told}")
+        names = "; ".join(status.left_out[:_LISTED_FILES])
+        return Outcome(EXIT_INCOMPLETE, f"the dataset was completed without some of its files: {names}")
     if failed_tasks(status):
         return Outcome(EXIT_INCOMPLETE)
     return Outcome(0, _OWN_MODELS) if status.own_models > 1 else _DONE

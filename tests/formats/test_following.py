@@ -72,7 +72,7 @@ def test_the_marker_makes_all_files_stable_and_the_dataset_complete() -> None:
 
 
 def test_a_limited_number_of_files_is_accepted_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "TAKEN_LIMIT", 2)
+    monkeypatch.setattr(following, "JOINED_LIMIT", 2)
     stats = [stat(name) for name in "abcde"]
     known = DirectoryFollower()
     accepted: list[list[str]] = []
@@ -87,7 +87,7 @@ def test_a_limited_number_of_files_is_accepted_at_a_time(monkeypatch: pytest.Mon
 
 
 def test_long_names_count_by_their_size_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "TAKEN_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(following, "JOINED_LIMIT_BYTES", 1000)
     found = DirectoryFollower().look([stat("x" * 600 + name) for name in "abc"], is_marked=True)
     assert len(found.stable) == 1
     assert found.has_more
