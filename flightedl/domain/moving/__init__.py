@@ -1,23 +1,23 @@
-"""Blocks that move from one pserver to another while the job trains.
+"""Protocol that moves blocks from one pserver to another while the job trains.
 
 * ``values``: the stored owners and intent, the transactions that change them, and the messages between two pservers.
-* ``server``: a pserver copies, freezes, stages and adopts blocks.
-* ``director``: the master stores an intent, commits the move of each block, and cancels an intent that cannot go on.
-* ``losses``: loss numbers of blocks decide which reports of finished work count although blocks move.
+* ``server``: the pserver's side, which copies, freezes, stages and adopts blocks.
+* ``director``: the master's side, which stores intents, commits the move of each block, and cancels failed intents.
+* ``losses``: loss numbers of blocks, which decide whether a report of finished work counts after moves.
 
-A block here is a position of the plan: a block of a parameter or a bucket of tables. Follow one from pserver 0 to
-pserver 2. The master stores an *intent*. Pserver 0 reads it, sends a copy of the block to pserver 2, and goes on
-applying pushes; each update follows the copy. Pserver 2 *stages* all of that: nobody can see it. When few updates are
-under way, pserver 0 *freezes* the block: pushes wait, and the last message has the number of updates and the digest of
-the content. Pserver 2 acknowledges to the master. The master *commits* in one transaction, which makes pserver 2 the
-owner and compares everything that may have changed: the master's lock, the attempt, both generations, the owners.
-Pserver 2 reads the owners and adopts the block; pserver 0 reads them and releases it. A trainer that pushes to
-pserver 0 gets the new owner as the answer, and repeats the push under the same identity at pserver 2, which knows the
-applied batches.
+Here, a block is a position of the plan: a block of a parameter or a bucket of tables. Follow one from pserver 0 to
+pserver 2. The master stores an *intent*. Pserver 0 reads it, sends a copy of the block to pserver 2, and continues to
+apply pushes; it sends each update after the copy. Pserver 2 *stages* copy and updates, which nobody can read yet. When
+few updates are in flight, pserver 0 *freezes* the block: pushes wait, and the last message has the number of updates
+and the digest of the content. Pserver 2 sends an acknowledgement to the master. The master *commits* in one
+transaction, which makes pserver 2 the owner and compares everything that may have changed: the master's lock, the
+attempt, both generations, the owners. Pserver 2 reads the owners and adopts the block; pserver 0 reads them and
+releases it. If a trainer pushes to pserver 0, it receives the new owner as the answer, and repeats the push under the
+same identity at pserver 2, which knows the applied batches.
 
 Only the transaction decides. A pserver thaws a frozen block only after it has read that the attempt is over and that
-it is still the owner. A pserver that waits too long deletes the intent by a transaction of its own, and reads again.
+it is still the owner. A pserver that waits too long deletes the intent in a transaction of its own, and reads again.
 
-The protocol is explored exhaustively in small configurations: two pservers and a spare, two masters, crashes at each
+Tests explore the protocol exhaustively in small configurations: two pservers and a spare, two masters, crashes at each
 step, messages that are lost, late or repeated, and transactions of unknown outcome. No process runs it yet.
 """

@@ -1,13 +1,13 @@
-"""Decisions of the master about moves: when an intent may stand, what is committed, and what is cancelled.
+"""Decisions of the master about moves: when to store, commit and cancel an intent.
 
-The caller writes one transaction at a time, and reads owners and intent after each one, whatever its outcome: a
-transaction that failed or whose outcome is unknown says nothing about them.
+The caller executes one transaction at a time, and reads owners and intent after each one, whatever its outcome: after
+a failure or an unknown outcome, only a read shows what is stored.
 
 Rules:
 
-* At most one intent stands. A new master cancels the one that it finds: it does not know what became of its moves.
+* At most one intent exists. A new master cancels the intent that it finds, as it cannot know how far they are.
 * An intent is stored only while every pserver is settled, no audit is open and no checkpoint is ordered. While it
-  stands, no audit begins and no checkpoint is ordered. So the answers of an audit and the files of a checkpoint belong
+  exists, no audit begins and no checkpoint is ordered. So the answers of an audit and the files of a checkpoint belong
   to one version of the owners.
 * A commit compares the master's lock, the attempt, the version of the owners, and the generations of both pservers.
 """
@@ -17,32 +17,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flightedl.domain.moving.losses import Losses
-from flightedl.domain.moving.values import NONE, Acknowledged, Intent, Move, Owners, Standing, Transaction
+from flightedl.domain.moving.values import NONE, Acknowledged, Intent, Move, Owners, StoredIntent, Transaction
 from flightedl.errors import NotReadyError, UsageError
 
 
 class Director:
-    """The moves of one job, as its master knows them. Not thread-safe.
+    """Moves of one job, as its master knows them. Not thread-safe.
 
     Args:
         master: Generation of the master.
-        owners: As read after the lock was taken.
-        standing: As read in the same transaction.
+        owners: Stored owners, read after the master acquired the lock.
+        stored: Stored intent, read in the same transaction; None if there is none.
     """
 
-    def __init__(self, master: int, owners: Owners, standing: Standing | None) -> None:
+    def __init__(self, master: int, owners: Owners, stored: StoredIntent | None) -> None:
         self._master = master
         self.owners = owners
-        self.standing = standing
+        self.stored = stored
 
-    def read(self, owners: Owners, standing: Standing | None) -> None:
-        """Take note of what is stored, after each transaction."""
-        self.owners, self.standing = owners, standing
+    def read(self, owners: Owners, stored: StoredIntent | None) -> None:
+        """Replace owners and intent by those that were read after a transaction."""
+        self.owners, self.stored = owners, stored
 
     @property
     def is_moving(self) -> bool:
-        """True while an intent stands: no audit begins, and no checkpoint is ordered."""
-        return self.standing is not None
+        """True while an intent exists; the caller then begins no audit and orders no checkpoint."""
+        return self.stored is not None
 
     def begin(
         self,
@@ -56,24 +56,24 @@ class Director:
         """Return the transaction that stores an intent.
 
         Args:
-            moves: Blocks, each with its owner as the source.
-            seen: Index -> generation of the processes that are there.
-            losses: What is settled.
-            is_audit_open: True while pservers are asked what they have.
+            moves: Moves of blocks; the source of each is the block's owner.
+            seen: Index -> generation of the present pservers.
+            losses: Loss numbers and settled processes.
+            is_audit_open: True while the master collects the applied batches of pservers.
             is_checkpoint_open: True while a checkpoint is ordered.
 
         Raises:
-            UsageError: the moves name a block twice, another source than the owner, or the source as destination.
-            NotReadyError: they have to wait.
+            UsageError: the moves name a block twice, a source that is not the owner, or the source as destination.
+            NotReadyError: the moves have to wait.
         """
         self._require_possible(moves, seen)
         indexes = sorted({index for move in moves for index in (move.source, move.destination)})
-        if self.standing is not None:
+        if self.stored is not None:
             raise NotReadyError("other blocks are being moved")
         if not losses.is_settled(seen, [*indexes, *set(self.owners.pservers)]):
-            raise NotReadyError("a pserver has not said yet what it has loaded")
+            raise NotReadyError("a pserver has not reported yet which batches it has applied")
         if is_audit_open or is_checkpoint_open:
-            raise NotReadyError(f"{'an audit' if is_audit_open else 'a checkpoint'} is under way")
+            raise NotReadyError(f"{'an audit' if is_audit_open else 'a checkpoint'} is in progress")
         generations = tuple((index, seen[index]) for index in indexes)
         return self._transaction(NONE, Intent(self._master, tuple(moves), generations), None, generations)
 
@@ -88,31 +88,31 @@ class Director:
 
     def acknowledged(self, message: Acknowledged) -> Transaction | None:
         """Return the transaction that commits the move of a block; None if its attempt is over."""
-        standing = self.standing
-        if standing is None or standing.intent.master != self._master or message.attempt != standing.attempt:
+        stored = self.stored
+        if stored is None or stored.intent.master != self._master or message.attempt != stored.attempt:
             return None
-        move = standing.intent.move_of(message.block)
+        move = stored.intent.move_of(message.block)
         if move is None:
             return None
-        rest = tuple(each for each in standing.intent.moves if each != move)
-        intent = Intent(self._master, rest, standing.intent.generations) if rest else None
+        rest = tuple(each for each in stored.intent.moves if each != move)
+        intent = Intent(self._master, rest, stored.intent.generations) if rest else None
         both = {move.source, move.destination}
-        generations = tuple(each for each in standing.intent.generations if each[0] in both)
-        return self._transaction(standing.attempt, intent, self.owners.moved(move, standing.attempt), generations)
+        generations = tuple(each for each in stored.intent.generations if each[0] in both)
+        return self._transaction(stored.attempt, intent, self.owners.moved(move, stored.attempt), generations)
 
-    def cancel_what_cannot_go_on(self, seen: Mapping[int, int]) -> Transaction | None:
-        """Return the transaction that cancels the standing intent, if it is a predecessor's or a pserver is gone."""
-        if self.standing is None:
+    def cancel_if_failed(self, seen: Mapping[int, int]) -> Transaction | None:
+        """Return the transaction that cancels the intent if a predecessor stored it or one of its pservers is gone."""
+        if self.stored is None:
             return None
-        intent = self.standing.intent
+        intent = self.stored.intent
         is_own = intent.master == self._master
         if is_own and all(seen.get(index) == generation for index, generation in intent.generations):
             return None
         return self.cancel()
 
     def cancel(self) -> Transaction | None:
-        """Return the transaction that cancels the standing intent; None if there is none."""
-        return None if self.standing is None else self._transaction(self.standing.attempt, None, None, ())
+        """Return the transaction that cancels the intent; None if there is none."""
+        return None if self.stored is None else self._transaction(self.stored.attempt, None, None, ())
 
     def _transaction(
         self, attempt: int, intent: Intent | None, owners: Owners | None, generations: tuple[tuple[int, int], ...]

@@ -1,16 +1,16 @@
-"""Loss numbers of blocks: they decide which reports of finished work count after moves and replacements.
+"""Loss numbers of blocks, which decide whether a report of finished work counts after moves and replacements.
 
-Each block carries a *loss number*: the generation of the process that loaded it last, from a checkpoint or as first
-values. It stays the same while the block moves, and only rises, since generations do. An acknowledged push names the
-loss number of its block, and a report of finished work the lowest one of each block over its batches.
+Each block has a *loss number*: the generation of the process that last loaded the block from a checkpoint or
+initialized it. A move does not change the loss number, and it only rises, since generations do. The acknowledgement of
+a push names the block's loss number, and a report of finished work the lowest one of each block over its batches.
 
-A process is *settled* when what it has was compared with what counts as done, and the difference was reopened. Its
-blocks neither come nor go before that. So when a new process of a pserver is seen, it has loaded all blocks of that
-pserver itself, and their loss number is its generation. A report counts if no loss number in it is below that of the
-block now. Otherwise the block was loaded from something older after the push, and may lack it.
+A process is *settled* once the master has compared the batches applied there with the work that counts as done, and
+reopened the difference. No block moves to or from a process before it is settled, so a new process has itself loaded
+all blocks of its pserver, and their loss number is its generation. A report counts if none of its loss numbers is
+lower than the block's current one. Otherwise the block was loaded from an older state after the push, and may lack it.
 
-So at any time, for each block: either its owner is settled, and then done ⊆ applied in it; or the owner is going to
-say what it has.
+So for each block, at any time: either its owner is settled, and the block has applied all work that counts as done; or
+the owner has yet to report its applied batches.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from flightedl.domain.moving.values import Owners
 
 
 class Losses(msgspec.Struct, frozen=True, array_like=True):
-    """Loss numbers as far as they are known. Stored in one transaction with the queue that they belong to."""
+    """Known loss numbers. Stored in one transaction with the queue to which they belong."""
 
-    #: Index -> generation of the settled process; 0: none was.
+    #: Index -> generation of the pserver's last settled process; 0 if none was.
     settled: tuple[int, ...]
-    #: Block -> its loss number when its owner was settled, or later.
+    #: Block -> its loss number when its owner was last settled.
     numbers: tuple[int, ...]
 
     @classmethod
-    def at_first(cls, pserver_count: int, block_count: int) -> Losses:
-        """Return the state in which no process has settled."""
+    def initial(cls, pserver_count: int, block_count: int) -> Losses:
+        """Return the state in which no process is settled."""
         return cls((0,) * pserver_count, (0,) * block_count)
 
     def with_settled(self, index: int, generation: int, owners: Owners) -> Losses:
-        """Return the state after a process has said what it has, and the difference was reopened."""
+        """Return the state in which a process is settled, too."""
         settled, numbers = list(self.settled), list(self.numbers)
         settled[index] = generation
         for block in owners.blocks_of(index):
@@ -48,8 +48,8 @@ class Losses(msgspec.Struct, frozen=True, array_like=True):
         """Return True if the present processes of these pservers are settled.
 
         Args:
-            seen: Index -> generation of the process that is there.
-            indexes: The pservers.
+            seen: Index -> generation of the present process.
+            indexes: Indexes of the pservers.
         """
         return all(index in seen and self.settled[index] == seen[index] for index in indexes)
 
@@ -57,9 +57,9 @@ class Losses(msgspec.Struct, frozen=True, array_like=True):
         """Return True if a report of finished work counts.
 
         Args:
-            reported: Block -> lowest loss number over the acknowledgements.
-            seen: Index -> generation of the newest process that was there.
-            owners: Of the blocks now.
+            reported: Block -> lowest loss number of the acknowledgements.
+            seen: Index -> generation of the newest process seen.
+            owners: Current owners of the blocks.
         """
         return all(
             number >= self._number_now(block, owner, seen.get(owner, 0))

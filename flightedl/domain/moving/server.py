@@ -1,19 +1,19 @@
 """Decisions of a pserver about blocks that leave it or arrive.
 
-The content of the blocks lies with the caller: it carries out the effects, in their order, under the lock of the block
-and before it asks anything else about it.
+The caller holds the content of the blocks. It carries out the effects in their order, under the lock of the block, and
+before its next call about the block.
 
 Rules:
 
-* A block is served by the process that has adopted it or loaded it, unless it is frozen.
-* ``read`` takes what one read of etcd has found: owners, intent and the holder of the index together. A read that is
-  older than the last one is ignored. Nothing else thaws, adopts or releases a block.
-* A new process loads the blocks of the owners only if it still holds its index at the revision of that read. Otherwise
-  a process that froze before it loaded would serve a block that moved to its successor, with a higher loss number.
-* Staged content belongs to one attempt. It is adopted only if the owners name that attempt: content that was staged by
-  an earlier one lacks what the source applied since.
-* Messages of another attempt, a repeated update and a gap change nothing. A stream that breaks is not continued: the
-  source gives up, and the next attempt copies again.
+* The process that adopted or loaded a block serves it, unless it is frozen.
+* ``read`` accepts the results of a single read of etcd: the owners, the intent and the holder of the index. Reads older
+  than the last one are ignored. Nothing else thaws, adopts or releases a block.
+* A new process loads its blocks only if it still held its index at the revision of that read. Otherwise a process that
+  froze before it loaded would serve a block that moved to its successor, with a higher loss number.
+* Staged content belongs to one attempt. It is adopted only if the owners name that attempt: content from an earlier
+  attempt lacks the updates that the source has applied since.
+* Messages of another attempt, repeated updates and updates after a gap are ignored. A broken stream is not resumed: the
+  source gives up, and the next attempt copies the block again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from flightedl.domain.moving.values import (
     Owners,
     Release,
     Stage,
-    Standing,
+    StoredIntent,
     Thaw,
     Transaction,
     Update,
@@ -50,7 +50,7 @@ class Serves(Enum):
     """Answer to a push for a block."""
 
     HERE = "here"
-    #: It waits until the block is thawed or has moved.
+    #: The push waits until the block is thawed or has moved.
     FROZEN = "frozen"
     ELSEWHERE = "elsewhere"
 
@@ -60,9 +60,9 @@ class Leaving(msgspec.Struct, frozen=True, array_like=True):
 
     block: int
     attempt: int
-    #: Of the destination.
+    #: Generation of the destination.
     generation: int
-    #: Updates sent after the copy.
+    #: Number of updates sent after the copy.
     sent: int = 0
     is_frozen: bool = False
 
@@ -72,17 +72,17 @@ class Arriving(msgspec.Struct, frozen=True, array_like=True):
 
     block: int
     attempt: int
-    #: Updates received after the copy.
+    #: Number of updates received after the copy.
     received: int = 0
     is_complete: bool = False
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """All that a pserver knows of its moves. Replaced as a whole."""
+    """State of all moves of a pserver. Immutable; each change replaces it."""
 
-    #: Blocks that are here, staged ones excluded.
+    #: Blocks that the process has, without staged ones.
     blocks: tuple[int, ...]
-    #: Revision of the newest read, and the version of the owners then.
+    #: Revision of the newest read, and the version of the owners in it.
     revision: int = 0
     version: int = 0
     leaving: tuple[Leaving, ...] = ()
@@ -90,12 +90,12 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
 
 def state_to_load(index: int, generation: int, revision: int, owners: Owners, holder: int | None) -> State | None:
-    """Return the state in which a new process serves after it has loaded its blocks; None if it has to end.
+    """Return the state of a new process after it has loaded its blocks; None if the process has to end.
 
     Args:
-        index: The index that it has taken.
-        generation: Its generation.
-        revision: Revision of etcd at which it has read the owners, after it took the index.
+        index: Index that the process has claimed.
+        generation: Generation of the process.
+        revision: Revision of etcd at which the process read the owners, after claiming the index.
         owners: The owners at that revision.
         holder: Generation of the process that held the index at that revision.
     """
@@ -103,12 +103,12 @@ def state_to_load(index: int, generation: int, revision: int, owners: Owners, ho
 
 
 class MovingBlocks:
-    """The blocks of one process of a pserver, as far as they move. Not thread-safe.
+    """State machine of the moving blocks of one pserver process. Not thread-safe.
 
     Args:
-        index: The pserver's.
-        generation: The process's.
-        state: To begin with.
+        index: Index of the pserver.
+        generation: Generation of the process.
+        state: Initial state.
     """
 
     def __init__(self, index: int, generation: int, state: State) -> None:
@@ -117,39 +117,39 @@ class MovingBlocks:
         self.state = state
 
     def serves(self, block: int) -> Serves:
-        """Return what becomes of a push for this block."""
+        """Return how a push for this block is answered."""
         if block not in self.state.blocks:
             return Serves.ELSEWHERE
         leaving = _find(self.state.leaving, block)
         return Serves.FROZEN if leaving is not None and leaving.is_frozen else Serves.HERE
 
     def answers_for(self, version: int) -> bool:
-        """Return True if what this process has is its part of these owners.
+        """Return True if the process has the blocks that this version of the owners assigns to it.
 
-        A request to all pservers, such as an audit or a checkpoint, names a version. A process that knows an older one
-        reads before it answers, so that answers for different versions are never combined.
+        A request to all pservers, such as an audit or a checkpoint, names a version. A process that knows an older
+        version reads the owners before it answers, so that answers for different versions are never combined.
         """
         return self.state.version == version
 
-    def read(self, revision: int, owners: Owners, standing: Standing | None, holder: int | None) -> list[Effect]:
-        """Take what was read, all at one revision of etcd.
+    def read(self, revision: int, owners: Owners, stored: StoredIntent | None, holder: int | None) -> list[Effect]:
+        """Process the results of a read at one revision of etcd.
 
         Args:
             revision: The revision.
             owners: Owners of all blocks.
-            standing: The intent, if one stands.
-            holder: Generation of the process that holds this index, if one does.
+            stored: The stored intent, if there is one.
+            holder: Generation of the process that holds this index, if there is one.
 
         Returns:
-            What follows. Nothing is done after ``End``.
+            The effects to carry out. ``End`` is the last one.
         """
         if revision < self.state.revision:
             return []
         if holder != self._generation:
             return [End()]
         self.state = replace(self.state, revision=revision, version=owners.version)
-        effects = [*self._adopt_or_release(owners), *self._end_attempts(standing)]
-        return effects + (self._begin_copies(standing) if standing is not None else [])
+        effects = [*self._adopt_or_release(owners), *self._end_attempts(stored)]
+        return effects + (self._begin_copies(stored) if stored is not None else [])
 
     def _adopt_or_release(self, owners: Owners) -> Iterable[Effect]:
         own = set(owners.blocks_of(self._index))
@@ -166,27 +166,27 @@ class MovingBlocks:
             self._set_blocks(set(self.state.blocks) | {block})
             self._arrive(block, None)
 
-    def _end_attempts(self, standing: Standing | None) -> Iterable[Effect]:
-        attempt = 0 if standing is None else standing.attempt
+    def _end_attempts(self, stored: StoredIntent | None) -> Iterable[Effect]:
+        attempt = 0 if stored is None else stored.attempt
         for leaving in self.state.leaving:
             if leaving.attempt != attempt:
                 self._leave(leaving.block, None)
                 yield Thaw(leaving.block)
         for arriving in self.state.arriving:
-            # A copy of an attempt that is newer than this read has come early.
+            # A copy can arrive before this pserver reads the intent of its attempt.
             if arriving.attempt != attempt and arriving.attempt <= self.state.revision:
                 self._arrive(arriving.block, None)
                 yield Discard(arriving.block)
 
-    def _begin_copies(self, standing: Standing) -> list[Effect]:
-        intent = standing.intent
+    def _begin_copies(self, stored: StoredIntent) -> list[Effect]:
+        intent = stored.intent
         if intent.generation_of(self._index) != self._generation:
             return []
         copies: list[Effect] = []
         for move in intent.moves:
             is_begun = _find(self.state.leaving, move.block) is not None
             if move.source == self._index and move.block in self.state.blocks and not is_begun:
-                copies.append(self._begin_copy(standing.attempt, move, intent.generation_of(move.destination)))
+                copies.append(self._begin_copy(stored.attempt, move, intent.generation_of(move.destination)))
         return copies
 
     def _begin_copy(self, attempt: int, move: Move, generation: int | None) -> Copy:
@@ -195,7 +195,7 @@ class MovingBlocks:
         return Copy(attempt, move.block, generation)
 
     def updated(self, block: int) -> Update | None:
-        """Return the update to send to the destination, if an update of this block was applied and it leaves."""
+        """Return the message that sends an applied update to the destination; None if the block does not leave."""
         leaving = _find(self.state.leaving, block)
         if leaving is None:
             return None
@@ -208,8 +208,8 @@ class MovingBlocks:
         """Freeze a block that leaves, or repeat the last message.
 
         Args:
-            block: Its number.
-            digest: Of its content, which does not change from now on.
+            block: Number of the block.
+            digest: Digest of the content, which does not change while the block is frozen.
 
         Returns:
             The message to the destination; None if the block does not leave.
@@ -223,20 +223,20 @@ class MovingBlocks:
     def give_up(self, block: int) -> Transaction | None:
         """Return the transaction that ends the attempt of a block that leaves.
 
-        Whatever its outcome is, the block is thawed by a read only: the master may have committed before.
+        Whatever its outcome, only a read thaws the block: the master may have committed the move before.
         """
         leaving = _find(self.state.leaving, block)
         return None if leaving is None else Transaction(leaving.attempt, None)
 
     def received(self, message: Message, digest: bytes = b"") -> Stage | Append | Acknowledged | None:
-        """Take a message of a source.
+        """Process a message from a source.
 
         Args:
             message: The message.
-            digest: Of the staged content, for ``Last``.
+            digest: Digest of the staged content, for ``Last``.
 
         Returns:
-            What follows, before the next message of this block; None if nothing does.
+            The effect to carry out before the next message of this block; None if there is none.
         """
         block = message.block
         if message.generation != self._generation or block in self.state.blocks:

@@ -1,4 +1,4 @@
-"""Values of moving blocks: what is stored, what the transactions compare, and what two pservers send each other."""
+"""Stored values of moving blocks, transactions that change them, messages between two pservers, and effects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NONE = 0
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """One block that is to move."""
+    """Move of one block."""
 
     block: int
     source: int
@@ -17,12 +17,12 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Intent(msgspec.Struct, frozen=True, array_like=True):
-    """Moves that are under way, as stored. A block leaves the intent when its move is committed."""
+    """Stored moves in progress. Committing a move removes it from the intent."""
 
     #: Generation of the master that stored it.
     master: int
     moves: tuple[Move, ...]
-    #: (index, generation) of each pserver that gives or receives a block, rising.
+    #: (index, generation) of each source and destination, rising.
     generations: tuple[tuple[int, int], ...]
 
     def generation_of(self, index: int) -> int | None:
@@ -34,20 +34,20 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
         return next((move for move in self.moves if move.block == block), None)
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True):
-    """An intent and its attempt: the create_revision of its key, so that a later intent has a higher one."""
+class StoredIntent(msgspec.Struct, frozen=True, array_like=True):
+    """An intent and its attempt, which is the create_revision of its key: later intents have higher attempts."""
 
     attempt: int
     intent: Intent
 
 
 class Owners(msgspec.Struct, frozen=True, array_like=True):
-    """Owners of all blocks, as stored."""
+    """Stored owners of all blocks."""
 
     version: int
     #: Block -> index of its pserver.
     pservers: tuple[int, ...]
-    #: Block -> attempt that brought it there.
+    #: Block -> attempt that moved it to this owner, or ``NONE``.
     attempts: tuple[int, ...]
 
     def moved(self, move: Move, attempt: int) -> Owners:
@@ -62,36 +62,36 @@ class Owners(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """A change of the stored state: all of it happens, if all that it compares is as expected, or nothing."""
+    """An atomic change of the stored state, made only if all compared values are as expected."""
 
-    #: Attempt of the stored intent; ``NONE``: there is none.
+    #: Expected attempt of the stored intent; ``NONE`` if none may be stored.
     attempt: int
-    #: The intent that is stored instead; None: it is deleted.
+    #: New intent; None deletes the stored intent.
     intent: Intent | None
-    #: Owners that are stored; None: they stay.
+    #: New owners; None keeps the stored owners.
     owners: Owners | None = None
-    # The following are not compared by a pserver that gives up.
-    #: Generation of the master that holds the lock.
+    # A pserver that gives up does not compare the following.
+    #: Generation of the master, which must hold the lock.
     master: int | None = None
-    #: (index, generation) of pservers whose keys have to be there.
+    #: (index, generation) of pservers whose keys must exist.
     generations: tuple[tuple[int, int], ...] = ()
-    #: Version of the stored owners.
+    #: Expected version of the stored owners.
     version: int | None = None
     #: True if no order of a checkpoint may be stored.
     excludes_checkpoint: bool = False
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """A block's content is sent to a pserver; all that is applied before it is in it."""
+    """Copy of a block's content for another pserver. Includes all updates applied so far."""
 
     attempt: int
     block: int
-    #: Of the pserver that receives it.
+    #: Generation of the receiving pserver.
     generation: int
 
 
 class Update(msgspec.Struct, frozen=True):
-    """An update that was applied after the copy. They are numbered from 1."""
+    """An update applied after the copy. Updates are numbered from 1."""
 
     attempt: int
     block: int
@@ -100,7 +100,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Last(msgspec.Struct, frozen=True):
-    """The block is frozen after ``count`` updates, and has this digest."""
+    """End of the updates: the block is frozen after ``count`` updates, and its content has this digest."""
 
     attempt: int
     block: int
@@ -110,50 +110,50 @@ class Last(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """To the master: the destination has staged all of a frozen block."""
+    """Message to the master: the destination has staged a frozen block completely."""
 
     attempt: int
     block: int
 
 
 class Adopt(msgspec.Struct, frozen=True):
-    """The staged content is the block's, from now on served here."""
+    """Make the staged content the block's content, and serve the block."""
 
     block: int
 
 
 class Release(msgspec.Struct, frozen=True):
-    """The block is another pserver's: its content goes, and pushes are sent on."""
+    """Delete the content of a block that another pserver owns, and redirect its pushes."""
 
     block: int
 
 
 class Thaw(msgspec.Struct, frozen=True):
-    """The attempt is over, and the block stays: pushes that wait go on."""
+    """Resume the waiting pushes of a block that did not move; its attempt is over."""
 
     block: int
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Keep the copy that came, invisible, in place of an earlier attempt's."""
+    """Store the received copy, invisible to readers, in place of an earlier attempt's copy."""
 
     block: int
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Apply the update that came to the staged content."""
+    """Apply the received update to the staged content."""
 
     block: int
 
 
 class Discard(msgspec.Struct, frozen=True):
-    """The staged content is of an attempt that is over."""
+    """Delete the staged content of an attempt that is over."""
 
     block: int
 
 
 class End(msgspec.Struct, frozen=True):
-    """The process ends: another one holds its index, or it owns a block that it does not have."""
+    """Exit, because another process holds the index, or because the process owns a block that it does not have."""
 
 
 Message = Copy | Update | Last

@@ -1,10 +1,10 @@
-"""The moves that a master refuses, and the intents that it cancels."""
+"""Tests of the moves that a master rejects, and of the intents that it cancels."""
 
 import pytest
 
 from flightedl.domain.moving.director import Director
 from flightedl.domain.moving.losses import Losses
-from flightedl.domain.moving.values import Intent, Move, Owners, Standing
+from flightedl.domain.moving.values import Intent, Move, Owners, StoredIntent
 from flightedl.errors import NotReadyError, UsageError
 
 OWNERS = Owners(1, (0, 1), (0, 0))
@@ -13,9 +13,9 @@ SETTLED = Losses((2, 3, 4), (2, 3))
 INTENT = Intent(1, (Move(0, 0, 2),), ((0, 2), (2, 4)))
 
 
-def begin(moves, standing=None, seen=SEEN, losses=SETTLED, **open_):
+def begin(moves, stored=None, seen=SEEN, losses=SETTLED, **open_):
     flags = {"is_audit_open": False, "is_checkpoint_open": False} | open_
-    return Director(1, OWNERS, standing).begin(moves, seen, losses, **flags)
+    return Director(1, OWNERS, stored).begin(moves, seen, losses, **flags)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_impossible_moves_are_refused(moves, sentence):
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"standing": Standing(9, INTENT)}, "other blocks are being moved"),
+        ({"stored": StoredIntent(9, INTENT)}, "other blocks are being moved"),
         ({"seen": {0: 2, 1: 3}}, "there is no pserver 2"),
-        ({"losses": Losses((2, 0, 4), (2, 0))}, "a pserver has not said yet"),
-        ({"is_audit_open": True}, "an audit is under way"),
-        ({"is_checkpoint_open": True}, "a checkpoint is under way"),
+        ({"losses": Losses((2, 0, 4), (2, 0))}, "a pserver has not reported yet"),
+        ({"is_audit_open": True}, "an audit is in progress"),
+        ({"is_checkpoint_open": True}, "a checkpoint is in progress"),
     ],
 )
 def test_moves_wait_for_operations_that_exclude_them(more, sentence):
@@ -55,10 +55,10 @@ def test_an_intent_names_the_generations_and_compares_them():
 
 
 def test_the_intent_of_a_predecessor_and_one_whose_pserver_is_gone_are_cancelled():
-    standing = Standing(9, INTENT)
-    assert Director(1, OWNERS, standing).cancel_what_cannot_go_on(SEEN) is None
-    assert Director(1, OWNERS, None).cancel_what_cannot_go_on({}) is None
+    stored = StoredIntent(9, INTENT)
+    assert Director(1, OWNERS, stored).cancel_if_failed(SEEN) is None
+    assert Director(1, OWNERS, None).cancel_if_failed({}) is None
     for master, seen in ((5, SEEN), (1, {0: 2, 1: 3}), (1, SEEN | {0: 8})):
-        transaction = Director(master, OWNERS, standing).cancel_what_cannot_go_on(seen)
+        transaction = Director(master, OWNERS, stored).cancel_if_failed(seen)
         assert transaction is not None
         assert (transaction.attempt, transaction.intent, transaction.owners) == (9, None, None)

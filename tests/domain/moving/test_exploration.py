@@ -1,4 +1,4 @@
-"""Moving blocks, explored exhaustively: all orders of events of small clusters, and planted bugs."""
+"""Exhaustive exploration of moving blocks: all orders of events in small clusters, and planted bugs."""
 
 from collections.abc import Iterable
 
@@ -47,7 +47,7 @@ PREPARED: dict[str, tuple[Limits, tuple[str, ...]]] = {
     ),
 }
 
-#: Name -> where it is found, and the edits that plant it.
+#: Name of the bug -> configuration that shows it, and edits that plant it.
 BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     "a pserver that has not settled gives blocks away": (
         "a pserver crashes",
@@ -78,12 +78,12 @@ BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     ),
     "an acknowledgement of an earlier attempt counts": (
         "the block moves twice",
-        (swaps(f"{_DIRECTOR}acknowledged", " or message.attempt != standing.attempt", ""),),
+        (swaps(f"{_DIRECTOR}acknowledged", " or message.attempt != stored.attempt", ""),),
     ),
     "content that an earlier attempt staged is adopted": (
         "the block moves twice",
         (
-            swaps(f"{_DIRECTOR}acknowledged", " or message.attempt != standing.attempt", ""),
+            swaps(f"{_DIRECTOR}acknowledged", " or message.attempt != stored.attempt", ""),
             swaps(f"{_SERVER}_adopt_or_release", " or arriving.attempt != owners.attempts[block]", ""),
         ),
     ),
@@ -125,7 +125,7 @@ def explored(name: str) -> Explored:
 
 
 def after(world: World, events: Iterable[str]) -> World:
-    """Return the world after these events; each is named by how it begins."""
+    """Return the world after these events, given by the beginnings of their names."""
     for begin in events:
         world = next(then for event, then in steps(world) if event.startswith(begin))
     return world

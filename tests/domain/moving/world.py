@@ -1,8 +1,8 @@
-"""A small cluster in which blocks move: etcd, masters, processes of pservers, trainers' pushes and reports.
+"""Model of a small cluster in which blocks move: etcd, masters, pserver processes, trainers' pushes and reports.
 
-Everything that may happen is an event. A message may arrive at any time and any number of times, or never. A
-transaction may be carried out at any time. Processes crash, and lose their leases, within limits. The decisions are
-those of the product (``domain.moving``). A block's content is its loss number and its applied batches, as bits.
+Each possible step is an event. A message may arrive at any time, repeatedly, or never. A transaction may be executed at
+any time. Processes crash and lose their leases, within limits. ``domain.moving`` makes the decisions, as in production.
+A block's content is its loss number and its applied batches, as bits.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from flightedl.domain.moving.values import (
     Owners,
     Release,
     Stage,
-    Standing,
+    StoredIntent,
     Thaw,
     Transaction,
     Update,
@@ -47,7 +47,7 @@ class Content(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Process(msgspec.Struct, frozen=True, array_like=True):
-    """A process of a pserver. It first takes its index, then reads the owners, then loads its blocks."""
+    """A pserver process. It claims its index, reads the owners, and loads its blocks, in this order."""
 
     index: int
     generation: int
@@ -60,25 +60,25 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Master(msgspec.Struct, frozen=True, array_like=True):
-    """A master that holds the lock, or believes so."""
+    """A master that holds the lock, or believes that it does."""
 
     generation: int
-    #: Owners and intent as it read them last.
+    #: Owners and intent in its last read.
     owners: Owners
-    standing: Standing | None
-    #: Index -> generation that it has seen; 0: none.
+    stored: StoredIntent | None
+    #: Index -> generation that it has seen; 0 if none.
     seen: tuple[int, ...]
-    #: What it has sent and waits for.
+    #: Transaction whose outcome it waits for.
     pending: Transaction | None = None
-    #: Index -> (blocks, batches that all of them have) of an answer; empty: no audit is open.
+    #: Index -> (blocks, batches applied in all of them) from an answer; empty if no audit is open.
     audit: tuple[tuple[tuple[int, ...], int] | None, ...] = ()
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """How often what may happen without end may happen."""
+    """Limits of events that could repeat forever."""
 
     crashes: int = 1
-    #: Leases that end although their process lives.
+    #: Leases that expire although their process runs.
     freezes: int = 0
     masters: int = 0
     attempts: int = 1
@@ -87,19 +87,19 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class World(msgspec.Struct, frozen=True, array_like=True):
-    """The whole state. What is stored in etcd comes first."""
+    """State of the cluster: first the contents of etcd, then everything else."""
 
-    #: The newest number that etcd gave: generations, attempts.
+    #: Last revision of etcd, the source of generations and attempts.
     revision: int
-    #: Index -> generation of the key; 0: no key.
+    #: Index -> generation of the key; 0 without a key.
     keys: tuple[int, ...]
     lock: int
     owners: Owners
-    standing: Standing | None
+    stored: StoredIntent | None
     losses: Losses
     done: int
     has_order: bool
-    #: The newest checkpoint: block -> batches.
+    #: Block -> its batches in the newest checkpoint.
     checkpoint: tuple[int, ...]
     has_ended: bool
     # outside of etcd
@@ -109,18 +109,18 @@ class World(msgspec.Struct, frozen=True, array_like=True):
     #: Files of the ordered checkpoint: (index, block, batches).
     files: frozenset[tuple[int, int, int]] = frozenset()
     saved: frozenset[int] = frozenset()
-    #: Transactions on their way of which nobody waits for the outcome.
+    #: Transactions sent by processes that no longer wait for the outcome.
     in_flight: frozenset[Transaction] = frozenset()
     messages: frozenset[tuple[Copy | Update | Last | Acknowledged, Content | int]] = frozenset()
-    #: Block -> batch -> highest loss number that acknowledged it.
+    #: Block -> batch -> highest loss number in its acknowledgements.
     acknowledged: tuple[tuple[int, ...], ...] = ()
 
 
 def first_world(blocks: int, batches: int, pservers: int, owners: tuple[int, ...], left: Limits) -> World:
-    """Return a world in which everybody has settled, and nothing was pushed."""
+    """Return a world in which every process is settled, and nothing has been pushed."""
     keys = tuple(range(2, 2 + pservers))
     placed = Owners(1, owners, (0,) * blocks)
-    losses = Losses.at_first(pservers, blocks)
+    losses = Losses.initial(pservers, blocks)
     processes = []
     for index, generation in enumerate(keys):
         losses = losses.with_settled(index, generation, placed)
@@ -132,7 +132,7 @@ def first_world(blocks: int, batches: int, pservers: int, owners: tuple[int, ...
         keys=keys,
         lock=1,
         owners=placed,
-        standing=None,
+        stored=None,
         losses=losses,
         done=0,
         has_order=False,
@@ -181,7 +181,7 @@ def _send(world: World, message: Copy | Update | Last | Acknowledged, content: C
 
 
 def _carry_out(world: World, process: Process, effects: list[Effect]) -> World:
-    """Carry out what follows from a read."""
+    """Carry out the effects of a read."""
     for effect in effects:
         if isinstance(effect, Adopt):
             staged = next(each for each in process.staged if each.block == effect.block)
@@ -211,7 +211,7 @@ def _carry_out(world: World, process: Process, effects: list[Effect]) -> World:
 
 
 def steps(world: World) -> Iterator[tuple[str, World]]:
-    """Yield every event that may happen, and the world after it."""
+    """Yield every possible event, and the world after it."""
     if world.has_ended:
         return
     for process in world.processes:
@@ -228,7 +228,7 @@ def _steps_of_process(world: World, process: Process) -> Iterator[tuple[str, Wor
         return
     yield from _pushes(world, process, who)
     core = _core(process)
-    effects = core.read(world.revision, world.owners, world.standing, world.keys[process.index] or None)
+    effects = core.read(world.revision, world.owners, world.stored, world.keys[process.index] or None)
     if effects or core.state != process.moves:
         yield f"read {who}", _carry_out(world, replace(process, moves=core.state), effects)
     for leaving in process.moves.leaving:
@@ -243,7 +243,7 @@ def _steps_of_process(world: World, process: Process) -> Iterator[tuple[str, Wor
         and is_present
         and _core(process).answers_for(world.owners.version)
     ):
-        # Blocks that are here now; a file is written of each.
+        # One file for each block that the process has now.
         files = {(process.index, each.block, each.applied) for each in process.contents}
         yield (
             f"save {who}",
@@ -257,7 +257,7 @@ def _answers(world: World, process: Process) -> bool:
 
 
 def _load(world: World, process: Process) -> World:
-    """The process reads the owners, and loads its blocks from the newest checkpoint."""
+    """Read the owners, and load the blocks of a process from the newest checkpoint."""
     holder = world.keys[process.index] or None
     moves = state_to_load(process.index, process.generation, world.revision, world.owners, holder)
     if moves is None:
@@ -330,8 +330,8 @@ def _receive(
 
 
 def _holds(world: World, transaction: Transaction) -> bool:
-    """Compare what a transaction compares."""
-    attempt = 0 if world.standing is None else world.standing.attempt
+    """True if all comparisons of a transaction hold."""
+    attempt = 0 if world.stored is None else world.stored.attempt
     return (
         transaction.attempt == attempt
         and transaction.master in (None, world.lock)
@@ -345,13 +345,13 @@ def _carried_out(world: World, transaction: Transaction) -> World:
     if not _holds(world, transaction):
         return world
     if transaction.intent is None:
-        standing = None
-    elif world.standing is None:
+        stored = None
+    elif world.stored is None:
         world = replace(world, revision=world.revision + 1)
-        standing = Standing(world.revision, transaction.intent)
+        stored = StoredIntent(world.revision, transaction.intent)
     else:
-        standing = Standing(world.standing.attempt, transaction.intent)
-    return replace(world, standing=standing, owners=transaction.owners or world.owners)
+        stored = StoredIntent(world.stored.attempt, transaction.intent)
+    return replace(world, stored=stored, owners=transaction.owners or world.owners)
 
 
 def _steps_of_etcd(world: World) -> Iterator[tuple[str, World]]:
@@ -360,14 +360,14 @@ def _steps_of_etcd(world: World) -> Iterator[tuple[str, World]]:
         yield f"transaction {transaction.attempt} of {transaction.master}", after
     pending = world.master.pending
     if pending is not None and world.master.generation == world.lock:
-        # It learns the outcome, and reads.
+        # The master learns the outcome, and reads.
         after = _carried_out(world, pending)
-        master = replace(world.master, pending=None, owners=after.owners, standing=after.standing)
+        master = replace(world.master, pending=None, owners=after.owners, stored=after.stored)
         yield f"outcome {pending.attempt}", replace(after, master=master)
 
 
 def _director(master: Master) -> Director:
-    return Director(master.generation, master.owners, master.standing)
+    return Director(master.generation, master.owners, master.stored)
 
 
 def _seen(master: Master) -> dict[int, int]:
@@ -379,13 +379,13 @@ def _steps_of_master(world: World) -> Iterator[tuple[str, World]]:
     for index, generation in enumerate(world.keys):
         if master.seen[index] != generation:
             seen = (*master.seen[:index], generation, *master.seen[index + 1 :])
-            # A process that is gone has not answered.
+            # A new process invalidates the open audit.
             yield f"see {index}:{generation}", _with_master(world, replace(master, seen=seen, audit=()))
     if master.pending is not None:
         return
-    if master.standing != world.standing or master.owners != world.owners:
-        # A pserver gave up.
-        yield "notice", _with_master(world, replace(master, standing=world.standing, owners=world.owners))
+    if master.stored != world.stored or master.owners != world.owners:
+        # A pserver that gave up has deleted the intent.
+        yield "notice", _with_master(world, replace(master, stored=world.stored, owners=world.owners))
     yield from _settle(world)
     yield from _report(world)
     yield from _move(world)
@@ -424,7 +424,7 @@ def _report(world: World) -> Iterator[tuple[str, World]]:
 
 def _move(world: World) -> Iterator[tuple[str, World]]:
     master, director = world.master, _director(world.master)
-    cancel = director.cancel_what_cannot_go_on(_seen(master))
+    cancel = director.cancel_if_failed(_seen(master))
     if cancel is not None:
         yield "cancel", _with_master(world, replace(master, pending=cancel))
     for message, _ in world.messages:
@@ -451,7 +451,7 @@ def _move(world: World) -> Iterator[tuple[str, World]]:
 
 
 def _possible(owners: Owners, pservers: int) -> Iterator[tuple[Move, ...]]:
-    """Yield the moves of one block, and those of all blocks to different pservers."""
+    """Yield the moves of single blocks, and the moves of all blocks to a spare pserver."""
     for block, source in enumerate(owners.pservers):
         for destination in range(pservers):
             if destination != source:
@@ -474,7 +474,7 @@ def _order(world: World) -> Iterator[tuple[str, World]]:
             yield "abandon", _without_order(world)
         return
     all_settled = world.losses.is_settled(_seen(world.master), range(len(world.keys)))
-    if world.left.checkpoints and not director.is_moving and world.standing is None and all_settled:
+    if world.left.checkpoints and not director.is_moving and world.stored is None and all_settled:
         left = replace(world.left, checkpoints=world.left.checkpoints - 1)
         yield "order", replace(world, has_order=True, left=left)
 
@@ -550,7 +550,7 @@ def _deaths(world: World) -> Iterator[tuple[str, World]]:
         master = world.master
         in_flight = world.in_flight | ({master.pending} if master.pending is not None else set())
         revision = world.revision + 1
-        successor = Master(revision, world.owners, world.standing, world.keys)
+        successor = Master(revision, world.owners, world.stored, world.keys)
         after = replace(world, revision=revision, lock=revision, master=successor, in_flight=in_flight)
         yield f"take-over {revision}", replace(after, left=replace(left, masters=left.masters - 1))
 
@@ -559,11 +559,11 @@ def _started(index: int, world: World) -> Process:
     return Process(index, world.revision)
 
 
-# what must hold
+# invariants
 
 
 def wrong(world: World) -> str | None:
-    """Return what is wrong: work that counts as done, and is missing in a block whose owner has settled."""
+    """Return violations: work that counts as done, but is missing in a block whose owner is settled."""
     for block, index in enumerate(world.owners.pservers):
         generation = world.keys[index]
         if not generation or world.losses.settled[index] != generation:
