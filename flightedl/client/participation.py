@@ -236,7 +236,7 @@ class Participation:
         if not all(assignment.chunks for assignment in reply.assignments):
             raise MessageError("the master sends no file positions for a task: update flightedl on all machines")
         if not evaluation:
-            self._end.heard(reply)
+            self._end.replied(reply)
             if reply.outcome == "epochs_done":
                 self.membership.all_done()
         self.membership.tasks_answered(member, reply)

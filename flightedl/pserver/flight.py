@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from flightedl.domain.exactly_once.accumulation import lacking_of
+from flightedl.domain.exactly_once.accumulation import missing_places
 from flightedl.errors import MessageError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
@@ -118,7 +118,7 @@ class PserverFlight:
                 counts[Outcome(pushed.piece.outcome)] += len(pushed.piece.blocks)
                 if pushed.piece.outcome == Outcome.PARTLY_APPLIED and pushed.piece.values is not None:
                     bits = pushed.piece.values[: pushed.piece.offsets[1]].tobytes()
-                    lacking.update(lacking_of(bits, 1 + len(header.further)))
+                    lacking.update(missing_places(bits, 1 + len(header.further)))
         return encode(
             PushReply(
                 accepted=counts[Outcome.ACCEPTED],

@@ -152,8 +152,8 @@ _KINDS = (
         "end",
         JobEnd,
         skips=lambda core, name, _: name == "may_read" and not core.is_known,
-        repeated={"heard": ""},
-        gists={("heard", "reply"): _end_of, ("require", "reply"): _end_of},
+        repeated={"replied": ""},
+        gists={("replied", "reply"): _end_of, ("require", "reply"): _end_of},
     ),
 )
 

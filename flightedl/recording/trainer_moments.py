@@ -109,7 +109,7 @@ class StepMoments(CoreMoments):
             self._is_computed = True
             added = " and accumulates it" if name == "add" else ""
             yield self.moment(f"has a gradient of {self._name(self._number)}{added}", *self._batches([self._number]))
-        elif name == "heard":
+        elif name == "handle_answers":
             yield from self._heard(event["index"], event)
             for verdict in effects[0].values():
                 (self._calls[event["index"]],) = verdict.get("call", {"": None}).values()
@@ -117,8 +117,8 @@ class StepMoments(CoreMoments):
             yield from self._effect(each)
 
     def _effect(self, each: Mapping[str, Any]) -> Iterator[Moment]:
-        if "TakeSum" in each:
-            numbers = _numbers(each["TakeSum"]["batch"])
+        if "PrepareSum" in each:
+            numbers = _numbers(each["PrepareSum"]["batch"])
             names = ", ".join(map(self._name, numbers))
             yield self.moment(f"pushes the sum of {names}", *self._batches(numbers))
         elif (transfer := each.get("Transfer")) is not None:
@@ -231,7 +231,7 @@ class ElectionMoments(CoreMoments):
 
 
 _STEPS = {
-    "Stand": "stands for the election of first values",
+    "CreateKey": "stands for the election of first values",
     "Upload": "sends first values to pserver {index}, election {election}",
     "Confirm": "confirms that the model has the first values of election {election}",
     "Elected": "uses the model of election {election}",
@@ -250,5 +250,5 @@ class EndMoments(CoreMoments):
     """Moment at which the trainer learns of the job's end."""
 
     def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:  # noqa: ARG002
-        if name == "heard" and event["reply"]["TasksReply"]["outcome"] == "epochs_done":
+        if name == "replied" and event["reply"]["TasksReply"]["outcome"] == "epochs_done":
             yield self.moment("learns that all epochs are done", self.process.trainer)

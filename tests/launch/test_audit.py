@@ -21,16 +21,16 @@ RECORDS, EPOCHS = 60, 2
 def dropped(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int, int]]:
     """Return (epoch, task, batch) of batches that are skipped the first time but reported as done."""
     left = {(0, 1, 2), (1, 0, 0), (1, 5, 4)}
-    take = BatchLoop.take
+    accept = BatchLoop.accept
 
     def leaving_out(self: BatchLoop, item: Item) -> LoopStep:
-        step = take(self, item)
+        step = accept(self, item)
         if isinstance(step, HandOut) and (place := (step.batch.epoch, step.batch.task, step.batch.number)) in left:
             left.remove(place)
             return self.next_step()
         return step
 
-    monkeypatch.setattr(BatchLoop, "take", leaving_out)
+    monkeypatch.setattr(BatchLoop, "accept", leaving_out)
     return left
 
 

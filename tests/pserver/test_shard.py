@@ -217,7 +217,7 @@ def test_a_finished_epoch_needs_no_memory(asynchronous: Bench) -> None:
     before = len(asynchronous.shard.applied().encode())
     asynchronous.shard.set_task_counts([(0, 1)])
     sealed = asynchronous.shard.applied()
-    assert sealed.through_task_count(0) == 1
+    assert sealed.completed_task_count(0) == 1
     assert len(sealed.encode()) <= before
     assert asynchronous.push(1, 5, 1.0).outcome == Outcome.ALREADY_APPLIED
     with pytest.raises(MessageError):

@@ -70,11 +70,11 @@ def answer(outcome: str, *pservers: int, is_ending: bool = False) -> TasksReply:
 
 class TestEndOfTheJob:
     @pytest.fixture
-    def heard(self, recorder: Recorded) -> None:
+    def replied(self, recorder: Recorded) -> None:
         end = recorded(recorder("trainer"), {}, JobEnd)
-        end.heard(answer("none_now"))
+        end.replied(answer("none_now"))
         assert end.may_read(0, 1)
-        end.heard(answer("epochs_done", 3, 4))
+        end.replied(answer("epochs_done", 3, 4))
         assert end.may_read(0, 3)
         assert not end.may_read(1, 9)
         with pytest.raises(NotReadyError):
@@ -83,12 +83,12 @@ class TestEndOfTheJob:
         with pytest.raises(BegunAnewError):
             end.require(answer("none_now"), 1, 9)
 
-    @pytest.mark.usefixtures("heard")
+    @pytest.mark.usefixtures("replied")
     def test_the_core_replays_without_differences(self, tmp_path: Path) -> None:
         assert differences(tmp_path) == []
 
-    @pytest.mark.usefixtures("heard")
-    @pytest.mark.parametrize("method", ["heard", "require"])
+    @pytest.mark.usefixtures("replied")
+    @pytest.mark.parametrize("method", ["replied", "require"])
     def test_a_replay_reveals_an_omitted_action(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
     ) -> None:
@@ -104,10 +104,10 @@ class TestAcknowledgedBatches:
         batches = []
         for task in tasks:
             for number in range(2):
-                step = loop.take(ReadBatch.of(task, number), [1, 2])
+                step = loop.accept(ReadBatch.of(task, number), [1, 2])
                 assert isinstance(step, HandOut)
                 batches.append(step.batch)
-            loop.take(TaskEnd(task), [1, 2])
+            loop.accept(TaskEnd(task), [1, 2])
         assert loop.done(batches[1], [1, 2]) == Acknowledged(Done.COUNTED)
         assert loop.done(batches[0], [1, 2]) == Acknowledged(Done.COUNTED, Finished(tasks[0], []))
         loop.denied(batches[2], [2])
@@ -132,7 +132,7 @@ class TestARejectedGradient:
         task, made = AssignedTask(assignment_of(0, 1, 1, 2), 1), recorder("trainer")
         loop = recorded(made, {"trainer": "a"}, BatchLoop)
         steps = recorded(made, {"trainer": "a"}, Steps, [[0]], Async(push_every=2))
-        step = loop.take(ReadBatch.of(task, 0))
+        step = loop.accept(ReadBatch.of(task, 0))
         for turn in range(REJECTION_LIMIT):
             assert isinstance(step, HandOut)
             assert step.is_again == (turn > 0)

@@ -264,7 +264,7 @@ class Script:
 
         def perform(effect: object) -> None:
             for index, first in enumerate(effect.calls if isinstance(effect, Transfer) else ()):
-                verdict = self.steps.heard(effect.serial, index, 0, [], NotReadyError("nobody is there"))
+                verdict = self.steps.handle_answers(effect.serial, index, 0, [], NotReadyError("nobody is there"))
                 call = first if isinstance(verdict, AskAgain) else None
                 while call is not None:
                     blocks = sorted(call.blocks if isinstance(call, PushCall) else call.wanted)
@@ -275,7 +275,7 @@ class Script:
                     )
                     version = call.wanted[blocks[0]] if isinstance(call, Pull) else None
                     answer = Answer(blocks[0], blocks[-1] + 1, outcome, version, having)
-                    verdict = self.steps.heard(effect.serial, index, 20 + index, [answer])
+                    verdict = self.steps.handle_answers(effect.serial, index, 20 + index, [answer])
                     call = verdict.call if isinstance(verdict, KeepWaiting) else None
 
         carried_out(self.steps, step, perform)
@@ -357,9 +357,9 @@ def test_the_story_of_a_model_shows_whose_first_values_it_gets(tmp_path: Path) -
     run = Run(tmp_path)
     script = Script(run, Sync())
     for happens in (
-        lambda election: election.looked(None),
-        lambda election: election.stood(),
-        lambda election: election.looked(Candidate("a", False, 9, 9)),
+        lambda election: election.key_read(None),
+        lambda election: election.creation_attempted(),
+        lambda election: election.key_read(Candidate("a", False, 9, 9)),
         lambda election: election.uploaded(20, 2, 2),
         lambda election: election.uploaded(21, 2, 2),
         lambda election: election.confirmed(12),

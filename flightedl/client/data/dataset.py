@@ -320,7 +320,7 @@ class Dataset:
                     read = self._kept(cast("Item", item))
                     # For a batch this is checked when the batch is handed out.
                     is_taken = isinstance(read, ReadBatch) or feed.is_held(read.task)
-                    step = loop.take(read) if is_taken else loop.next_step()
+                    step = loop.accept(read) if is_taken else loop.next_step()
                 elif isinstance(step, PushSum):
                     step = loop.next_step(listener.push_sum())
                 elif isinstance(step, GiveUpSum):
@@ -348,7 +348,7 @@ class Dataset:
                         yield None
                     if item is None:
                         break
-                    step = loop.take(self._kept(cast("Item", item)), feed.held)
+                    step = loop.accept(self._kept(cast("Item", item)), feed.held)
                 else:
                     self._report(feed, step)
                     step = loop.next_step()

@@ -17,11 +17,11 @@ from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.trainer.first_values import (
     Candidate,
     Confirm,
+    CreateKey,
     Elected,
     ElectionOfFirstValues,
-    Look,
     Pause,
-    Stand,
+    ReadKey,
     Upload,
     WaitFor,
 )
@@ -108,14 +108,14 @@ class _Driver:
         entry = self._directory.entry(self._keys.init_params)
         return 0 if entry is None else entry.create_revision
 
-    def carry_out(self, step: Look | Stand | Upload | Confirm) -> None:
+    def carry_out(self, step: ReadKey | CreateKey | Upload | Confirm) -> None:
         match step:
-            case Look():
+            case ReadKey():
                 entry = self._coordinator.get(self._keys.init_params)
-                self.election.looked(None if entry is None else _candidate(entry))
-            case Stand():
+                self.election.key_read(None if entry is None else _candidate(entry))
+            case CreateKey():
                 self._stand()
-                self.election.stood()
+                self.election.creation_attempted()
             case Upload(index, election):
                 generation, reply = self._upload(index, election)
                 self.election.uploaded(generation, reply.initialized, reply.blocks)

@@ -37,7 +37,7 @@ from flightedl.domain.model.settings import Limits, checked
 from flightedl.domain.model.sharding import Block, ShardPlan
 from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
-from flightedl.domain.trainer.steps import Added, Done, Effect, Next, Steps, TakeSum, carried_out
+from flightedl.domain.trainer.steps import Added, Done, Effect, Next, PrepareSum, Steps, carried_out
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import FlightedlError, GradientError, UnavailableError, UsageError
 from flightedl.ports import Clock
@@ -474,7 +474,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             nonlocal outgoing
             if isinstance(effect, Transfer):
                 self._transfer(effect, outgoing or self._layout.plans.nothing)
-            elif isinstance(effect, TakeSum):
+            elif isinstance(effect, PrepareSum):
                 outgoing = self._sum(effect)
             else:
                 outgoing = self._find_placement(effect.error, outgoing)
@@ -576,11 +576,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                     "declare them: job.dataset(..., steps_per_batch=2)"
                 )
 
-    def _sum(self, taken: TakeSum) -> Outgoing:
+    def _sum(self, prepared: PrepareSum) -> Outgoing:
         """Return the gradients of a sum, ready to be sent."""
-        arrays = self._layout.plans.clipped(self._sums.take(taken.identity, taken.divisors))
-        outgoing = self._layout.plans.sound(arrays, f"the sum of {1 + len(taken.batch.further)} batches")
-        rows = self.rows.of_sum(taken.identity, taken.divisors)
+        arrays = self._layout.plans.clipped(self._sums.take(prepared.identity, prepared.divisors))
+        outgoing = self._layout.plans.sound(arrays, f"the sum of {1 + len(prepared.batch.further)} batches")
+        rows = self.rows.of_sum(prepared.identity, prepared.divisors)
         return replace(self._layout.plans.encoded(outgoing, is_clipped=True), rows=rows)
 
     def _transfer(self, transfer: Transfer, outgoing: Outgoing) -> None:

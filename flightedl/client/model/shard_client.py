@@ -148,7 +148,7 @@ class ShardClient:
 
     def _attempt(self, call: Call, transfer: Transfer, outgoing: Outgoing) -> Verdict:
         """Call the process that now holds the index, once."""
-        index, heard = self._index, self._steps.heard
+        index, handle_answers = self._index, self._steps.handle_answers
         answers: list[Answer] = []
         generation = 0
         try:
@@ -160,8 +160,8 @@ class ShardClient:
             else:
                 self._read(call.wanted, answers, transfer, outgoing.rows, connection)
         except BaseException as error:  # noqa: BLE001 - earlier answers count whatever the error is
-            return heard(transfer.serial, index, generation, answers, error)
-        return heard(transfer.serial, index, generation, answers)
+            return handle_answers(transfer.serial, index, generation, answers, error)
+        return handle_answers(transfer.serial, index, generation, answers)
 
     def _persist(self, verdict: Verdict, transfer: Transfer, outgoing: Outgoing) -> None:
         times = self.conversation

@@ -119,13 +119,13 @@ class BatchGroup(Generic[Member]):
         return Settled(tuple(done), tuple(map(tuple, lacked.values())))
 
 
-def lacking_of(bits: bytes, count: int) -> tuple[int, ...]:
+def missing_places(bits: bytes, count: int) -> tuple[int, ...]:
     """Return the positions, below ``count``, of the batches that a block lacks, given the bits of its answer."""
     having = int.from_bytes(bits, "little")
     return tuple(place for place in range(count) if not having >> place & 1)
 
 
-def having_bits(having: Iterable[bool]) -> bytes:
+def applied_bits(having: Iterable[bool]) -> bytes:
     """Return the bits of a block's answer, one per batch: 1 if the block has it."""
     flags = list(having)
     return sum(1 << place for place, has in enumerate(flags) if has).to_bytes((len(flags) + 7) >> 3, "little")

@@ -214,7 +214,7 @@ class AppliedBatches:
         """Return the epochs of which any block has anything, ascending."""
         return sorted({epoch for cohort in self._cohorts for epoch in (*cohort.finished, *cohort.epochs)})
 
-    def through_task_count(self, epoch: int) -> int | None:
+    def completed_task_count(self, epoch: int) -> int | None:
         """Return the task count of an epoch that every block has completely; None for other epochs."""
         counts = {cohort.finished.get(epoch) for cohort in self._cohorts}
         return counts.pop() if len(counts) == 1 else None

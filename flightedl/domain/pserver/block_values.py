@@ -143,7 +143,7 @@ class Pushed(msgspec.Struct, frozen=True):
     #: Version of the blocks after the effects.
     version: int
     effects: Sequence[Effect] = ()
-    #: If a sum was rejected, the batches of it that the blocks already have, as in ``accumulation.having_bits``.
+    #: If a sum was rejected, the batches of it that the blocks already have, as in ``accumulation.applied_bits``.
     having: bytes = b""
     #: Version that the sender waits for; None if it gets no values.
     follows: int | None = None

@@ -54,7 +54,7 @@ from flightedl.domain.consistency.rounds_values import (
     Stale,
 )
 from flightedl.domain.consistency.views import PserverView, ViewVerdict
-from flightedl.domain.exactly_once.accumulation import having_bits
+from flightedl.domain.exactly_once.accumulation import applied_bits
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.pserver.block_values import (
     ANSWERED,
@@ -295,7 +295,7 @@ class BlockProtocol:
             if any(0 < count < len(span.numbers) for count in having):
                 return self.split(first, self._alike(span))
             if not all(having):
-                return self._refuse_sum(span, push, base_version, having_bits(map(bool, having)))
+                return self._refuse_sum(span, push, base_version, applied_bits(map(bool, having)))
         for cut in self._cuts.values() if is_new else ():
             cut.marked(span.numbers, batches)
         weight = (push.weight if self._is_mean else 1.0) if has_gradient else 0.0

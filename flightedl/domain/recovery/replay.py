@@ -61,7 +61,7 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
         done: dict[int, bytes] = {}
         parts: dict[int, dict[int, bytes]] = {}
         for epoch in applied.epochs():
-            task_count = applied.through_task_count(epoch)
+            task_count = applied.completed_task_count(epoch)
             if task_count is None:
                 done[epoch] = applied.done_bitmap(epoch)
                 parts[epoch] = applied.incomplete_tasks(epoch)

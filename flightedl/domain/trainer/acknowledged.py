@@ -62,7 +62,7 @@ class AcknowledgedLoop:
         """Batches that were handed out, or are about to be, and are not done; oldest first."""
         return [HandOut(reading.task, handed.batch) for reading in self._readings for handed in reading.handed]
 
-    def take(self, item: Item, held: Collection[int]) -> LoopStep:
+    def accept(self, item: Item, held: Collection[int]) -> LoopStep:
         """Accept the next item in reading order; return the next step."""
         self._forget(held)
         if item.task.number in held:

@@ -15,7 +15,7 @@ from flightedl.messages.tasks import TasksReply
 
 
 class JobEnd:
-    """The master's statements about the end. One thread at a time calls ``heard``; any thread may read."""
+    """The master's statements about the end. One thread at a time calls ``replied``; any thread may read."""
 
     def __init__(self) -> None:
         #: Generation of each pserver that has everything; None until all epochs are known to be done.
@@ -26,7 +26,7 @@ class JobEnd:
         """True once the master has said that all epochs are done."""
         return self._final is not None
 
-    def heard(self, reply: TasksReply) -> None:
+    def replied(self, reply: TasksReply) -> None:
         """Note an answer of the master about the training data."""
         if reply.outcome == "epochs_done":
             self._final = tuple(reply.pservers)
@@ -37,7 +37,7 @@ class JobEnd:
         return final is None or index >= len(final) or final[index] == generation
 
     def require(self, reply: TasksReply, index: int, generation: int) -> None:
-        """Require that the master's newest answer, already passed to ``heard``, names this process as final.
+        """Require that the master's newest answer, already passed to ``replied``, names this process as final.
 
         Raises:
             NotReadyError: not known yet; look up the pserver again.

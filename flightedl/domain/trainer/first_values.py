@@ -33,13 +33,13 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Read the election's key from etcd, then call ``looked``."""
+class ReadKey:
+    """Read the election's key from etcd, then call ``key_read``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
-    """Create the key on this trainer's lease if there is none, then call ``stood``."""
+class CreateKey:
+    """Create the key on this trainer's lease if there is none, then call ``creation_attempted``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class Elected:
     since: int
 
 
-Step = Look | Stand | Upload | Confirm | WaitFor | Pause | Elected
-_LOOK = Look()
+Step = ReadKey | CreateKey | Upload | Confirm | WaitFor | Pause | Elected
+_READ_KEY = ReadKey()
 
 
 class ElectionOfFirstValues:
@@ -97,9 +97,9 @@ class ElectionOfFirstValues:
     def __init__(self, trainer: str, pserver_count: int) -> None:
         self._trainer = trainer
         self._pserver_count = pserver_count
-        self._step: Step = _LOOK
+        self._step: Step = _READ_KEY
         self._pause = ""
-        self._has_stood = False
+        self._has_tried = False
         #: Generations of the pservers that have the values of the current upload.
         self._generations: list[int] = []
 
@@ -114,31 +114,31 @@ class ElectionOfFirstValues:
             return Pause(why)
         step = self._step
         if isinstance(step, Upload) and newest > step.election:
-            self._look_again("another trainer provides the initial values")
+            self._read_again("another trainer provides the initial values")
             return self.next_step()
         if isinstance(step, WaitFor):
-            self._step = _LOOK
+            self._step = _READ_KEY
         return step
 
-    def looked(self, found: Candidate | None) -> None:
+    def key_read(self, found: Candidate | None) -> None:
         """Handle the key that was read; None if there is none."""
         if found is None:
-            if self._has_stood:
-                self._look_again("the trainer that stood for the election of the initial values is already gone")
+            if self._has_tried:
+                self._read_again("the trainer that stood for the election of the initial values is already gone")
             else:
-                self._step = Stand()
+                self._step = CreateKey()
         elif found.is_done:
             self._step = Elected(found.created, found.modified)
         elif found.trainer == self._trainer:
             self._upload(found.created)
         else:
             self._step = WaitFor(found)
-        self._has_stood = False
+        self._has_tried = False
 
-    def stood(self) -> None:
+    def creation_attempted(self) -> None:
         """Note that the key was created, or existed already, or that this trainer's lease has ended."""
-        self._has_stood = True
-        self._step = _LOOK
+        self._has_tried = True
+        self._step = _READ_KEY
 
     def _upload(self, election: int) -> None:
         self._generations = []
@@ -149,7 +149,7 @@ class ElectionOfFirstValues:
         step = self._step
         assert isinstance(step, Upload), "no upload was in progress"
         if initialized != blocks:
-            self._look_again("a pserver has values of a newer election")
+            self._read_again("a pserver has values of a newer election")
             return
         self._generations.append(generation)
         if len(self._generations) < self._pserver_count:
@@ -163,7 +163,7 @@ class ElectionOfFirstValues:
         assert isinstance(step, Confirm), "no confirmation was in progress"
         if revision is None:
             # A pserver that dies after its upload takes the values with it, so everything is sent again.
-            self._look_again("a pserver was replaced while the initial values were being sent")
+            self._read_again("a pserver was replaced while the initial values were being sent")
         else:
             self._step = Elected(step.election, revision)
 
@@ -177,10 +177,10 @@ class ElectionOfFirstValues:
             raise error
         self._pause = str(error) or type(error).__name__
         if not isinstance(self._step, Upload):
-            self._step = _LOOK
+            self._step = _READ_KEY
 
-    def _look_again(self, why: str) -> None:
-        self._pause, self._step = why, _LOOK
+    def _read_again(self, why: str) -> None:
+        self._pause, self._step = why, _READ_KEY
 
 
 class FollowedElection:

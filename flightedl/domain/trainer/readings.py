@@ -124,7 +124,7 @@ class Reading(msgspec.Struct, eq=False):
 
 
 class NeedItem(msgspec.Struct, frozen=True):
-    """Wait for the next item, and pass it to ``take``."""
+    """Wait for the next item, and pass it to ``accept``."""
 
 
 class HandOut(msgspec.Struct, frozen=True):
@@ -189,8 +189,8 @@ class BatchLoop:
     def reading(self) -> Reading | None:
         return self._reading
 
-    def take(self, item: Item) -> LoopStep:
-        """Accept the next item, in reading order, of a task that is held; return the next step."""
+    def accept(self, item: Item) -> LoopStep:
+        """Process the next item, in reading order, of a task that is held; return the next step."""
         if self._reading is None or item.task.number != self._reading.task.number:
             if self._reading is not None and self._reading.handed:
                 self._due.append(GiveUpSum())

@@ -37,7 +37,7 @@ from flightedl.domain.trainer.transfers import OVER, Answer, ShardTransfer, Tran
 from flightedl.errors import FlightedlError, GradientError
 
 
-class TakeSum(msgspec.Struct, frozen=True):
+class PrepareSum(msgspec.Struct, frozen=True):
     """Prepare the push of a sum: the next transfer sends the sum with this identity.
 
     Report a sum that cannot be pushed by calling ``failed`` with a GradientError.
@@ -55,7 +55,7 @@ class FindPlacement(msgspec.Struct, frozen=True):
     error: FlightedlError
 
 
-Effect = Transfer | TakeSum | FindPlacement
+Effect = Transfer | PrepareSum | FindPlacement
 
 
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -213,7 +213,7 @@ class Steps:
 
     # an operation in progress
 
-    def heard(
+    def handle_answers(
         self,
         serial: int,
         index: int,
@@ -235,7 +235,7 @@ class Steps:
             return OVER
         if answers and self._buckets[index]:
             answers = joined_answers(answers, self._buckets[index])
-        return transfer.heard(index, generation, answers, error)
+        return transfer.handle(index, generation, answers, error)
 
     def give_up_transfer(self) -> None:
         """Stop the current transfer: no pserver is called again, and later answers are ignored."""
@@ -515,14 +515,14 @@ class Steps:
             return self._refresh(current.member)
         return None
 
-    def _push_sum(self, sums: BatchSums, *, pull: bool, raises: bool = False) -> TakeSum:
+    def _push_sum(self, sums: BatchSums, *, pull: bool, raises: bool = False) -> PrepareSum:
         """Push several batches at once: each block applies all of them, or none.
 
         If the sum cannot be pushed, its batches are handed out again.
         """
         together, divisors = sums.take()
         self._taking = _SumPush(sums, together, pull, raises)
-        return TakeSum(together.pushed, divisors, sums.identity)
+        return PrepareSum(together.pushed, divisors, sums.identity)
 
     # transfers to all pservers
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from flightedl.domain.consistency.modes import Mode, Sync
-from flightedl.domain.exactly_once.accumulation import lacking_of
+from flightedl.domain.exactly_once.accumulation import missing_places
 from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.batches import CurrentBatch, Pushed
 from flightedl.errors import FlightedlError, StalePlacementError
@@ -52,7 +52,7 @@ Call = Push | Pull
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Call each pserver that has a call, until ``Steps.heard`` returns :class:`Over` for it."""
+    """Call each pserver that has a call, until ``Steps.handle_answers`` returns :class:`Over` for it."""
 
     #: Distinguishes the transfer from earlier ones.
     serial: int
@@ -75,7 +75,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     outcome: int
     #: Version of the values that came with the answer and are stored; None if none came.
     version: int | None = None
-    #: The batches of a rejected sum that the blocks already have; see ``having_bits``.
+    #: The batches of a rejected sum that the blocks already have; see ``applied_bits``.
     having: bytes = b""
 
 
@@ -179,8 +179,8 @@ class TransferState(msgspec.Struct, eq=False):
             return dict.fromkeys(blocks, current.base_version)
         return dict(zip(blocks, map(self.versions.__getitem__, blocks), strict=True))
 
-    def heard(self, index: int, generation: int, answers: Sequence[Answer], error: BaseException | None) -> Verdict:
-        """Handle a pserver's answers; see ``Steps.heard``."""
+    def handle(self, index: int, generation: int, answers: Sequence[Answer], error: BaseException | None) -> Verdict:
+        """Handle a pserver's answers; see ``Steps.handle_answers``."""
         shard = self.shards[index]
         if self.is_given_up:
             return OVER
@@ -213,7 +213,7 @@ class TransferState(msgspec.Struct, eq=False):
             current.generations[index] = min(generation, current.generations.get(index, generation))
             bases = self._bases(current, blocks)
             if outcome == _PARTLY_APPLIED:
-                self.refusals.add(lacking_of(answer.having, 1 + len(current.pushed.further)))
+                self.refusals.add(missing_places(answer.having, 1 + len(current.pushed.further)))
                 # In a synchronous round the trainer has arrived with weight zero, and continues with the next round.
                 is_pulled = self.pull_after_push and isinstance(self.mode, Sync)
             else:

@@ -259,7 +259,7 @@ class Account:
                 is_marked = applied.has(number, batch)
                 if is_marked == bool(values[shape.element_of(batch)]):
                     continue
-                task_count = AppliedBatches.rebuilt({number: applied}).through_task_count(batch.epoch)
+                task_count = AppliedBatches.rebuilt({number: applied}).completed_task_count(batch.epoch)
                 if task_count is None or batch.task < task_count:  # Otherwise its file joined after this epoch.
                     word = "names, but lacks" if is_marked else "has, but does not name"
                     raise Violation(f"{name}: block {number} {word} {batch}")

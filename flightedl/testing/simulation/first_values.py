@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from flightedl.domain.trainer.first_values import (
     Candidate,
     Confirm,
+    CreateKey,
     Elected,
     ElectionOfFirstValues,
-    Look,
     Pause,
-    Stand,
+    ReadKey,
     Upload,
     WaitFor,
 )
@@ -53,11 +53,11 @@ class FirstValues:
                 self._elected(elected)
             case Pause() | WaitFor():
                 trainer.later(_PAUSE_S, self.go_on)
-            case Look():
-                self._call(etcd, etcd.read, [INIT], self._looked)
-            case Stand():
+            case ReadKey():
+                self._call(etcd, etcd.read, [INIT], self._key_read)
+            case CreateKey():
                 transaction = Transaction(created={INIT: 0}, puts={INIT: trainer}, lease=trainer.lease)
-                self._call(etcd, etcd.transact, transaction, lambda _: self._core.stood())
+                self._call(etcd, etcd.transact, transaction, lambda _: self._core.creation_attempted())
             case Upload(index, election):
                 self._upload(index, election)
             case Confirm(election, generations):
@@ -65,13 +65,13 @@ class FirstValues:
                 done = Transaction(created={INIT: election, **named}, puts={INIT: DONE})
                 self._call(etcd, etcd.transact, done, self._confirmed)
 
-    def _looked(self, found: Any) -> None:
+    def _key_read(self, found: Any) -> None:
         key = found[INIT]
         if key is None:
-            self._core.looked(None)
+            self._core.key_read(None)
             return
         name = "" if key.value == DONE else key.value.name
-        self._core.looked(Candidate(name, key.value == DONE, key.created, key.modified))
+        self._core.key_read(Candidate(name, key.value == DONE, key.created, key.modified))
 
     def _confirmed(self, reply: Any) -> None:
         is_committed, revision, _ = reply

@@ -113,8 +113,8 @@ class PserverLink:
             if isinstance(reply, FlightedlError):
                 failed()
             elif self._master.is_held():
-                heard = reply if isinstance(reply, ViewReply | AppliedReply | SnapshotReply) else out.Done()
-                self._master.apply(events.Answered(call.index, call.generation, call.request, heard, call.audit))
+                outcome = reply if isinstance(reply, ViewReply | AppliedReply | SnapshotReply) else out.Done()
+                self._master.apply(events.Answered(call.index, call.generation, call.request, outcome, call.audit))
                 over(call.pause_s)
 
         # Answers that nothing waits for any more are ignored.

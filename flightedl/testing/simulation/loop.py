@@ -220,7 +220,7 @@ class Loop:
             item = self._items.popleft()
             self._read()
             if self.feed.is_held(item.task):
-                self._do(self.steps.take(item))
+                self._do(self.steps.accept(item))
                 return
         if self.feed.is_done and self._reads is None:
             self.trainer.all_done(self)

@@ -321,13 +321,13 @@ class Master(Process):
     def _drain(self, ticket: int | None) -> None:
         request = CheckpointRequest(ticket=ticket, reason="the master is about to end", wait_s=1.0)
 
-        def heard(reply: Any) -> None:
+        def replied(reply: Any) -> None:
             if isinstance(reply, FlightedlError) or self.core.checkpointing.checkpoints.is_over(reply.ticket):
                 self.end("it was told to end, and a checkpoint has everything")
             else:
                 self.later(0.1, lambda: self._drain(reply.ticket))
 
-        self._ask(request, heard, is_last=True)
+        self._ask(request, replied, is_last=True)
 
     # the model
 

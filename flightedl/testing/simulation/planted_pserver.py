@@ -85,7 +85,7 @@ PSERVER_BUGS: dict[str, Planted] = {
         "a block that already has some batches of a sum applies the whole sum",
         rewrites(
             f"{_BLOCKS}push",
-            "return self._refuse_sum(span, push, base_version, having_bits(map(bool, having)))",
+            "return self._refuse_sum(span, push, base_version, applied_bits(map(bool, having)))",
             """
             for batch, batch_count in batches:
                 self._applied.mark(span.numbers, batch, batch_count)
@@ -99,7 +99,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
     "a refusal names no batch": bug(
         "a block that rejects a sum reports that it has all of its batches",
-        swaps(f"{_BLOCKS}push", "having_bits(map(bool, having))", 'b"\\xff" * len(having_bits(map(bool, having)))'),
+        swaps(f"{_BLOCKS}push", "applied_bits(map(bool, having))", 'b"\\xff" * len(applied_bits(map(bool, having)))'),
     ),
     "a mode begins anywhere": bug(
         "pservers change the mode without agreeing on a round",

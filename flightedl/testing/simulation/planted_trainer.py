@@ -35,7 +35,7 @@ TRAINER_BUGS: dict[str, Planted] = {
     "an unknown outcome counts as settled": bug(
         "a push without an answer is not sent again",
         rewrites(
-            f"{_TRANSFER}heard",
+            f"{_TRANSFER}handle",
             "shard = self.shards[index]",
             """
             from flightedl.errors import OutcomeUnknownError
@@ -60,7 +60,7 @@ TRAINER_BUGS: dict[str, Planted] = {
     "a batch settles when the first pserver has answered": bug(
         "a batch settles although one of the pservers has not answered",
         swaps(
-            f"{_TRANSFER}heard",
+            f"{_TRANSFER}handle",
             "if shard.must_repeat or",
             "if (error and self.pushes and any(not each.pushes for each in self.shards)) or shard.must_repeat or",
         ),
@@ -95,7 +95,7 @@ TRAINER_BUGS: dict[str, Planted] = {
     "the first batches are dropped": bug(
         "a task is reported as finished although its first batches were skipped",
         rewrites(
-            f"{_LOOP}take",
+            f"{_LOOP}accept",
             "self._reading = Reading(item.task)",
             """
             is_next = self._reading is not None

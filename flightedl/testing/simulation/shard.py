@@ -10,7 +10,7 @@ from flightedl.domain.checkpoint.restoring import FilePart, applied_of
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.consistency.rounds_values import Pull
-from flightedl.domain.exactly_once.accumulation import lacking_of
+from flightedl.domain.exactly_once.accumulation import missing_places
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.sharding import ShardPlan, runs_of
@@ -326,7 +326,7 @@ class Shard:
                 continue
             push = BlockPush(name, generation, member, named, weight, step)
             if (pushed := self._push_span(span, push, base, [gradient, *(row[2] for row in rest)])) is not None:
-                lacking = lacking_of(pushed.having, len(named)) if pushed.having else ()
+                lacking = missing_places(pushed.having, len(named)) if pushed.having else ()
                 outcomes += [(number, pushed.outcome, lacking) for number in span.numbers]
         return tuple(outcomes)
 

@@ -186,17 +186,17 @@ class Trainer(Process):
                 return
             member = self.membership.member
 
-            def heard(reply: TasksReply | FlightedlError) -> None:
+            def replied(reply: TasksReply | FlightedlError) -> None:
                 if isinstance(reply, TasksReply):
                     if not evaluation:
-                        self.job_end.heard(reply)
+                        self.job_end.replied(reply)
                     self.membership.tasks_answered(member, reply)
                 answered(reply)
 
             ticket = ask.ticket(self.name, self.generation, evaluation, self.steps.round, self.life)
             late = lambda: answered(DeadlineError("the master did not answer"))  # noqa: E731
             timeout_s = _CALL_S + ask.wait_s
-            self.world.call(self, address.value, address.value.tasks, ticket, heard, late, timeout_s=timeout_s)
+            self.world.call(self, address.value, address.value.tasks, ticket, replied, late, timeout_s=timeout_s)
 
         self._register(lambda: self.later(0.0, send), lambda error: self.later(0.0, lambda: answered(error)))
 
@@ -210,7 +210,7 @@ class Trainer(Process):
         def again(_: Any = None) -> None:
             self.later(_JOIN_AGAIN_S, lambda: self.ask_to_join(attempt, answered))
 
-        def heard(reply: JoinReply | FlightedlError) -> None:
+        def replied(reply: JoinReply | FlightedlError) -> None:
             if not isinstance(reply, FlightedlError):
                 answered(reply)
             elif is_transient(reply):
@@ -225,7 +225,7 @@ class Trainer(Process):
             elif self.is_of_this_model():
                 request = self.membership.join_request(self.name, self.generation, attempt)
                 timeout_s = _CALL_S + request.wait_s
-                self.world.call(self, address.value, address.value.join, request, heard, again, timeout_s=timeout_s)
+                self.world.call(self, address.value, address.value.join, request, replied, again, timeout_s=timeout_s)
 
         self._register(send, again)
 
@@ -294,8 +294,8 @@ class Trainer(Process):
         if address is None:
             again()
         elif self.is_of_this_model():
-            heard = lambda reply: again() if isinstance(reply, FlightedlError) else declared()  # noqa: E731
-            self.world.call(self, address.value, address.value.declare_evaluation, (name, self.life), heard, again)
+            replied = lambda reply: again() if isinstance(reply, FlightedlError) else declared()  # noqa: E731
+            self.world.call(self, address.value, address.value.declare_evaluation, (name, self.life), replied, again)
 
     def feed_over(self, loop: Loop) -> None:
         """Note that a loop's feed has sent all its reports."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flightedl.domain.exactly_once.accumulation import having_bits
+from flightedl.domain.exactly_once.accumulation import applied_bits
 from flightedl.domain.trainer import transfers as core
 from flightedl.errors import DeadlineError, FlightedlError, NotReadyError, ReplacedError, UnavailableError
 from flightedl.messages.parameters import Outcome
@@ -85,7 +85,7 @@ class Travel:
     def _look_at_end(self, index: int, call: core.Call, key: Any) -> None:
         """Call this process only if the master confirms that it has everything."""
 
-        def heard(reply: TasksReply | Exception) -> None:
+        def handle_answers(reply: TasksReply | Exception) -> None:
             try:
                 if isinstance(reply, Exception):
                     raise reply
@@ -95,7 +95,7 @@ class Travel:
             else:
                 self._call(index, call, key)
 
-        self._trainer.ask_for_end(heard)
+        self._trainer.ask_for_end(handle_answers)
 
     def _call(self, index: int, call: core.Call, key: Any) -> None:
         trainer = self._trainer
@@ -150,7 +150,7 @@ class Travel:
             count = 1 + len(self._transfer.batch.further)
             return [
                 core.Answer(
-                    number, number + 1, outcome, None, having_bits(place not in lacking for place in range(count))
+                    number, number + 1, outcome, None, applied_bits(place not in lacking for place in range(count))
                 )
                 for number, outcome, lacking in rows[0]
             ]
@@ -168,7 +168,7 @@ class Travel:
         trainer, now = self._trainer, self._trainer.world.now
         if self._is_given_up:
             return
-        match trainer.steps.heard(self._transfer.serial, index, generation, answers, error):
+        match trainer.steps.handle_answers(self._transfer.serial, index, generation, answers, error):
             case core.Over():
                 self._close(index)
             case core.Refused(final):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from flightedl.domain.consistency.modes import Async
 from flightedl.domain.trainer.batches import BatchState
 from flightedl.domain.trainer.feed import AssignedTask
-from flightedl.domain.trainer.steps import Done, Effect, Next, TakeSum
+from flightedl.domain.trainer.steps import Done, Effect, Next, PrepareSum
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import FlightedlError
 from flightedl.testing.simulation.job import Gradient, batch_of
@@ -117,18 +117,20 @@ class Worker:
             for element, amount in gradient.items():
                 total[element] = total.get(element, 0) + weight * amount
 
-    def _take(self, taken: TakeSum) -> None:
+    def _prepare_sum(self, prepared: PrepareSum) -> None:
         """Use the sum as the gradient of the push, divided by the core's divisors."""
-        sums, self._sum = self._sum if taken.identity == self._sum_identity else {}, {}
+        sums, self._sum = self._sum if prepared.identity == self._sum_identity else {}, {}
         self._gradients = {
-            block: {element: Fraction(amount, taken.divisors.get(str(block), 1)) for element, amount in total.items()}
+            block: {
+                element: Fraction(amount, prepared.divisors.get(str(block), 1)) for element, amount in total.items()
+            }
             for block, total in sums.items()
         }
-        self._require_shares(taken)
+        self._require_shares(prepared)
 
-    def _require_shares(self, taken: TakeSum) -> None:
+    def _require_shares(self, prepared: PrepareSum) -> None:
         """Check the shares in a sum: by record count, or as in the first sum that contained the batch."""
-        steps, shape, batch = self._trainer.steps, self._trainer.cluster.shape, taken.batch
+        steps, shape, batch = self._trainer.steps, self._trainer.cluster.shape, prepared.batch
         keeps_shares = isinstance(steps.mode, Async) and steps.mode.reduce == "mean"
         loop = self._trainer.loop
         assert loop is not None
@@ -182,6 +184,6 @@ class Worker:
             case Transfer():
                 self._travel = Travel(self._trainer, effect, self._gradients, send, throw)
                 self._travel.begin()
-            case TakeSum():
-                self._take(effect)
+            case PrepareSum():
+                self._prepare_sum(effect)
                 send()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from flightedl.domain.exactly_once.accumulation import BatchGroup, having_bits, lacking_of
+from flightedl.domain.exactly_once.accumulation import BatchGroup, applied_bits, missing_places
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import MessageError
@@ -48,8 +48,8 @@ def test_an_impossible_sum_marks_nothing(batches: list[tuple[Batch, int]], text:
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1024])
 def test_a_block_answers_with_bits(count: int) -> None:
     having = [place % 3 == 0 for place in range(count)]
-    assert lacking_of(having_bits(having), count) == tuple(place for place in range(count) if place % 3)
-    assert len(having_bits(having)) == (count + 7) // 8
+    assert missing_places(applied_bits(having), count) == tuple(place for place in range(count) if place % 3)
+    assert len(applied_bits(having)) == (count + 7) // 8
 
 
 def test_a_group_is_pushed_when_it_is_full_and_settled_by_what_blocks_lack() -> None:
@@ -66,7 +66,7 @@ def test_a_group_is_pushed_when_it_is_full_and_settled_by_what_blocks_lack() -> 
 
 
 def test_the_first_batch_of_a_refused_sum_is_repeated_like_any_other() -> None:
-    assert lacking_of(having_bits([False, True, False]), 3) == (0, 2)
+    assert missing_places(applied_bits([False, True, False]), 3) == (0, 2)
     group: BatchGroup[str] = BatchGroup(3)
     for name in "abc":
         group.add(name)
@@ -132,7 +132,7 @@ class _Blocks:
                 self.values[block][batch] = self.values[block].get(batch, 0) + 1
                 assert self.values[block][batch] == 1, f"{batch} is in block {block} twice"
         elif not all(having):
-            return lacking_of(having_bits(map(bool, having)), len(having))
+            return missing_places(applied_bits(map(bool, having)), len(having))
         return None
 
 

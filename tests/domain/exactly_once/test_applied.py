@@ -172,9 +172,9 @@ def test_the_epochs_of_a_moved_block_collapse_wherever_their_size_was_set():
     target.set_task_count(0, 3)
     source.set_task_count(1, 3)
     target.adopt([0], source.release([0]))
-    assert target.through_task_count(0) == 3
+    assert target.completed_task_count(0) == 3
     fill(target, [0, 1], 1)
-    assert target.through_task_count(1) == 3
+    assert target.completed_task_count(1) == 3
     assert source.numbers == source.epochs() == []
 
 
@@ -266,14 +266,14 @@ def test_cached_ranges_remain_right_when_blocks_move_and_cohorts_join():
 def test_an_epoch_is_complete_when_it_is_complete_in_every_block():
     applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 0, 0), 1)
-    assert applied.through_task_count(0) is None
+    assert applied.completed_task_count(0) is None
     applied.set_task_count(0, 1)
-    assert applied.through_task_count(0) == 1
+    assert applied.completed_task_count(0) == 1
     other = AppliedBatches(range(1))
     other.mark([0], Batch(0, 0, 0), 1)
-    assert other.through_task_count(0) is None
+    assert other.completed_task_count(0) is None
     add(applied, 1)
-    assert applied.through_task_count(0) is None
+    assert applied.completed_task_count(0) is None
 
 
 def test_blocks_can_be_adopted_into_an_empty_set():

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.rounds_values import Pull
-from flightedl.domain.exactly_once.accumulation import lacking_of
+from flightedl.domain.exactly_once.accumulation import missing_places
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.pserver.block_values import (
@@ -393,7 +393,7 @@ def test_a_block_applies_a_sum_completely_or_reports_the_batches_it_has():
     refused = bench.push(2, 1, 2, 3)
     assert refused is not None
     assert (refused.outcome, refused.effects) == (Outcome.PARTLY_APPLIED, ())
-    assert lacking_of(refused.having, 3) == (1, 2)
+    assert missing_places(refused.having, 3) == (1, 2)
     assert bench.values(10) == [0, 1]
     assert bench.push_all(2, 0, 1) == {Outcome.ALREADY_APPLIED}
 
@@ -418,7 +418,7 @@ def test_the_sender_of_a_refused_sum_has_arrived_and_pushes_the_rest_to_the_next
     refused = bench.push(1, 1, 2, base=1)
     assert refused is not None
     assert (refused.outcome, refused.effects) == (Outcome.PARTLY_APPLIED, [])
-    assert lacking_of(refused.having, 2) == (1,)
+    assert missing_places(refused.having, 2) == (1,)
     assert bench.span(10).rounds.waits_for() == [2]
     bench.push(2, 3, base=1)
     assert (sorted(bench.values(10)), bench.versions()[0]) == ([0, 1, 3], 2)
@@ -904,7 +904,7 @@ def test_finished_epochs_are_sealed():
     for at in (FIRST.start, SECOND.start):
         bench.protocol.push(at, Push("t1", 1, 1, [(Batch(0, 0, 0), 1)]), 0, has_gradient=False)
     bench.protocol.set_task_counts([(0, 1)])
-    assert bench.protocol.applied().through_task_count(0) == 1
+    assert bench.protocol.applied().completed_task_count(0) == 1
     with pytest.raises(MessageError):
         bench.protocol.set_task_counts([(1, 0)])
 

@@ -30,8 +30,8 @@ class Loop:
     def __init__(self, held: Held) -> None:
         self.held, self.core = held, AcknowledgedLoop()
 
-    def take(self, item: Item) -> LoopStep:
-        return self._told(self.core.take(item, self.held.numbers))
+    def accept(self, item: Item) -> LoopStep:
+        return self._told(self.core.accept(item, self.held.numbers))
 
     def next_step(self) -> LoopStep:
         return self._told(self.core.next_step())
@@ -69,11 +69,11 @@ def given(loop: Loop, task: AssignedTask, *numbers: int, ends: bool = True) -> l
     """Return batches that were read and handed out."""
     found: list[Batch] = []
     for number in numbers:
-        step = loop.take(ReadBatch.of(task, number))
+        step = loop.accept(ReadBatch.of(task, number))
         assert isinstance(step, HandOut)
         found.append(step.batch)
     if ends:
-        loop.take(TaskEnd(task))
+        loop.accept(TaskEnd(task))
     assert loop.next_step() == NeedItem()
     return found
 
@@ -107,7 +107,7 @@ def test_a_batch_may_be_done_before_the_next_one_is_read() -> None:
         with pytest.raises(UsageError, match="none of those"):
             loop.done(handed)
     assert held.done == []
-    loop.take(TaskEnd(task))
+    loop.accept(TaskEnd(task))
     assert held.done == [(1, [])]
 
 
@@ -119,7 +119,7 @@ def test_batches_of_a_revoked_task_do_not_count() -> None:
     held.tasks.remove(task)
     assert loop.done(first) is Done.TAKEN
     assert loop.done(second) is Done.TAKEN
-    loop.take(ReadBatch.of(task, 0))
+    loop.accept(ReadBatch.of(task, 0))
     (third,) = given(loop, other, 0, ends=False)
     assert (held.done, held.returned, loop.not_done) == ([], [], [third])
 
@@ -153,7 +153,7 @@ def test_a_rejected_batch_is_returned_with_its_task() -> None:
     task = task_of(1)
     held = Held(task)
     loop = loop_of(held)
-    step = loop.take(ReadBatch.of(task, 0))
+    step = loop.accept(ReadBatch.of(task, 0))
     assert isinstance(step, HandOut)
     loop.denied(step.batch)
     assert (held.returned, loop.not_done) == ([1], [])
@@ -163,4 +163,4 @@ def test_unreadable_data_is_reported() -> None:
     task = task_of(1)
     loop = loop_of(Held(task))
     failure = ReadFailure(task, 1, OSError())
-    assert loop.take(failure) == Unreadable(failure)
+    assert loop.accept(failure) == Unreadable(failure)

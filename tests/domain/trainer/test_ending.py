@@ -19,13 +19,13 @@ REOPENED = TasksReply(assignments=[], outcome="none_now")
 
 def test_the_present_processes_are_read_while_a_job_trains() -> None:
     end = JobEnd()
-    end.heard(ENDING)
+    end.replied(ENDING)
     assert end.may_read(0, 1)
 
 
 def test_the_complete_processes_are_read_after_the_end() -> None:
     end = JobEnd()
-    end.heard(done(3, 4))
+    end.replied(done(3, 4))
     assert end.may_read(0, 3)
     assert not end.may_read(1, 5)
     assert not end.may_read(1, 3), "a process that has ended"
@@ -35,15 +35,15 @@ def test_the_complete_processes_are_read_after_the_end() -> None:
 
 def test_a_replacement_is_read_once_the_master_names_it() -> None:
     end = JobEnd()
-    end.heard(done(3, 4))
+    end.replied(done(3, 4))
     with pytest.raises(NotReadyError):
         end.require(ENDING, 1, 7)
-    end.heard(done(3, 7))
+    end.replied(done(3, 7))
     end.require(done(3, 7), 1, 7)
 
 
 def test_lost_work_requires_a_restart_of_the_trainer() -> None:
     end = JobEnd()
-    end.heard(done(3, 4))
+    end.replied(done(3, 4))
     with pytest.raises(BegunAnewError, match="restart this trainer"):
         end.require(REOPENED, 1, 7)

@@ -7,12 +7,12 @@ import pytest
 from flightedl.domain.trainer.first_values import (
     Candidate,
     Confirm,
+    CreateKey,
     Elected,
     ElectionOfFirstValues,
     FollowedElection,
-    Look,
     Pause,
-    Stand,
+    ReadKey,
     Upload,
     WaitFor,
 )
@@ -22,12 +22,12 @@ from flightedl.errors import BegunAnewError, FencedError, NotReadyError, Outcome
 def standing(pservers: int = 2) -> ElectionOfFirstValues:
     """Return an election that this trainer has won, as election 5."""
     election = ElectionOfFirstValues("me", pservers)
-    assert election.next_step() == Look()
-    election.looked(None)
-    assert election.next_step() == Stand()
-    election.stood()
-    assert election.next_step() == Look()
-    election.looked(Candidate("me", False, 5, 5))
+    assert election.next_step() == ReadKey()
+    election.key_read(None)
+    assert election.next_step() == CreateKey()
+    election.creation_attempted()
+    assert election.next_step() == ReadKey()
+    election.key_read(Candidate("me", False, 5, 5))
     return election
 
 
@@ -44,29 +44,29 @@ def test_the_winner_sends_its_values_to_all_and_reports_it() -> None:
 
 def test_a_loser_waits_for_the_winner() -> None:
     election, other = ElectionOfFirstValues("me", 1), Candidate("other", False, 4, 4)
-    election.looked(other)
+    election.key_read(other)
     assert election.next_step() == WaitFor(other)
-    assert election.next_step() == Look()
-    election.looked(Candidate("other", True, 4, 9))
+    assert election.next_step() == ReadKey()
+    election.key_read(Candidate("other", True, 4, 9))
     assert election.next_step() == Elected(4, 9)
 
 
 def test_others_may_stand_after_a_winner_is_gone() -> None:
     election = ElectionOfFirstValues("me", 1)
-    election.looked(None)
-    election.stood()
-    election.looked(None)
+    election.key_read(None)
+    election.creation_attempted()
+    election.key_read(None)
     assert isinstance(election.next_step(), Pause)
-    assert election.next_step() == Look()
-    election.looked(None)
-    assert election.next_step() == Stand()
+    assert election.next_step() == ReadKey()
+    election.key_read(None)
+    assert election.next_step() == CreateKey()
 
 
 def test_an_upload_ends_when_a_newer_election_is_known() -> None:
     election = standing()
     assert election.next_step(newest=5) == Upload(0, 5)
     assert election.next_step(newest=6) == Pause("another trainer provides the initial values")
-    assert election.next_step(newest=6) == Look()
+    assert election.next_step(newest=6) == ReadKey()
 
 
 def test_an_upload_ends_when_a_pserver_has_newer_values() -> None:
@@ -74,7 +74,7 @@ def test_an_upload_ends_when_a_pserver_has_newer_values() -> None:
     election.next_step()
     election.uploaded(11, 2, 3)
     assert isinstance(election.next_step(), Pause)
-    assert election.next_step() == Look()
+    assert election.next_step() == ReadKey()
 
 
 def test_values_are_sent_again_to_a_pserver_that_does_not_answer() -> None:
@@ -96,8 +96,8 @@ def test_all_values_are_sent_again_when_a_pserver_was_replaced() -> None:
     assert election.next_step() == Confirm(5, (11,))
     election.confirmed(None)
     assert isinstance(election.next_step(), Pause)
-    assert election.next_step() == Look()
-    election.looked(Candidate("me", False, 5, 5))
+    assert election.next_step() == ReadKey()
+    election.key_read(Candidate("me", False, 5, 5))
     assert election.next_step() == Upload(0, 5)
     election.uploaded(15, 3, 3)
     assert election.next_step() == Confirm(5, (15,))
@@ -108,7 +108,7 @@ def test_an_unanswered_write_is_looked_up() -> None:
     election.uploaded(11, 3, 3)
     election.failed(NotReadyError("etcd is away"))
     assert election.next_step() == Pause("etcd is away")
-    assert election.next_step() == Look()
+    assert election.next_step() == ReadKey()
 
 
 class TestTheModelOfATrainer:

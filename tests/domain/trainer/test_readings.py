@@ -70,9 +70,9 @@ class Loop:
         self.core = BatchLoop()
         self._step: LoopStep | None = None
 
-    def take(self, item: Item) -> None:
+    def accept(self, item: Item) -> None:
         if self._held.is_held(item.task):
-            self._step = self._reported(self.core.take(item))
+            self._step = self._reported(self.core.accept(item))
 
     def next_step(self, *states: BatchState) -> LoopStep:
         step, self._step = self._step, None
@@ -134,7 +134,7 @@ def test_batches_without_a_pserver_are_reported_one_by_one() -> None:
     held = Held(task)
     loop = loop_of(held)
     for number in range(3):
-        loop.take(ReadBatch.of(task, number))
+        loop.accept(ReadBatch.of(task, number))
         current = handed(loop)
         assert held.batches == ([] if number == 0 else [(1, 0)]), "not before the next batch is requested"
         assert needs_item(loop, *([answered(current)] if number == 1 else []))
@@ -146,9 +146,9 @@ def test_a_task_is_done_when_all_its_batches_are_settled() -> None:
     held = Held(task)
     loop = loop_of(held)
     for number, generation in ((0, 6), (1, 5)):
-        loop.take(ReadBatch.of(task, number))
+        loop.accept(ReadBatch.of(task, number))
         assert needs_item(loop, answered(handed(loop), generation, 1))
-    loop.take(TaskEnd(task))
+    loop.accept(TaskEnd(task))
     assert needs_item(loop)
     assert held.done == [(1, [0, 5])], "the oldest generation of each pserver, 0 for one without blocks"
 
@@ -157,12 +157,12 @@ def test_a_late_batch_is_repeated_before_the_next_one() -> None:
     task = task_of(1, 1)
     held = Held(task)
     loop = loop_of(held)
-    loop.take(ReadBatch.of(task, 0))
+    loop.accept(ReadBatch.of(task, 0))
     first = handed(loop)
     again = handed(loop, state(first, must_repeat=True))
     assert again == first
     assert needs_item(loop, answered(again))
-    loop.take(TaskEnd(task))
+    loop.accept(TaskEnd(task))
     assert needs_item(loop)
     assert held.done == [(1, [5])]
 
@@ -171,7 +171,7 @@ def test_a_batch_whose_gradient_was_rejected_fails_its_task_after_three_turns() 
     task, error = task_of(1, 2), GradientError("it has NaN")
     held = Held(task)
     loop = loop_of(held)
-    loop.take(ReadBatch.of(task, 0))
+    loop.accept(ReadBatch.of(task, 0))
     batch = handed(loop)
     rejected = state(batch, must_repeat=True, rejection=error)
     for _ in range(REJECTION_LIMIT - 1):
@@ -179,7 +179,7 @@ def test_a_batch_whose_gradient_was_rejected_fails_its_task_after_three_turns() 
     assert loop.next_step(rejected) == Unreadable(ReadFailure(task, 0, error))
     held.tasks.clear()
     assert needs_item(loop)
-    loop.take(TaskEnd(task))
+    loop.accept(TaskEnd(task))
     assert needs_item(loop)
     assert held.done == []
 
@@ -188,14 +188,14 @@ def test_a_rejected_batch_that_finally_succeeds_is_settled_like_any_other() -> N
     task = task_of(1, 1)
     held = Held(task)
     loop = loop_of(held)
-    loop.take(ReadBatch.of(task, 0))
+    loop.accept(ReadBatch.of(task, 0))
     batch = handed(loop)
     for _ in range(REJECTION_LIMIT - 1):
         batch = handed(loop, state(batch, must_repeat=True, rejection=GradientError("it has NaN")))
     for _ in range(2):
         batch = handed(loop, state(batch, must_repeat=True))
     assert needs_item(loop, answered(batch))
-    loop.take(TaskEnd(task))
+    loop.accept(TaskEnd(task))
     assert needs_item(loop)
     assert held.done == [(1, [5])]
 
@@ -204,11 +204,11 @@ def test_rejected_work_is_returned_and_the_rest_of_it_is_skipped() -> None:
     task, other = task_of(1), task_of(2, 1)
     held = Held(task, other)
     loop = loop_of(held)
-    loop.take(ReadBatch.of(task, 0))
+    loop.accept(ReadBatch.of(task, 0))
     loop.denied(handed(loop))
     assert needs_item(loop)
     for item in (ReadBatch.of(task, 1), TaskEnd(task)):
-        loop.take(item)
+        loop.accept(item)
         assert needs_item(loop)
     assert (held.returned, held.done, held.tasks) == ([1], [], [other])
 
@@ -217,11 +217,11 @@ def test_a_reading_that_began_in_the_middle_does_not_count() -> None:
     first, again = task_of(1), task_of(1, number=9)
     held = Held(again)
     loop = loop_of(held)
-    loop.take(ReadBatch.of(first, 0))
+    loop.accept(ReadBatch.of(first, 0))
     assert needs_item(loop), "it is a repetition of the same attempt"
-    loop.take(ReadBatch.of(again, 1))
+    loop.accept(ReadBatch.of(again, 1))
     assert needs_item(loop, answered(handed(loop)))
-    loop.take(TaskEnd(again))
+    loop.accept(TaskEnd(again))
     assert needs_item(loop)
     assert (held.returned, held.done) == ([1], [])
 
@@ -230,15 +230,15 @@ def test_the_state_of_another_reading_is_not_that_of_a_batch() -> None:
     first, again = task_of(1, 1), task_of(1, 1, number=9)
     held = Held(first)
     loop = loop_of(held)
-    loop.take(ReadBatch.of(first, 0))
+    loop.accept(ReadBatch.of(first, 0))
     old = handed(loop)
     assert needs_item(loop, state(old, waits=True))
     held.tasks = [again]
-    loop.take(ReadBatch.of(again, 0))
+    loop.accept(ReadBatch.of(again, 0))
     assert loop.next_step() == GiveUpSum()
     new = handed(loop, state(old, must_repeat=True))
     assert needs_item(loop, answered(new))
-    loop.take(TaskEnd(again))
+    loop.accept(TaskEnd(again))
     assert needs_item(loop)
     assert held.done == [(1, [5])]
 
@@ -249,10 +249,10 @@ def test_a_task_ends_when_its_sums_are_pushed() -> None:
     loop = loop_of(held)
     batches = []
     for number in range(2):
-        loop.take(ReadBatch.of(task, number))
+        loop.accept(ReadBatch.of(task, number))
         batches.append(handed(loop))
         assert needs_item(loop, state(batches[-1], waits=True))
-    loop.take(TaskEnd(task))
+    loop.accept(TaskEnd(task))
     assert loop.next_step() == PushSum()
     assert held.done == []
     assert needs_item(loop, *(answered(batch, 4) for batch in batches))
@@ -265,7 +265,7 @@ def test_the_rest_of_sums_is_repeated_sum_by_sum() -> None:
     loop = loop_of(held)
     batches = []
     for number in range(4):
-        loop.take(ReadBatch.of(task, number))
+        loop.accept(ReadBatch.of(task, number))
         batches.append(handed(loop))
         assert needs_item(loop, state(batches[-1], waits=True))
     first, second = SumAgain(0, 2, {}), SumAgain(1, 2, {})
@@ -284,12 +284,12 @@ def test_the_sum_of_a_revoked_task_is_dropped_for_the_next_task() -> None:
     task, other = task_of(1), task_of(2, 1)
     held = Held(task, other)
     loop = loop_of(held)
-    loop.take(ReadBatch.of(task, 0))
+    loop.accept(ReadBatch.of(task, 0))
     assert needs_item(loop, state(handed(loop), waits=True))
     held.tasks.remove(task)
-    loop.take(TaskEnd(task))
+    loop.accept(TaskEnd(task))
     assert needs_item(loop)
-    loop.take(ReadBatch.of(other, 0))
+    loop.accept(ReadBatch.of(other, 0))
     assert loop.next_step() == GiveUpSum()
     assert handed(loop).reading == other.number
 
@@ -299,5 +299,5 @@ def test_unreadable_data_is_reported_while_its_task_is_held(is_held: bool) -> No
     task = task_of(1)
     loop = loop_of(Held(task) if is_held else Held())
     failure = ReadFailure(task, 0, ValueError("broken"))
-    loop.take(failure)
+    loop.accept(failure)
     assert loop.next_step() == (Unreadable(failure) if is_held else NeedItem())

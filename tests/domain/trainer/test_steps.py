@@ -9,7 +9,7 @@ import pytest
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
-from flightedl.domain.trainer.steps import Done, Effect, FindPlacement, Next, Steps, TakeSum, carried_out
+from flightedl.domain.trainer.steps import Done, Effect, FindPlacement, Next, PrepareSum, Steps, carried_out
 from flightedl.domain.trainer.transfers import Answer, Call, KeepWaiting, Over, Pull, Push, Transfer
 from flightedl.errors import BegunAnewError, FlightedlError, GradientError, StalePlacementError, UnavailableError
 from flightedl.messages.parameters import Outcome
@@ -56,7 +56,7 @@ class Bench:
         self.lost_count += done.is_member_lost
 
     def _carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, TakeSum):
+        if isinstance(effect, PrepareSum):
             self.log.append(f"take {1 + len(effect.batch.further)} {dict(effect.divisors)}")
             if isinstance(self.failing, GradientError):
                 raise self.failing
@@ -79,7 +79,7 @@ class Bench:
                     Answer(block, block + 1, Outcome.NONE, max(version, held[block]))
                     for block, version in call.wanted.items()
                 ]
-            verdict = self.steps.heard(transfer.serial, index, 1, answers)
+            verdict = self.steps.handle_answers(transfer.serial, index, 1, answers)
             call = verdict.call if isinstance(verdict, KeepWaiting) else None
 
     def _answered(self, block: int) -> Answer:
@@ -96,13 +96,13 @@ def told(steps: Steps, transfer: Transfer, index: int, *blocks: int, error: Flig
     """Let a pserver answer for these blocks, with new values, and end the conversation."""
     versions = [steps.versions[block] + 1 for block in blocks]
     answers = [Answer(block, block + 1, Outcome.ACCEPTED, at) for block, at in zip(blocks, versions, strict=True)]
-    assert steps.heard(transfer.serial, index, 1, answers, error) == Over()
+    assert steps.handle_answers(transfer.serial, index, 1, answers, error) == Over()
 
 
 def told_of_buckets(steps: Steps, transfer: Transfer, index: int, block: int, buckets: range) -> None:
     """Let a pserver answer for a block and all its buckets, with new values."""
     answers = [Answer(each.start, each.stop, Outcome.ACCEPTED, 1) for each in (range(block, block + 1), buckets)]
-    assert steps.heard(transfer.serial, index, 1, answers) == Over()
+    assert steps.handle_answers(transfer.serial, index, 1, answers) == Over()
 
 
 class TestAChangedPlacement:
@@ -378,7 +378,7 @@ class TestAPushThatFails:
         transfer = bench.steps.step()
         assert isinstance(transfer, Transfer)
         for index, blocks in enumerate((BLOCKS[:2], BLOCKS[2:])):
-            bench.steps.heard(transfer.serial, index, 1, [Answer(blocks.start, blocks.stop, Outcome.ACCEPTED)])
+            bench.steps.handle_answers(transfer.serial, index, 1, [Answer(blocks.start, blocks.stop, Outcome.ACCEPTED)])
         error = UnavailableError("gave up")
         assert bench.steps.failed(error) == Done(error=error)
         assert not current.must_repeat
@@ -504,7 +504,7 @@ class TestAPull:
         bench.run(bench.steps.step())
         transfer = bench.steps.pull([0])
         assert isinstance(transfer, Transfer)
-        assert bench.steps.heard(transfer.serial, 0, 1, [Answer(0, 1, Outcome.NOT_MEMBER)]) == Over()
+        assert bench.steps.handle_answers(transfer.serial, 0, 1, [Answer(0, 1, Outcome.NOT_MEMBER)]) == Over()
         assert bench.steps.answered() == Done(is_member_lost=True)
         assert (current.waits, current.must_repeat) == (True, False)
 
@@ -674,10 +674,10 @@ class TestADroppedTransfer:
         old = bench.steps.step()
         assert isinstance(old, Transfer)
         bench.steps.give_up_transfer()
-        assert bench.steps.heard(old.serial, 0, 1, [Answer(0, 2, Outcome.ACCEPTED)]) == Over()
+        assert bench.steps.handle_answers(old.serial, 0, 1, [Answer(0, 2, Outcome.ACCEPTED)]) == Over()
         assert not current.answered
         new = bench.steps.pull([0])
         assert isinstance(new, Transfer)
         assert current.must_repeat, "the open batch counts as interrupted"
-        assert bench.steps.heard(old.serial, 0, 1, [Answer(0, 2, Outcome.ACCEPTED)]) == Over()
+        assert bench.steps.handle_answers(old.serial, 0, 1, [Answer(0, 2, Outcome.ACCEPTED)]) == Over()
         assert not current.answered

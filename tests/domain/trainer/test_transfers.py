@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from flightedl.domain.consistency.modes import Async, Mode, Sync
-from flightedl.domain.exactly_once.accumulation import having_bits
+from flightedl.domain.exactly_once.accumulation import applied_bits
 from flightedl.domain.trainer.batches import Batch, CurrentBatch
 from flightedl.domain.trainer.transfers import (
     Answer,
@@ -80,8 +80,10 @@ def call_of(transfer: TransferState, index: int = 0) -> Call | None:
     return transfer.call(transfer.shards[index])
 
 
-def heard(transfer: TransferState, *answers: Answer, generation: int = 11, error: BaseException | None = None) -> Any:
-    return transfer.heard(0, generation, answers, error)
+def handle_answers(
+    transfer: TransferState, *answers: Answer, generation: int = 11, error: BaseException | None = None
+) -> Any:
+    return transfer.handle(0, generation, answers, error)
 
 
 def current_of(transfer: TransferState) -> CurrentBatch:
@@ -107,30 +109,32 @@ def test_a_pserver_without_blocks_is_not_asked() -> None:
 def test_a_block_that_has_the_batch_is_settled_and_its_values_are_returned_or_pulled() -> None:
     transfer = pushed((0, 1, 2))
     current = current_of(transfer)
-    verdict = heard(transfer, answer(range(2), Outcome.ACCEPTED, 6), answer(range(2, 3), Outcome.ALREADY_APPLIED))
+    verdict = handle_answers(
+        transfer, answer(range(2), Outcome.ACCEPTED, 6), answer(range(2, 3), Outcome.ALREADY_APPLIED)
+    )
     assert current.answered == {0: 5, 1: 5, 2: 6}
     assert current.generations == {0: 11}
     assert transfer.versions[0] == 6
     assert verdict == KeepWaiting("pserver 0: the other trainers' gradients of this round", Pull({2: 0}))
-    assert heard(transfer, answer(range(2, 3), Outcome.NONE, 9)) == Over()
+    assert handle_answers(transfer, answer(range(2, 3), Outcome.NONE, 9)) == Over()
     assert transfer.versions[2] == 9
     assert current.answered[2] == 6, "the version from which it was computed"
 
 
 def test_in_synchronous_mode_a_batch_waits_for_its_round() -> None:
     transfer = pushed((0, 1, 2), mode=Sync())
-    heard(transfer, answer(range(3), Outcome.ACCEPTED))
+    handle_answers(transfer, answer(range(3), Outcome.ACCEPTED))
     assert call_of(transfer) == Pull({0: 6, 1: 6, 2: 7})
 
 
 def test_unwanted_values_are_not_pulled() -> None:
-    assert heard(pushed((0, 1, 2), pull=False), answer(range(3), Outcome.ACCEPTED)) == Over()
+    assert handle_answers(pushed((0, 1, 2), pull=False), answer(range(3), Outcome.ACCEPTED)) == Over()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.STALE, Outcome.NOT_MEMBER])
 def test_a_late_batch_is_repeated(outcome: Outcome) -> None:
     transfer = pushed()
-    assert heard(transfer, answer(range(1), outcome)) == Over(), "the rest is useless"
+    assert handle_answers(transfer, answer(range(1), outcome)) == Over(), "the rest is useless"
     assert transfer.must_repeat
     assert not current_of(transfer).answered
     assert call_of(transfer, 1) is not None, "the other pserver has not answered"
@@ -138,16 +142,16 @@ def test_a_late_batch_is_repeated(outcome: Outcome) -> None:
 
 def test_a_pull_without_a_membership_reports_it() -> None:
     transfer = pulled({0: 3, 4: 3})
-    assert heard(transfer, answer(range(1), Outcome.NOT_MEMBER)) == Over()
+    assert handle_answers(transfer, answer(range(1), Outcome.NOT_MEMBER)) == Over()
     assert transfer.must_repeat
 
 
 def test_a_block_with_a_part_of_a_sum_names_the_batches_it_lacks() -> None:
     transfer = pushed((0, 1, 2), further=3)
     current = current_of(transfer)
-    having = having_bits([False, True, True, False])
+    having = applied_bits([False, True, True, False])
     partly = answer(range(2), Outcome.PARTLY_APPLIED, having=having)
-    assert heard(transfer, partly, answer(range(2, 3), Outcome.ACCEPTED, 6)) == Over()
+    assert handle_answers(transfer, partly, answer(range(2, 3), Outcome.ACCEPTED, 6)) == Over()
     assert transfer.refusals == {(0, 3)}
     assert current.answered == {2: 6}
     assert current.generations == {0: 11}, "it has a part of it"
@@ -155,11 +159,11 @@ def test_a_block_with_a_part_of_a_sum_names_the_batches_it_lacks() -> None:
 
 def test_in_synchronous_mode_the_rest_of_a_refused_sum_goes_to_the_next_round() -> None:
     transfer = pushed((0, 1), further=1, mode=Sync(push_every=2))
-    partly = answer(range(1, 2), Outcome.PARTLY_APPLIED, having=having_bits([True, False]))
-    verdict = heard(transfer, answer(range(1), Outcome.ACCEPTED, 6), partly)
+    partly = answer(range(1, 2), Outcome.PARTLY_APPLIED, having=applied_bits([True, False]))
+    verdict = handle_answers(transfer, answer(range(1), Outcome.ACCEPTED, 6), partly)
     assert isinstance(verdict, KeepWaiting)
     assert verdict.call == Pull({1: 6})
-    assert heard(transfer, answer(range(1, 2), Outcome.NONE, 6)) == Over()
+    assert handle_answers(transfer, answer(range(1, 2), Outcome.NONE, 6)) == Over()
     assert transfer.versions[1] == 6
 
 
@@ -169,25 +173,25 @@ def test_in_synchronous_mode_the_rest_of_a_refused_sum_goes_to_the_next_round() 
 )
 def test_unanswered_pushes_are_sent_again_to_the_current_process(error: FlightedlError) -> None:
     transfer = pushed((0, 1, 2))
-    verdict = heard(transfer, answer(range(1), Outcome.ACCEPTED, 6), error=error)
+    verdict = handle_answers(transfer, answer(range(1), Outcome.ACCEPTED, 6), error=error)
     assert verdict == AskAgain(error, Push([1, 2], {1: 5, 2: 6})), "earlier answers count"
-    heard(transfer, answer(range(1, 3), Outcome.ALREADY_APPLIED, 6), generation=12)
+    handle_answers(transfer, answer(range(1, 3), Outcome.ALREADY_APPLIED, 6), generation=12)
     assert current_of(transfer).generations == {0: 11}, "the former process applied some"
 
 
 @pytest.mark.parametrize("error", [BegunAnewError("again"), FencedError("over"), KeyboardInterrupt(), OSError()])
 def test_permanent_errors_are_raised(error: BaseException) -> None:
-    assert heard(pushed(), error=error) == Refused(error)
+    assert handle_answers(pushed(), error=error) == Refused(error)
 
 
 def test_a_failure_after_the_last_answer_changes_nothing() -> None:
     transfer = pushed((0, 1, 2))
-    assert heard(transfer, answer(range(3), Outcome.ACCEPTED, 6), error=OutcomeUnknownError("cut")) == Over()
+    assert handle_answers(transfer, answer(range(3), Outcome.ACCEPTED, 6), error=OutcomeUnknownError("cut")) == Over()
 
 
 def test_a_dropped_transfer_sends_nothing_more() -> None:
     transfer = pushed()
     transfer.is_given_up = True
     assert call_of(transfer) is None
-    assert heard(transfer, answer(range(3), Outcome.ACCEPTED, 6), error=NotReadyError("away")) == Over()
+    assert handle_answers(transfer, answer(range(3), Outcome.ACCEPTED, 6), error=NotReadyError("away")) == Over()
     assert not current_of(transfer).answered
