@@ -1,4 +1,4 @@
-"""Buckets of tables that move between pservers: rows, checkpoints and restored rows are as if they had stayed."""
+"""Buckets of tables that move between pservers: rows, checkpoints and restored rows are the same as without moves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
 
 PARAMETERS = [ParameterSpec("w", (100,))]
-#: Of one of the tables, all are in a few buckets.
+#: Ids of one table, all in a few buckets.
 IDS = np.array([one for one in range(30_000) if bucket_of(one, salt_of("limited")) % 128 == 5], np.uint64)
 TABLES = [
     TableSpec("plain", 3, RowAdam(lr=Piecewise(boundaries=(7, 15), values=(0.3, 0.1, 0.5))), Uniform(1.0)),
@@ -61,7 +61,7 @@ MEMBERS = (1, 2)
 
 
 def plan_of(borders: Sequence[int], version: int) -> ShardPlan:
-    """The plan by which each pserver has the buckets between two neighbouring borders."""
+    """Return the plan in which each pserver has the buckets between two consecutive borders."""
     count = len(borders) - 1
     plan = plan_for(PARAMETERS, count, 1, TABLES)
     buckets = [(index, borders[index + 1] - borders[index]) for index in range(count)]
@@ -70,7 +70,7 @@ def plan_of(borders: Sequence[int], version: int) -> ShardPlan:
 
 
 class Cluster:
-    """Some shards under a view of two members, which have all buckets between them."""
+    """Several shards under a view of two members, which together have all buckets."""
 
     def __init__(self, mode: Mode, borders: Sequence[int]) -> None:
         self.mode, self.borders, self.placement = mode, list(borders), 1
@@ -92,7 +92,7 @@ class Cluster:
         return range(self.first + self.borders[index], self.first + self.borders[index + 1])
 
     def part(self, numbers: range, base: int, sections: Sequence[Section]) -> ReceivedBlocks:
-        """A message about some buckets, with those of the ids that lie there."""
+        """Return a message for some buckets, with the ids that are in them."""
         found = []
         for kind, table, ids, values in sections:
             places = buckets_of(ids, TABLES[table].salt) + self.first
@@ -130,12 +130,12 @@ class Cluster:
         return [one.piece.outcome for one in self.shards[index].push(header, [self.part(numbers, base, sections)])]
 
     def move(self, border: int, to: int) -> None:
-        """Move a border; the buckets up to there change their pserver."""
+        """Move a border, and thereby the buckets between its old and its new position."""
         at = self.borders[border]
         source, target = (border, border - 1) if to > at else (border - 1, border)
         numbers = range(self.first + min(at, to), self.first + max(at, to))
         while numbers:
-            # Some of them may be in another span.
+            # Some of the buckets may be in another span.
             span = self.shards[source].rows.span(numbers.start).numbers
             some = range(numbers.start, min(numbers.stop, span.stop))
             found = self.shards[source].release(some)
@@ -146,7 +146,7 @@ class Cluster:
         self.placement += 1
 
     def read(self) -> list[Any]:
-        """What lookups give by table and id."""
+        """Return the results of lookups by table and id."""
         found: list[Any] = []
         asked = [Section(Kind.WANTED, table, IDS) for table in range(len(TABLES))]
         for index, shard in enumerate(self.shards):
@@ -161,11 +161,11 @@ class Cluster:
                     ids = IDS[(places >= piece.blocks.start) & (places < piece.blocks.stop)].tolist()
                     found += [(section.table, *each) for each in zip(ids, map(bytes, section.values), strict=True)]
         counts = [[count.rows for count in shard.rows.counts()] for shard in self.shards]
-        # Rows that expire by version and by epoch are counted exactly when they are gone.
+        # Expired rows are counted exactly only after they were removed.
         return [np.delete(np.sum(counts, axis=0), 3).tolist(), *sorted(found)]
 
     def updates(self) -> dict[int, tuple[int, int, int]]:
-        """Versions, updates, and the highest epoch, by bucket."""
+        """Return versions, updates and the highest epoch, by bucket."""
         return {
             number: (state.rounds.version, state.updates, span.epoch)
             for shard in self.shards
@@ -235,19 +235,19 @@ def written(snapshots: Snapshots, order: OrderNumber) -> Any:
 
 
 def exported(cluster: Cluster, manifest: Manifest) -> list[Any]:
-    """The rows of a checkpoint's files."""
+    """Return the rows of a checkpoint's files."""
     found = []
     for table, spec in enumerate(TABLES):
         for rows in stored_rows(cluster.storage, manifest, table, spec):
             columns = (rows.ids.tolist(), rows.updates.tolist(), rows.epochs.tolist(), rows.slots, rows.values)
             found += [(table, *each[:3], *map(bytes, each[3:])) for each in zip(*columns, strict=True)]
-    assert len({each[:2] for each in found}) == len(found), "a row is there twice"
+    assert len({each[:2] for each in found}) == len(found), "a row occurs twice"
     return sorted(found)
 
 
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
 @pytest.mark.parametrize("seed", range(3))
-def test_buckets_that_move_from_2_to_4_pservers_and_back_are_as_if_they_had_stayed(mode: Mode, seed: int) -> None:
+def test_buckets_that_move_from_2_to_4_pservers_and_back_behave_as_if_they_had_stayed(mode: Mode, seed: int) -> None:
     chance = random.Random(seed)
     stayed, moved = Cluster(mode, [0, BUCKETS]), Cluster(mode, [0, 512, BUCKETS, BUCKETS, BUCKETS])
     epoch = 0
@@ -267,7 +267,7 @@ def test_buckets_that_move_from_2_to_4_pservers_and_back_are_as_if_they_had_stay
 
 
 def push_to_both(stayed: Cluster, moved: Cluster, step: int, epoch: int, chance: random.Random) -> None:
-    """Push a batch of each member; in asynchronous mode buckets move when some pservers have it."""
+    """Push a batch of each member. In asynchronous mode, buckets move when some pservers have applied it."""
     ids = chance.sample(IDS.tolist(), chance.randrange(40))
     for member in MEMBERS:
         base = step if isinstance(moved.mode, Sync) else 0
@@ -282,7 +282,7 @@ def push_to_both(stayed: Cluster, moved: Cluster, step: int, epoch: int, chance:
 
 
 def require_same_checkpoints(stayed: Cluster, moved: Cluster, number: int, chance: random.Random) -> None:
-    """Make checkpoints of both; what is exported and restored from them is the same."""
+    """Make checkpoints of both, and compare what is exported and restored from them."""
     is_published = chance.random() < 0.7
     manifests = [each.checkpoint(number, is_published=is_published) for each in (moved, stayed)]
     if is_published:
@@ -303,7 +303,7 @@ def move_one(cluster: Cluster, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
-def test_spans_that_have_become_alike_are_joined_a_few_buckets_with_each_push(mode: Mode) -> None:
+def test_each_push_joins_a_few_buckets_of_spans_with_equal_states(mode: Mode) -> None:
     cluster = Cluster(mode, [0, 512, BUCKETS])
     stayed = Cluster(mode, [0, BUCKETS])
     for step in range(40):
@@ -326,7 +326,7 @@ def test_spans_that_have_become_alike_are_joined_a_few_buckets_with_each_push(mo
     ]
 
 
-def test_a_message_about_buckets_that_are_elsewhere_is_told_so() -> None:
+def test_a_message_for_buckets_on_another_pserver_is_rejected_as_stale() -> None:
     cluster = Cluster(Async(), [0, 512, BUCKETS])
     before = cluster.numbers(0)
     cluster.push(0, 1, 0, 0, IDS.tolist(), 0)
@@ -336,12 +336,12 @@ def test_a_message_about_buckets_that_are_elsewhere_is_told_so() -> None:
         cluster.push(0, 1, 1, 0, IDS.tolist(), 0, before)
     with pytest.raises(StalePlacementError, match="read the job's placement again"):
         cluster.shards[0].read(cluster.shards[0].lookup(wanted), 0)
-    assert not cluster.shards[0].applied().has(cluster.first, Batch(0, 1, 1)), "nothing of it was applied"
-    # As long as what came is a span of its own, those who do not know of it go on.
+    assert not cluster.shards[0].applied().has(cluster.first, Batch(0, 1, 1)), "part of the message was applied"
+    # Senders with the old placement can still push to the former buckets of pserver 1, which are a separate span.
     assert cluster.push(1, 1, 1, 0, IDS.tolist(), 0, range(before.stop, cluster.first + BUCKETS)) == [Outcome.ACCEPTED]
 
 
-def test_buckets_that_are_not_neighbours_are_pushed_to_and_looked_up_by_stretch() -> None:
+def test_pushes_and_lookups_work_with_buckets_that_are_not_adjacent() -> None:
     cluster, stayed = Cluster(Async(), [0, 512, BUCKETS]), Cluster(Async(), [0, BUCKETS])
     for batch in range(3):
         for index in range(2):
@@ -366,7 +366,7 @@ def test_buckets_that_are_not_neighbours_are_pushed_to_and_looked_up_by_stretch(
     assert sorted((0, *each) for each in found_by.items()) == [each for each in stayed.read()[1:] if each[0] == 0]
 
 
-def test_buckets_stay_while_their_round_is_open_or_they_are_copied() -> None:
+def test_buckets_cannot_move_during_an_open_round_or_a_cut() -> None:
     cluster = Cluster(Sync(), [0, 512, BUCKETS])
     for index in range(2):
         cluster.push(index, 1, 0, 0, IDS.tolist(), 0)
@@ -389,7 +389,7 @@ def test_buckets_stay_while_their_round_is_open_or_they_are_copied() -> None:
     assert cluster.shards[0].rows._memory.taken_bytes > before
 
 
-def test_an_increment_has_all_rows_of_buckets_that_came_and_no_others() -> None:
+def test_an_increment_contains_all_rows_of_adopted_buckets_and_no_others() -> None:
     cluster = Cluster(Async(), [0, 512, BUCKETS])
     for index in range(2):
         cluster.push(index, 1, 0, 0, IDS.tolist(), 0)
