@@ -174,16 +174,16 @@ class TestAChangedPlacement:
         transfer = bench.steps.step()
         assert isinstance(transfer, Transfer)
         without_values = [Answer(block, block + 1, Outcome.ACCEPTED) for block in (2, 3)]
-        waits = bench.steps.heard(transfer.serial, 1, 1, without_values)
+        waits = bench.steps.handle_answers(transfer.serial, 1, 1, without_values)
         assert isinstance(waits, KeepWaiting)
         told(bench.steps, transfer, 0, error=self.STALE)
-        assert bench.steps.heard(transfer.serial, 1, 1, []) == Over()
+        assert bench.steps.handle_answers(transfer.serial, 1, 1, []) == Over()
         assert bench.steps.answered() == FindPlacement(self.STALE)
         bench.steps.place([[], [0, 1, 2, 3]])
         rest = bench.steps.answered()
         assert isinstance(rest, Transfer)
         assert rest.calls == (None, Push([0, 1], {0: 0, 1: 0}))
-        verdict = bench.steps.heard(
+        verdict = bench.steps.handle_answers(
             rest.serial, 1, 1, [Answer(block, block + 1, Outcome.ACCEPTED, 1) for block in (0, 1)]
         )
         assert isinstance(verdict, KeepWaiting)
