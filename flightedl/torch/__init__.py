@@ -16,6 +16,7 @@
 * ``embedding``: embedding modules on tables
 * ``rows``: looked-up rows as parameters of the current batch
 * ``optimizer``: pushes gradients, pulls values, and keeps the module equal to the job
+* ``staging``: copies gradients to where they are sent from while ``backward`` runs
 * ``files``: loads a saved model into a plain module
 
 ``batches`` yields a batch as tensors; ``forward`` looks up its rows of tables, which become parameters; ``backward``

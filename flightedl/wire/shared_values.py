@@ -147,7 +147,7 @@ class Inbox:
         memory = self._memory
         if start >= _IN_STORE and self._store is not None:
             memory, start = self._store, start - _IN_STORE
-        if start + size_bytes > memory.size:
+        if start + size_bytes > memory.size or size_bytes > self._memory.size:  # Also limits lent values.
             raise MessageError(
                 f"a message's values extend from {start} to {start + size_bytes} in {memory.size} shared bytes"
             )

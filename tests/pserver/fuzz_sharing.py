@@ -35,20 +35,19 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import FlightedlError
-from flightedl.kernels.compiled import finite_copy
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.process.shared_memory import NONCE_BYTES, SIZE_BYTES, SharedMemory
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.step_stream import StepStream
+from flightedl.pserver.step_stream import StepStream, inbox_of
 from flightedl.pserver.steps import StepSession
 from flightedl.rpc import same_host
 from flightedl.rpc.same_host import SharedPair
 from flightedl.wire.parts import decode_message
 from flightedl.wire.rows import OutgoingBlocks
-from flightedl.wire.shared_values import CopyingInbox, Inbox, Outbox
+from flightedl.wire.shared_values import Inbox, Outbox
 
 from ..wire.encoded import encode_parts
 
@@ -128,7 +127,7 @@ def attack_descriptors(count: int, seed: int) -> Counter[str]:
             with suppress(OSError):
                 _try_to_harm(descriptors, chance)
             try:
-                memory, _store = same_host._receive(mine, nonce, most=chance.choice((1, 1, 2)))
+                memory, _store = same_host._receive(mine, nonce)
             except (FlightedlError, OSError) as error:
                 found[type(error).__name__] += 1
             else:
@@ -193,7 +192,7 @@ class Speaker:
         self.stream.begin()
         received = SharedMemory.received(os.dup(other.descriptor()), nonce)
         self.stream._pair = SharedPair(own, received, None, shard.memory)  # type: ignore[arg-type]
-        self.stream._inbox = CopyingInbox(received.values, finite_copy())
+        self.stream._inbox = inbox_of(self.stream._pair)
         self.stream._outbox = Outbox(own.values, 0, shard.memory.values)
         #: Loans that were not acknowledged: the values in place, and a copy of their original state.
         self.lent: deque[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = deque()

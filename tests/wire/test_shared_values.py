@@ -241,6 +241,8 @@ def test_values_of_the_store_are_lent_without_a_copy() -> None:
         Inbox(memory).take(start, 300)
     with pytest.raises(MessageError, match="in 8192 shared bytes"):
         inbox.take(start, store.size - 999)
+    with pytest.raises(MessageError, match="from 1000 to 5097 in 8192 shared bytes"):
+        inbox.take(start, memory.size + 1)
 
 
 @pytest.mark.parametrize(
