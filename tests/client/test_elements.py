@@ -40,6 +40,11 @@ def test_a_pytorch_dataset_yields_tensors() -> None:
     assert torch.equal(pixels, torch.stack([Images()[3][0], Images()[17][0]]))
 
 
+def test_boolean_tensors_keep_their_shape() -> None:
+    batch = of(lambda i: (torch.tensor([[i > 3, False]]),), 4, 2, columns=("on",))
+    assert torch.equal(tensor_of_column("on", batch["on"]), torch.tensor([[[True, False]], [[False, False]]]))
+
+
 @pytest.mark.parametrize(
     ("get", "expected"),
     [
@@ -99,11 +104,11 @@ def test_a_batch_without_indices_has_the_columns_of_the_first_element() -> None:
         (lambda i: {"n": i} if i == 4 else {"m": i}, "the element at index 2 has the columns m, and others n", {}),
         (
             np.zeros,
-            r"column '0' has values that do not go together \(ndarray of shape \(2,\), ndarray",
+            r"column '0' has values that do not form one \(ndarray of shape \(2,\), ndarray",
             {},
         ),
-        (lambda i: i if i == 4 else "two", r"column '0' has values that do not go together \(int, str\)", {}),
-        (lambda i: object(), "column '0' has values that do not go together", {}),
+        (lambda i: i if i == 4 else "two", r"column '0' has values that do not form one \(int, str\)", {}),
+        (lambda i: object(), "column '0' has values that do not form one", {}),
         (lambda i: (i, i), "an element has 2 parts, and columns= names 1", {"columns": ("x",)}),
         (lambda i: {"n": i}, "leave out columns=", {"columns": ("x",)}),
         (lambda i: {}, "an element has no parts", {}),

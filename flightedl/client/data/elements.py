@@ -104,22 +104,28 @@ def _record_batch(columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
 
 
 def _column(name: str, values: Any) -> pa.Array:
-    """Return a column of the values of all elements; arrays and tensors become tensors of one shape."""
     try:
-        if hasattr(values, "__array__"):
-            stacked = np.asarray(values)
-        elif len(values) and _is_array(values[0]):
-            stacked = np.stack([np.asarray(value) for value in values])
-        else:
-            return pa.array(values)
-        if stacked.ndim > 1:
-            return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(stacked))
-        return pa.array(stacked)
+        return _built(values)
     except (pa.ArrowException, TypeError, ValueError, RuntimeError) as error:
         kinds = ", ".join(sorted({_kind(value) for value in islice(values, 1000)}))
-        raise DataError(
-            f"column {name!r:.80} has values that do not go together ({kinds:.200}): {error!s:.200}"
-        ) from None
+        raise DataError(f"column {name!r:.80} has values that do not form one ({kinds:.200}): {error!s:.200}") from None
+
+
+def _built(values: Any) -> pa.Array:
+    """Return a column of the values of all elements; arrays and tensors become tensors of one shape."""
+    if hasattr(values, "__array__"):
+        stacked = np.asarray(values)
+    elif len(values) and _is_array(values[0]):
+        stacked = np.stack([np.asarray(value) for value in values])
+    else:
+        return pa.array(values)
+    if stacked.ndim > 1 and stacked.dtype != np.bool_:
+        return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(stacked))
+    # Arrow packs booleans, so they cannot be a tensor's memory.
+    column = pa.array(stacked.ravel())
+    for size in reversed(stacked.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
 
 
 def _is_array(value: Any) -> bool:
