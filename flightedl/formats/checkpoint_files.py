@@ -137,7 +137,7 @@ def _load_part(
     if buckets:
         _load_links(storage, manifest, file, take, begin)
     begin(file.name)
-    if part.is_whole:
+    if part.is_complete:
         header, applied, found = load_shard(storage, file.name, file.size_bytes, file.hash)
         require_file(manifest, header, file.index, file)
         for span in header.rows:

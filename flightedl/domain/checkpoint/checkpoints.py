@@ -94,7 +94,7 @@ class _Ordered:
     rejected: tuple[int, ...]
     #: True if a request waits for it, whose sender may itself have to reach the next round.
     is_waited_for: bool
-    taken: set[int] = field(default_factory=set)
+    copied: set[int] = field(default_factory=set)
     files: dict[int, ShardFile] = field(default_factory=dict)
 
 
@@ -285,7 +285,7 @@ class Checkpoints:
         if is_left:
             # A trainer that left during a round may have opened the next one on only some pservers.
             patience_s = min(patience_s, _PATIENCE_WITHOUT_MEMBERS_S)
-        if work.round is not None and waited_s > patience_s and len(work.taken) < self._pserver_count:
+        if work.round is not None and waited_s > patience_s and len(work.copied) < self._pserver_count:
             return self._propose(work, None, now)
         if is_left and work.round is not None and work.round > self._highest_round:
             # All members have left, as at the end of a job, so the round will not be reached.
@@ -293,7 +293,7 @@ class Checkpoints:
         if waited_s <= self._settings.give_up_s:
             return ()
         late = [index for index in range(self._pserver_count) if index not in work.files]
-        if work.taken.issuperset(late):
+        if work.copied.issuperset(late):
             # All late pservers have made their copies, so the store is slow.
             self._store_failed()
         return self._give_up(now, f"pserver {', '.join(map(str, late))} did not write checkpoint {work.number} in time")
@@ -315,7 +315,7 @@ class Checkpoints:
             self._store_failed()
             return self._give_up(now, f"pserver {index} could not write checkpoint {work.number}: {progress.reason}")
         if progress.state in {"taken", "written"}:
-            work.taken.add(index)
+            work.copied.add(index)
         if progress.file is not None:
             file = ShardFile.of(index, generation, progress.file)
             linked = self._chains.linked(file, self._offer(work, index))
@@ -450,7 +450,7 @@ class Checkpoints:
         work.serial += 1
         work.round = at_round
         work.since_s = now
-        work.taken.clear()
+        work.copied.clear()
         work.files.clear()
         return tuple(self._order_to(work, index) for index in sorted(work.generations))
 

@@ -33,7 +33,7 @@ class FilePart:
     of_file: tuple[int, ...]
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return len(self.blocks) == len(self.of_file)
 
     def split(self, block_count: int) -> tuple[tuple[int, ...], range]:

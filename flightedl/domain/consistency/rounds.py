@@ -61,7 +61,7 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import MessageError
 
 _FIRST = Accumulate(is_first=True)
-_FURTHER = Accumulate(is_first=False)
+_NEXT = Accumulate(is_first=False)
 _ARRIVED = Arrived()
 _REPEATED = Repeated()
 _NOT_MEMBER = NotMember()
@@ -216,7 +216,7 @@ class BlockRounds:
         batch: Batch,
         batch_count: int = 0,
         step: int = 0,
-        further: Sequence[tuple[Batch, int]] = (),
+        others: Sequence[tuple[Batch, int]] = (),
     ) -> Arrival:
         """Handle a member's push of a batch to this block.
 
@@ -228,7 +228,7 @@ class BlockRounds:
             batch: Identity of the batch.
             batch_count: Number of batches of its task, kept for ``held``.
             step: Number of batches that the trainer has begun since it was admitted (bounded; ignored in other modes).
-            further: The other batches of a sum, each with the number of batches of its task.
+            others: The other batches of a sum, each with the number of batches of its task.
 
         Raises:
             MessageError: the base version is above the open round (sync); nothing was done.
@@ -242,7 +242,7 @@ class BlockRounds:
                 raise MessageError(f"base version {base_version} is in the future: the open round is {version}")
             if base_version < version or first > version:
                 return self._arrive_late(member, base_version, weight, already_applied, (batch, batch_count))
-            return self._arrive_in_time(member, weight, already_applied, (batch, batch_count), further)
+            return self._arrive_in_time(member, weight, already_applied, (batch, batch_count), others)
         if base_version > version and not already_applied:
             return Stale(version)
         if self._staleness is not None and (clock := first + step) > self._clocks[member]:
@@ -262,7 +262,7 @@ class BlockRounds:
         weight: float,
         already_applied: bool,
         batch: tuple[Batch, int],
-        further: Sequence[tuple[Batch, int]],
+        others: Sequence[tuple[Batch, int]],
     ) -> Arrival:
         has_arrived = member in self._arrived
         if has_arrived:
@@ -273,7 +273,7 @@ class BlockRounds:
             self._missing -= 1
         if already_applied or not weight:
             return _ARRIVED
-        self._held += further
+        self._held += others
         return self._contribute(member, weight, batch)
 
     def _contribute(self, member: int, weight: float, batch: tuple[Batch, int]) -> Accumulate:
@@ -282,7 +282,7 @@ class BlockRounds:
         contributors[member] = contributors.get(member, 0.0) + weight
         self._total_weight += weight
         self._held.append(batch)
-        return _FIRST if is_first else _FURTHER
+        return _FIRST if is_first else _NEXT
 
     def _arrive_late(
         self, member: int, base_version: int, weight: float, already_applied: bool, batch: tuple[Batch, int]

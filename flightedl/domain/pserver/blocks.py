@@ -347,7 +347,7 @@ class BlockProtocol:
                 batch=batch,
                 batch_count=batch_count,
                 step=push.step,
-                further=others,
+                others=others,
             )
             keep = not isinstance(arrival, Stale | NotMember)
         finally:

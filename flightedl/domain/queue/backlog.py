@@ -111,7 +111,7 @@ class Backlog:
 
 def _add(rows: list[Row], pending: Pending, attempt: int) -> None:
     piece = pending.piece
-    if pending.done or not piece.is_whole:
+    if pending.done or not piece.is_complete_task:
         row = [piece.epoch, piece.position, 1, piece.failures, attempt, piece.first_batch, piece.end_batch]
         rows.append(row + [bound for stretch in pending.done for bound in stretch])
         return

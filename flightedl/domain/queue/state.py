@@ -137,7 +137,7 @@ class QueueState:
 
     def todo(self, epoch: int) -> int:
         """Return the number of unassigned complete tasks of an epoch, without suspects. O(1)."""
-        return self.epoch_size(epoch) - self.begun(epoch) + self.waiting.count_whole(epoch)
+        return self.epoch_size(epoch) - self.begun(epoch) + self.waiting.count_complete(epoch)
 
     def next_order(self) -> EpochOrder | None:
         """Return the order of the epoch after the current one; None if there is none or its order may change."""
@@ -302,7 +302,7 @@ class QueueState:
         parts = {(piece.epoch, piece.position) for piece in self.waiting.pieces}
         waiting = {position for place, position in parts if place == epoch} - pending
         runs = self.waiting.runs
-        retries = self.waiting.count_whole(epoch) + len(waiting)
+        retries = self.waiting.count_complete(epoch) + len(waiting)
         failed = {position for place, position in self.failed.failed.places() if place == epoch} - pending - waiting
         reopened = {place for place in (*self.pending.places(), *parts) if place[0] < epoch}
         return Counts(
@@ -389,24 +389,24 @@ class QueueState:
         self._check_batches()
 
     def _check_batches(self) -> None:
-        taken: dict[tuple[int, int], IntervalSet] = {}
+        seen: dict[tuple[int, int], IntervalSet] = {}
 
-        def take(epoch: int, position: int, first: int, end: int) -> None:
+        def note(epoch: int, position: int, first: int, end: int) -> None:
             assert epoch <= self.epoch
             assert 0 <= position < self.begun(epoch)
             assert 0 <= first < end <= self.batch_count(epoch, position)
-            batches = taken.setdefault((epoch, position), IntervalSet())
+            batches = seen.setdefault((epoch, position), IntervalSet())
             assert batches.add(first, end) == end - first, "a batch is in two states"
 
         out = [pending.piece for pending in self.pending]
         for piece in (*out, *self.waiting.pieces):
-            take(piece.epoch, piece.position, piece.first_batch, piece.end_batch)
+            note(piece.epoch, piece.position, piece.first_batch, piece.end_batch)
             assert piece.batch_count == self.batch_count(piece.epoch, piece.position)
         for table in (self.failed.failed, self.failed.dropped):
             for place, batches in table:
                 for first, end in batches:
-                    take(*place, first, end)
-        places = {epoch: IntervalSet.of(p for e, p in taken if e == epoch) for epoch, _ in taken}
+                    note(*place, first, end)
+        places = {epoch: IntervalSet.of(p for e, p in seen if e == epoch) for epoch, _ in seen}
         last = (-1, 0, 0)
         for epoch, start, end, failures in self.waiting.runs:
             assert epoch <= self.epoch

@@ -467,7 +467,7 @@ class TaskQueue(QueueState):
             return self.waiting.take_suspect(epoch) if is_idle else None
         piece: BatchRange | None = None
         if (position := self.promises.next_of(trainer, epoch)) is not None:
-            piece = self.waiting.take_whole(epoch, position)
+            piece = self.waiting.take_complete(epoch, position)
         has_new = epoch == self.epoch and not self.is_past_last and self.cursor < self.epoch_size(epoch)
         if piece is None:
             piece = self.waiting.take_ready(epoch, self.promises.others(epoch) if has_new else ())
@@ -633,7 +633,7 @@ class TaskQueue(QueueState):
         holder = pending.holder(attempt)
         # If several pieces are reported together, their durations are unknown: all but the first appear to take 0 s.
         duration_s = 0.0 if holder.since_s is None else now - holder.since_s
-        if duration_s <= 0 or not holder.is_timed or not pending.piece.is_whole:
+        if duration_s <= 0 or not holder.is_timed or not pending.piece.is_complete_task:
             return
         self.last_s = duration_s
         self.average_count = min(self.average_count + 1, _AVERAGED_COUNT)

@@ -85,7 +85,7 @@ class BatchRange:
     failures: int = 0
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete_task(self) -> bool:
         return self.first_batch == 0 and self.end_batch == self.batch_count
 
     @property

@@ -112,7 +112,7 @@ class WaitingPieces:
         """All other waiting pieces, by place."""
         return sorted(self._parts + self._suspects, key=_place)
 
-    def count_whole(self, epoch: int) -> int:
+    def count_complete(self, epoch: int) -> int:
         """Return the number of waiting complete tasks of ``epoch`` that are not suspect."""
         return self._runs[epoch].size if epoch in self._runs else 0
 
@@ -137,7 +137,7 @@ class WaitingPieces:
     def put(self, piece: BatchRange) -> None:
         if piece.failures >= self._suspect_from:
             insort(self._suspects, piece, key=_place)
-        elif piece.is_whole:
+        elif piece.is_complete_task:
             self.put_run(piece.epoch, piece.position, piece.position + 1, piece.failures)
         else:
             insort(self._parts, piece, key=_place)
@@ -160,24 +160,24 @@ class WaitingPieces:
     def take_ready(self, epoch: int, excluded: Collection[int] = ()) -> BatchRange | None:
         """Remove and return the first ready piece of ``epoch``, except for complete tasks at ``excluded`` positions."""
         runs = self._runs.get(epoch, ())
-        whole = next((each for start, end, _ in runs for each in range(start, end) if each not in excluded), None)
+        complete = next((each for start, end, _ in runs for each in range(start, end) if each not in excluded), None)
         part = self._parts[0] if self._parts and self._parts[0].epoch == epoch else None
-        if part is not None and (whole is None or part.position < whole):
+        if part is not None and (complete is None or part.position < complete):
             return self._parts.pop(0)
-        return None if whole is None else self.take_whole(epoch, whole)
+        return None if complete is None else self.take_complete(epoch, complete)
 
     def take_of(self, epoch: int, positions: IntervalSet, *, has_suspects: bool) -> BatchRange | None:
         """Remove and return the first piece of ``epoch`` at ``positions``; suspects only with ``has_suspects``."""
         runs = IntervalSet((start, end) for start, end, _ in self._runs.get(epoch, ()))
-        if whole := runs.intersection(positions):
-            return self.take_whole(epoch, next(iter(whole))[0])
+        if complete := runs.intersection(positions):
+            return self.take_complete(epoch, next(iter(complete))[0])
         for pieces in (self._parts, self._suspects) if has_suspects else (self._parts,):
             for index, piece in enumerate(pieces):
                 if piece.epoch == epoch and piece.position in positions:
                     return pieces.pop(index)
         return None
 
-    def take_whole(self, epoch: int, position: int) -> BatchRange | None:
+    def take_complete(self, epoch: int, position: int) -> BatchRange | None:
         """Remove and return the complete task at a position, if it waits and is not suspect."""
         runs = self._runs.get(epoch)
         if runs is None or position not in runs:

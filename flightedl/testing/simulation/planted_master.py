@@ -169,9 +169,9 @@ MASTER_BUGS: dict[str, Planted] = {
         "a promised task still waits for other trainers after it was assigned",
         rewrites(
             f"{_QUEUE}_take",
-            "piece = self.waiting.take_whole(epoch, position)",
+            "piece = self.waiting.take_complete(epoch, position)",
             """
-            piece = self.waiting.take_whole(epoch, position)
+            piece = self.waiting.take_complete(epoch, position)
             if piece is not None:
                 self.waiting.put_run(epoch, position, position + 1, piece.failures)
             """,

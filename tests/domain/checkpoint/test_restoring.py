@@ -84,7 +84,7 @@ def test_every_block_is_read_once_from_its_file(before, after):
         for number in mine:
             assert [b for b in range(plan.block_count) if applied.has(number, Batch(0, b, 0))] == [number]
         if before == after:
-            assert [(part.file.index, part.is_whole) for part in parts] == [(index, True)]
+            assert [(part.file.index, part.is_complete) for part in parts] == [(index, True)]
     assert sorted(read) == list(range(plan.block_count))
 
 
@@ -165,7 +165,7 @@ def test_a_checkpoint_has_a_placement_or_the_computed_one():
     for index in range(3):
         assert found.positions_of(index) == computed.positions_of(index)
         (part,) = recut(made, computed, found, index)
-        assert part.is_whole
+        assert part.is_complete
     with pytest.raises(UsageError, match="other parameters"):
         saved_plan(stored, PARAMETERS[:1])
 

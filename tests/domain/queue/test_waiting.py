@@ -44,11 +44,11 @@ def test_one_position_is_removed_from_its_run() -> None:
 def test_a_complete_task_is_removed_once_and_only_if_it_waits() -> None:
     waiting = WaitingPieces(3, lambda _epoch, position: position + 1)
     waiting.put_run(4, 2, 4, 1)
-    assert waiting.take_whole(4, 1) is None
-    assert waiting.take_whole(5, 2) is None
-    assert waiting.take_whole(4, 2) == BatchRange(4, 2, 0, 3, 3, 1)
-    assert waiting.take_whole(4, 2) is None
-    assert waiting.take_whole(4, 3) == BatchRange(4, 3, 0, 4, 4, 1)
+    assert waiting.take_complete(4, 1) is None
+    assert waiting.take_complete(5, 2) is None
+    assert waiting.take_complete(4, 2) == BatchRange(4, 2, 0, 3, 3, 1)
+    assert waiting.take_complete(4, 2) is None
+    assert waiting.take_complete(4, 3) == BatchRange(4, 3, 0, 4, 4, 1)
     assert waiting.lowest_epoch is None
 
 
