@@ -95,8 +95,8 @@ def require_the_same_again(directory: Path) -> None:
     assert [each.difference for each in found if each.difference is not None] == []
     assert {each.header.process for each in recordings} == {"master", "pserver", "trainer"}
     lines = [text_of(each) for each in story(recordings, ("batch", 1, 0, 0))]
-    assert any("gives" in text for text in lines)
-    assert any("takes block" in text and "1/0/0" in text for text in lines)
+    assert any("assigns" in text for text in lines)
+    assert any("updates block" in text and "1/0/0" in text for text in lines)
 
 
 def test_a_stopped_job_resumes_from_its_checkpoint_alone(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_rows_survive_killed_servers_and_another_number_of_pservers(
 
 def test_resuming_without_a_checkpoint_is_rejected(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
     assert run("--resume").returncode == 2
-    assert "no checkpoint of job ledger" in text(tmp_path)
+    assert "no checkpoint from which job ledger can resume" in text(tmp_path)
 
 
 def test_a_broken_store_does_not_stop_the_job(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
