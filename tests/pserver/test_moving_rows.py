@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,16 +16,13 @@ from flightedl.domain.checkpoint.chains import Chains
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.model.initial import Uniform
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.schedules import Piecewise
 from flightedl.domain.model.sharding import ShardPlan, placed, plan_for
 from flightedl.domain.pserver.block_values import Unmovable
-from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdam
-from flightedl.domain.tables.placement import BUCKETS, bucket_of, buckets_of, salt_of
-from flightedl.domain.tables.spec import TableSpec
+from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.errors import BusyError, CorruptError, MessageError, StalePlacementError
 from flightedl.formats.checkpoint_files import verify
 from flightedl.formats.row_batches import ROWS_OF
@@ -43,17 +41,12 @@ from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
 
+from .test_moved_buckets import IDS, SPECS
+
 PARAMETERS = [ParameterSpec("w", (100,))]
-#: Ids of one table, all in a few buckets.
-IDS = np.array([one for one in range(30_000) if bucket_of(one, salt_of("limited")) % 128 == 5], np.uint64)
 TABLES = [
-    TableSpec("plain", 3, RowAdam(lr=Piecewise(boundaries=(7, 15), values=(0.3, 0.1, 0.5))), Uniform(1.0)),
-    TableSpec("half", 3, RowAdam(lr=0.3), Uniform(1.0), dtype="bfloat16"),
-    TableSpec("aged", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(unused_versions=3), admit_after=2),
-    TableSpec("epochs", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(unused_epochs=1, unused_versions=6)),
-    TableSpec("limited", 2, RowAdam(lr=0.3), evict=Evict(max_rows=4 * BUCKETS)),
-    TableSpec("sketched", 2, RowAdam(lr=0.3), admit_after=3, admission="sketch", sketch_bytes=1 << 10),
-    TableSpec("norms", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(norm_below=0.6), admit_after=2),
+    replace(SPECS[0], optimizer=RowAdam(lr=Piecewise(boundaries=(7, 15), values=(0.3, 0.1, 0.5)))),
+    *SPECS[1:],
 ]
 DIMS = np.array([spec.dim for spec in TABLES], np.int64)
 PLACES = [buckets_of(IDS, spec.salt) for spec in TABLES]

@@ -526,9 +526,9 @@ def test_invalid_pushes_are_rejected() -> None:
     assert 30 < len(inside) < 70
     assert problem(ids(*inside), ones(len(inside))) == ""
     assert problem(ids()) == ""
-    assert "there twice" in problem(ids(inside[0], inside[1], inside[0]), ones(3))
+    assert "an id of table" in problem(ids(inside[0], inside[1], inside[0]), ones(3))
     for gradients in (None, ones(3)):
-        assert "not lie on this pserver" in problem(ids(*range(100)), None if gradients is None else ones(100))
+        assert "not belong to this pserver" in problem(ids(*range(100)), None if gradients is None else ones(100))
     assert "declare" in problem(ids(inside[0]), ones(1, 3))
     for wrong in (np.inf, -np.inf, np.nan):
         assert "NaN or infinity" in problem(ids(*inside[:2]), ones(2) * np.float32([1, wrong]))

@@ -415,7 +415,7 @@ GRADIENT = Section(Kind.GRADIENTS, 0, IDS[:2], np.ones((2, 2), np.float32))
     ("section", "text"),
     [
         (GRADIENT._replace(table=3), "no table of number 3"),
-        (GRADIENT._replace(ids=IDS[[1, 1]]), "'plain' is there twice"),
+        (GRADIENT._replace(ids=IDS[[1, 1]]), "an id of table 'plain' twice"),
         (GRADIENT._replace(values=np.array([[1, 1], [np.nan, 1]], np.float32)), "'plain' has NaN or infinity for id 1"),
         (GRADIENT._replace(values=np.ones((2, 3), np.float32)), "declare"),
         (Section(Kind.ROWS, 0, IDS[:0], np.ones((2, 2), np.float32)), "kind 3"),
@@ -430,7 +430,7 @@ def test_an_invalid_push_of_rows_is_rejected_and_not_applied(section: Section, t
 
 def test_ids_of_another_pserver_are_rejected() -> None:
     pserver = Pserver(MemoryStorage(), Async(), 0, 2)
-    with pytest.raises(MessageError, match=r"id .* of table 'plain' does not lie on this pserver"):
+    with pytest.raises(MessageError, match=r"id .* of table 'plain' does not belong to this pserver"):
         pserver.push_sections(0, 0, [Section(Kind.WANTED, 0, IDS)])
     for shard_of in (pserver.shard.lookup, pserver.shard.rows.pushed):
         with pytest.raises(MessageError, match="come together"):

@@ -2,11 +2,21 @@
 
 Map:
 
-* ``store`` has the spans of a pserver's buckets; ``incoming`` checks what a message says about rows
-* ``span`` carries out what is decided about rows
-* ``tables`` keeps the rows of all tables: ``table`` has those of one, in memory that ``layout`` makes and ``memory``
-  bounds; ``calls`` reads and updates many tables at once, on two cores (``threads``) where rows are many; ``values`` go
-  in and out
-* ``cut`` is the content of the tables at one moment, without the rows whose norm is too small (``norms``)
-* ``stored`` brings a cut to files and back, and ``first`` loads rows from a user's file
+* ``store``: spans of a pserver's buckets
+* ``incoming``: decoding and validation of the rows in a message
+* ``span``: effects of the block protocol on the rows of a span
+* ``tables``: rows of all tables in a span
+* ``table``: rows of one table
+* ``layout``, ``memory``: allocation of a table's records, and the limit on it
+* ``calls``: reads and updates of many tables in one call of compiled code
+* ``threads``: a second thread for large messages
+* ``values``: inputs and outputs of the modules above
+* ``cut``: content of the tables at one moment
+* ``norms``: search for rows whose norm is too small, which a cut removes
+* ``stored``: conversion of a cut to records of a file, and back
+* ``first``: loading of a table's initial rows from a user's file
+
+A gradient's path: ``store`` finds the spans of a message's buckets and lets ``incoming`` validate it. The protocol
+decides, and ``span`` passes the gradients to ``tables``, at once or when their round closes. ``calls`` updates the rows
+that exist, and ``table`` creates those that are admitted.
 """

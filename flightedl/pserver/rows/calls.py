@@ -1,4 +1,4 @@
-"""Reads and updates of the rows of many tables, in one call of compiled code for each optimizer's rule."""
+"""Reads and updates of the rows of many tables, in one call of compiled code for each optimizer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from flightedl.pserver.rows.values import Floats, Numbers, TableGradients, Table
 
 
 class RowCalls:
-    """What a store's tables are asked together. Not thread-safe.
+    """Joint reads and updates of a store's tables. Not thread-safe.
 
     Args:
-        tables: By number.
-        handles: Of all of them, (tables, HANDLE_SIZE).
+        tables: The tables, by number.
+        handles: Their handles, (tables, HANDLE_SIZE).
     """
 
     def __init__(self, tables: Sequence[RowTable], handles: npt.NDArray[np.int64]) -> None:
@@ -29,7 +29,7 @@ class RowCalls:
         self._handles = handles.reshape(-1)
         specs = [table.spec for table in tables]
         rules = [(spec.optimizer, spec.dtype, spec.rounding == "stochastic") for spec in specs]
-        #: Each rule once, and which tables have it, (rules, tables).
+        #: Update functions of the distinct optimizers; ``_has_rule`` maps them to tables, (rules, tables).
         self._updates: list[RowUpdate] = []
         known = {rule: number for number, rule in enumerate(dict.fromkeys(rules))}
         for optimizer, dtype, is_stochastic in known:
@@ -37,16 +37,16 @@ class RowCalls:
         self._has_rule = np.array([[rule == one for rule in rules] for one in known], np.bool_)
         self._is_half = np.array([bool(table.half) for table in tables], np.bool_)
         self._has_half = bool(self._is_half.any())
-        #: Rows of these may expire; they are counted by age, in one place for all.
+        #: Tables whose rows may expire. The counts by age are shared, so such a table is not divided among threads.
         self._ages = np.array([table.expires for table in tables], np.bool_)
         self._has_ages = bool(self._ages.any())
         self._gather = row_kernel(rows.gather)
 
     def read(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
-        """The rows into ``out``, flat; see ``RowTables.read``.
+        """Read rows into ``out``, flat; see ``RowTables.read``.
 
         Returns:
-            (n,): how many ids of each table had a row.
+            (n,): number of ids of each table that had a row.
         """
         work = self._work(wanted, version, epoch)
         found = wanted.counts.copy()
@@ -68,7 +68,7 @@ class RowCalls:
     def _read_half(
         self, wanted: TableRows, work: row_handles.Work, missing: Numbers, out: Floats
     ) -> dict[int, Numbers]:
-        """The same of one table with 16-bit values; its missing ids."""
+        """Read rows of one table with 16-bit values. Return the places of ids without a row, by table."""
         number, _, count, at = work[0, : row_handles.OLDEST_VERSION].tolist()
         table = self._tables[number]
         words = np.empty(count * table.value_words, np.uint32)
@@ -81,7 +81,7 @@ class RowCalls:
         return _missing(work, missing) if total else {}
 
     def _fill(self, wanted: TableRows, place: int, missing: Numbers, out: Floats) -> None:
-        """What has no row, as ``spec.unknown`` says."""
+        """Write the values of ids without a row, see ``spec.unknown``."""
         table = self._tables[int(wanted.tables[place])]
         start, count, at = (int(each[place]) for each in (wanted.starts, wanted.counts, wanted.value_starts))
         values = out[at : at + count * table.spec.dim].reshape(count, -1)
@@ -90,10 +90,10 @@ class RowCalls:
     def update(
         self, push: TableRows, common: RowPush, scale: float | Mapping[int, float]
     ) -> Iterator[tuple[RowTable, TableGradients, Numbers]]:
-        """Update the rows that there are.
+        """Update the rows that exist.
 
         Yields:
-            Tables with ids that have no row, what is pushed to them, and the places of these ids.
+            Tables with ids that have no row, their gradients, and the places of these ids.
         """
         work = self._work(push, common.version - 1, common.epoch)
         numbers = push.tables.tolist()
@@ -133,10 +133,10 @@ class RowCalls:
         call: Callable[[row_handles.Work, bool], int],
         chosen: npt.NDArray[np.bool_],
     ) -> dict[int, Numbers]:
-        """Do the work of chosen tables, where it is much in two threads.
+        """Run ``call`` on the work of the chosen tables, in two threads if there are many ids.
 
         Returns:
-            Table -> the places of its ids without a row among all, where there are some.
+            Table -> places of its ids without a row among all ids; only tables that have some.
         """
         widths = whole.dims
         if not chosen.all():
@@ -151,11 +151,11 @@ class RowCalls:
         return _missing(np.concatenate([one, other]), missing)
 
     def _halves(self, work: row_handles.Work, widths: Numbers) -> tuple[row_handles.Work, row_handles.Work]:
-        """Work for two threads: the table that the middle lies in is cut in two, or goes to the second as a whole."""
+        """Return the work of two threads. The table in the middle is divided, or the second thread gets all of it."""
         ends = np.cumsum(work[:, row_handles.COUNT])
         half = int(ends[-1]) // 2
         place = int(np.searchsorted(ends, half, "right"))
-        # What the loops take together stays together.
+        # The loops process ids in groups.
         before = half - int(ends[place] - work[place, row_handles.COUNT])
         own = 0 if self._ages[work[place, row_handles.TABLE]] else before // GROUP * GROUP
         one, other = work[: place + 1].copy(), work[place:].copy()
@@ -166,7 +166,7 @@ class RowCalls:
 
 
 def _missing(work: row_handles.Work, missing: Numbers) -> dict[int, Numbers]:
-    """Table -> the places of ids without a row among all, where there are some."""
+    """Return table -> places of its ids without a row among all ids; only tables that have some."""
     found: dict[int, list[Numbers]] = {}
     for one in work[work[:, row_handles.MISSED] > 0].tolist():
         first = one[row_handles.FIRST]

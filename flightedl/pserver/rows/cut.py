@@ -1,7 +1,8 @@
 """The content of the tables at one moment, while it is read; see ``tables``.
 
-A cut is made of the tables' parts: rows, and ids that wait. Each is read in two passes: the records that nobody has
-changed since, up to the end, and then what was set aside of the others, of which there is no more then.
+A cut consists of two parts for each table: rows, and ids waiting for admission. Each part is read in two passes: first
+the records that have not changed since the cut, then the copies of those that have changed. No copies are added after
+the first pass.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ _WORD_BYTES = 4
 
 
 class RowChanges(NamedTuple):
-    """What has changed between two cuts of a store."""
+    """Changes between two cuts of a store."""
 
-    #: Of each part, a bit for each record.
+    #: A bit for each changed record, by part.
     records: tuple[npt.NDArray[np.uint64], ...]
-    #: Of each table, ids of rows that a cut removed.
+    #: Ids of rows that a cut removed, by table.
     removed: tuple[npt.NDArray[np.uint64], ...]
-    #: (buckets,): came from another store, so that all of their rows have changed.
+    #: (buckets,): True for buckets that came from another store; all of their rows have changed.
     adopted: npt.NDArray[np.bool_]
 
 
 def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
-    """All that has changed."""
+    """Return the changes of two consecutive periods."""
     return RowChanges(
         tuple(either_bits(one, other) for one, other in zip(older.records, newer.records, strict=True)),
         tuple(np.union1d(one, other) for one, other in zip(older.removed, newer.removed, strict=True)),
@@ -44,7 +45,7 @@ def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
 
 
 def _parts_of(tables: Iterable[RowTable]) -> list[tuple[RowTable, bool]]:
-    """Tables, and whether it is the ids that wait in them."""
+    """Return the parts of tables; the flag is True for waiting ids."""
     return [(table, is_waiting) for table in tables for is_waiting in (False, True)]
 
 
@@ -57,7 +58,7 @@ def changes_of(
 
 
 class _Part:
-    """Rows of one table, or the ids that wait in it; ``changed`` None if all of them are wanted."""
+    """The rows of one table, or its waiting ids; ``changed``: bits of the wanted records, None for all."""
 
     def __init__(
         self,
@@ -87,20 +88,20 @@ class _Part:
         self._undo = reserved(size_bytes, np.uint32) if size_bytes else np.empty(0, np.uint32)
 
     def begin(self) -> None:
-        """From now on, copy each record that changes before this cut has read it."""
+        """Start to copy each record that changes before this cut has read it."""
         arrays = [number for array in (self._wanted, self._undo) for number in (array.ctypes.data, array.size)]
         self._numbers[:] = [0, self._high, 0, *arrays]
         state = self._table.state
         state[row_records.CUTS] = max(int(state[row_records.CUTS]), self._line + 1)
 
     def settle(self) -> None:
-        """Another cut begins: what has changed so far was set aside, and is not again."""
+        """Prepare for another cut: records that have changed so far were copied, and are not copied again."""
         self._wanted &= ~self._table.dirty[: self._wanted.size]
 
     def next_rows(self, max_bytes: int) -> RowChunk | None:
         table, numbers = self._table, self._numbers
         if int(numbers[row_records.UNDONE]) * self._row_bytes > self._undo.nbytes:
-            raise UnavailableError("more rows have changed while a cut of them was read than it has memory for")
+            raise UnavailableError("more rows changed while a cut of them was read than it has memory to copy")
         most = max(1, max_bytes // self._row_bytes)
         if numbers[row_records.END]:
             records = np.empty(most, np.int64)
@@ -121,7 +122,6 @@ class _Part:
         return self._owner.chunk_of(words, records, is_waiting=self._is_waiting)
 
     def end(self) -> None:
-        """Set nothing aside any more, and give back what was."""
         self._numbers[:] = 0
         self._wanted, self._undo = np.empty(0, np.uint64), np.empty(0, np.uint32)
 
@@ -130,15 +130,15 @@ class RowCut:
     """The content of the tables at one moment. The lock of the span is held around each call.
 
     Args:
-        tables: Of the store.
-        line: Of this cut among those that are being read.
-        version: Of the span.
-        epoch: The highest of all batches applied so far.
-        changes: What is in it; None if everything is.
-        most_bytes: Memory of each part for rows that change before they are read; None: as much as all of them take.
+        tables: The store's tables.
+        line: Number of this cut among those that are being read.
+        version: Version of the span.
+        epoch: Highest epoch of all batches applied so far.
+        changes: Content of the cut; None for everything.
+        most_bytes: Memory of each part for rows that change before they are read; None for the size of all of them.
 
     Raises:
-        MemoryError: nothing was done.
+        MemoryError: there is no memory for the copies; nothing was done.
     """
 
     def __init__(
@@ -154,11 +154,11 @@ class RowCut:
         self.epoch = epoch
         self.line = line
         self.is_base = changes is None
-        #: Buckets that an increment has all rows of.
+        #: Buckets of which the increment has all rows.
         self.complete: list[int] = [] if changes is None else np.flatnonzero(changes.adopted).tolist()
-        #: No rows are to be given any more.
+        #: True if there are no more rows to read.
         self.is_over = False
-        #: By table number.
+        #: State of each table, by number.
         removed = (_NO_IDS,) * len(tables) if changes is None else changes.removed
         self.tables: Sequence[CutTable] = [
             CutTable(*table.oldest(version, epoch), ids, table.sketch.copy(), table.shifts(), table.given_up.copy())
@@ -171,22 +171,21 @@ class RowCut:
         ]
 
     def begin(self) -> None:
-        """From now on, copy each record that changes before this cut has read it."""
+        """Start to copy each record that changes before this cut has read it."""
         for part in self._left:
             part.begin()
 
     def settle(self) -> None:
-        """Another cut begins."""
         for part in self._left:
             part.settle()
 
     def next_rows(self, max_bytes: int = 1 << 22) -> RowChunk | None:
-        """Return the next rows, of about so many bytes; None if that was all, or the cut was dropped.
+        """Return about ``max_bytes`` of rows; None at the end, or if the cut was dropped.
 
-        A chunk may be empty. Its arrays are its own.
+        A chunk may be empty. Its arrays are copies.
 
         Raises:
-            UnavailableError: the memory for changes was not enough, and the rest is lost.
+            UnavailableError: the memory for copies was not sufficient; the cut is incomplete.
         """
         while self._left:
             chunk = self._left[0].next_rows(max_bytes)
@@ -197,7 +196,7 @@ class RowCut:
         return None
 
     def drop(self) -> None:
-        """Give up the rest. Also after its end."""
+        """Free the cut, whether or not it has been read to the end."""
         for part in self._left:
             part.end()
         self._left, self.is_over = [], True

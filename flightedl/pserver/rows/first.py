@@ -1,7 +1,7 @@
-"""Rows that a table begins with, from a file: read by each pserver for itself, when the model gets its first values.
+"""Initial rows of a table from a file, which each pserver reads when the model gets its first values.
 
-So they are there before the first push, and in every checkpoint; a pserver that comes back has them from there. Where
-there is none yet the model begins anew, and so do they.
+The rows exist before the first push and are part of every checkpoint, from which a replaced pserver restores them. If
+there is no checkpoint yet, the model starts again, and the file is read again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _WORD_BYTES = 4
 
 
 def load_first_rows(span: RowSpan, files: Files, clock: Clock) -> None:
-    """Give the tables of a span, which nobody uses yet, the rows that they are declared to begin with.
+    """Load the declared initial rows of a span's tables, before the span is used.
 
     Raises:
         DataError: a file cannot be read, or has no rows for its table.
-        UsageError: there is no memory for them.
+        UsageError: the rows need too much memory.
     """
     for number, spec in enumerate(span.rows.specs):
         if not spec.first_rows:
@@ -39,12 +39,12 @@ def load_first_rows(span: RowSpan, files: Files, clock: Clock) -> None:
                 count += len(rows.ids)
                 if span.rows.memory.room_bytes() < len(rows.ids) * spec.row_words * _WORD_BYTES:
                     raise UsageError(
-                        f"table {spec.name!r}: there is no memory for all rows of {spec.first_rows}: have more "
-                        "pservers, or give them more (--table-memory-mb)"
+                        f"table {spec.name!r}: there is no memory for all rows of {spec.first_rows}: use more "
+                        "pservers, or give them more memory (--table-memory-mb)"
                     )
                 span.rows.restore(_chunk(number, spec, rows))
         _log.info(
-            "table begins with rows table=%s rows=%d seconds=%.3f",
+            "loaded initial rows table=%s rows=%d seconds=%.3f",
             spec.name,
             span.rows.counts(number).rows,
             clock.now() - began,

@@ -1,4 +1,4 @@
-"""Decoding and checking of what trainers send about rows of tables, before anything is done with it."""
+"""Decoding and validation of the rows in trainers' messages, before anything is changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_VALUES: Floats = np.empty(0, np.float32)
 
 
 def _those(found: Numbers, ids: Ids, values: Floats = _NO_VALUES) -> TableRows:
-    """Return sections as ``rows.received`` found them."""
+    """Return the sections that ``rows.received`` found."""
     if not found.shape[1]:
         return NO_ROWS
     tables, dims, counts, starts, value_starts = found
@@ -28,10 +28,10 @@ def _those(found: Numbers, ids: Ids, values: Floats = _NO_VALUES) -> TableRows:
 
 
 class IncomingRows:
-    """Checks the rows that come for neighbouring buckets.
+    """Decoder of messages about neighbouring buckets.
 
     Args:
-        tables: Of the job.
+        tables: The job's tables.
     """
 
     def __init__(self, tables: Sequence[TableSpec]) -> None:
@@ -40,11 +40,11 @@ class IncomingRows:
         self._salts = np.array([table.salt for table in tables], np.uint64)
 
     def pushed(self, data: memoryview, buckets: range, *, is_finite: bool = False) -> ReceivedRows:
-        """Return the content of a push to these buckets; ``is_finite``: its values are known to be finite.
+        """Return the content of a push to these buckets; ``is_finite``: the values are known to be finite.
 
         Raises:
-            MessageError: it is damaged, of an unknown table, of ids in other buckets, or has one twice.
-            GradientError: NaN or infinity.
+            MessageError: the content is damaged, or has an unknown table, an id in another bucket, or an id twice.
+            GradientError: the content has NaN or infinity.
         """
         return self._received(data, buckets, may_push=True, is_finite=is_finite)
 
@@ -77,7 +77,7 @@ class IncomingRows:
         return ReceivedRows(gradients, _those(found[:, tables : tables + asked], ids))
 
     def _problem(self, data: memoryview, buckets: range, *, may_push: bool) -> Exception:
-        """Return the error to raise for a message that is not as it should be."""
+        """Return the error to raise for an invalid message."""
         try:
             kinds = (Kind.GRADIENTS, Kind.WANTED) if may_push else (Kind.WANTED,)
             for section in decode_sections(data, self._dims, kinds):
@@ -85,7 +85,7 @@ class IncomingRows:
                     return error
         except MessageError as error:
             return error
-        raise AssertionError("the compiled check found something wrong")
+        raise AssertionError("only the compiled check found the message invalid")
 
     def _problem_of(self, section: Section, buckets: range) -> Exception | None:
         table = self._tables[section.table]
@@ -93,11 +93,11 @@ class IncomingRows:
         places = buckets_of(ids, table.salt)
         outside = (places < buckets.start) | (places >= buckets.stop)
         if outside.any():
-            return MessageError(f"id {ids[outside][0]} of table {table.name!r} does not lie on this pserver")
+            return MessageError(f"id {ids[outside][0]} of table {table.name!r} does not belong to this pserver")
         if section.values is not None and len(np.unique(ids)) < len(ids):
-            return MessageError(f"an id of table {table.name!r} is there twice: add up its gradients")
+            return MessageError(f"the message has an id of table {table.name!r} twice: add up its gradients")
         if section.values is None or (finite := np.isfinite(section.values).all(axis=1)).all():
             return None
         return GradientError(
-            f"table {table.name!r} has NaN or infinity for id {ids[~finite][0]}: nothing of it was applied"
+            f"table {table.name!r} has NaN or infinity for id {ids[~finite][0]}: the push was not applied"
         )

@@ -1,4 +1,4 @@
-"""The memory of one table's records and their index, see ``kernels.row_records``."""
+"""Allocation of one table's records and their index, see ``kernels.row_records``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flightedl.pserver.rows.memory import reserved
 
 _WORD_BYTES = 4
 _SEGMENT_BYTES = row_records.LINES * 64
-#: Of an index with nothing in it.
+#: Number of segments of an empty index.
 _FIRST_SEGMENTS = 2
 _NO_COUNTS = np.empty(0, np.int32)
 _VERSIONS_BYTES = 1 << 34
@@ -27,15 +27,15 @@ def new_table(
     *,
     is_counted_by_age: bool,
 ) -> row_records.Table:
-    """Return memory for the records of a table.
+    """Return an empty table of records.
 
     Args:
-        layout: Of a record.
-        memory_bytes: That the records could take.
-        shifts: Of the store.
-        ages: Of the table.
-        limit: Rows that a bucket may have; 0: any number, or what waits.
-        is_counted_by_age: What expires is counted.
+        layout: Layout of a record.
+        memory_bytes: Maximum memory of the records.
+        shifts: Shifts of the store's buckets.
+        ages: Ages of the table's buckets.
+        limit: Maximum number of rows in a bucket; 0 for no limit, and for waiting ids.
+        is_counted_by_age: True to count the records that may expire by age.
     """
     words = reserved(memory_bytes, np.uint32, may_be_less=True)
     most = words.size // layout[row_records.STRIDE]
@@ -78,7 +78,7 @@ def new_table(
 
 
 def _runs(limit: int) -> npt.NDArray[np.uint32]:
-    """No more than ``limit`` and one have rows after an update; as many again may have none."""
+    """Return memory for runs: at most ``limit + 1`` per bucket have rows after an update, and as many may be empty."""
     if not limit:
         return np.empty(0, np.uint32)
     size = 2 * row_records.BUCKETS * (2 * limit + 4)
@@ -86,7 +86,7 @@ def _runs(limit: int) -> npt.NDArray[np.uint32]:
 
 
 def size_of(table: row_records.Table) -> int:
-    """Bytes that it has touched."""
+    """Return the memory that a table has used."""
     state = table.state.tolist()
     undone = int(table.cuts[row_records.UNDONE :: row_records.CUT_SIZE].sum())
     records = (state[row_records.HIGH] + undone) * int(table.layout[row_records.STRIDE]) * _WORD_BYTES
@@ -95,7 +95,7 @@ def size_of(table: row_records.Table) -> int:
 
 
 def layouts_of(spec: TableSpec, slot_words: int) -> tuple[list[int], list[int]]:
-    """Where the fields of a record are, see ``kernels.row_records``: of rows, and of ids that wait."""
+    """Return the layouts of records, see ``kernels.row_records``: of rows and of waiting ids."""
     evict = spec.evict
     history = (
         spec.counts_updates,

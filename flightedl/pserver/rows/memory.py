@@ -1,10 +1,10 @@
-"""Memory of rows: address space that is reserved at once and takes memory as it is touched, and its bound.
+"""Memory of rows: arrays that reserve address space and use memory as they grow, and the limit on it.
 
-No new rows are made where those of a pserver have as much as it was given, or where the machine, or the container, is
-about to have none left: other processes take memory, too. Rows that are there go on, and so does the pserver.
+An array grows without being copied, and its elements never move. Beyond the first megabyte the kernel is asked for huge
+pages: rows are accessed at random, and with 4 KiB pages the translation of addresses would take as long as the access.
 
-So an array grows without being copied, and nothing in it ever moves. Beyond the first megabytes the kernel is asked for
-huge pages: rows are looked up at random, and 4 KiB pages would make looking addresses up as slow as that.
+No rows are created once a pserver's rows have reached its limit, or when the memory of the machine or container is
+nearly exhausted, because other processes use memory, too. Existing rows can still be updated.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Small tables shall stay small: so much has small pages.
+#: Size of the part of an array with small pages, so that small tables stay small.
 _SMALL_BYTES = 1 << 20
 _PAGE_BYTES = 1 << 12
-#: Of the 2**47 that a process has.
+#: Maximum address space of a pserver's rows; a process has 2**47.
 ADDRESS_BYTES = 1 << 44
-#: Linux's MAP_NORESERVE, which Python names since 3.13 only: what is reserved is no memory yet, so it is not counted.
+#: Linux's MAP_NORESERVE, which Python defines since 3.13: reserved address space does not count as memory.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 _SYSTEM = Path("/proc/meminfo")
 _USED, _STATISTICS = Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory.stat")
-#: What is there is looked at anew when rows have grown by so much, and always when no more than this is left.
+#: The available memory is queried again when rows have grown by this size, and each time when less than it is left.
 _LOOK_BYTES = 64 << 20
-#: What is left to others: so much, and on small machines this share.
+#: Memory left to other processes, and the share of it on small machines.
 _SPARE_BYTES, _SPARE_SHARE = 1 << 30, 0.05
-#: Of a container, by the two versions of cgroups; text where there is none.
+#: Files with the container's limit, by the two versions of cgroups; they contain text if there is no limit.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def machine_bytes() -> int:
-    """Memory of this machine, or of the container that this process may fill."""
+    """Return the memory of this machine, or the limit of the container."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in _LIMITS:
         with contextlib.suppress(OSError, ValueError):
@@ -48,7 +48,7 @@ def machine_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that may still be taken here; 0: that is not known."""
+    """Return the memory that is still available here; 0 if unknown."""
     found = [_number(_SYSTEM, "MemAvailable:", 1 << 10)]
     with contextlib.suppress(OSError, ValueError):
         used = int(_USED.read_text()) - (_number(_STATISTICS, "inactive_file", 1) or 0)
@@ -57,7 +57,6 @@ def available_bytes() -> int:
 
 
 def _number(path: Path, name: str, unit: int) -> int | None:
-    """What a file of names and numbers says."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in path.read_text().splitlines():
             if line.startswith(name):
@@ -66,23 +65,23 @@ def _number(path: Path, name: str, unit: int) -> int | None:
 
 
 class RowMemory:
-    """How much rows have, of what they may have. The stores that share it share a lock.
+    """Limit on the memory of rows, and its use. All stores that share one must share a lock.
 
     Args:
-        limit_bytes: That they may have; 0: no limit but what is there.
-        available: Tells what is there.
+        limit_bytes: Maximum memory; 0 for the memory of the machine.
+        available: Returns the available memory of the machine.
     """
 
     def __init__(self, limit_bytes: int = 0, available: Callable[[], int] = available_bytes) -> None:
         self._limit_bytes = limit_bytes or ADDRESS_BYTES
         self._available = available
-        #: That rows have now, and had when it was looked last how much is there.
+        #: Memory of the rows now, and when the available memory was last queried.
         self.taken_bytes = self._looked_at_bytes = 0
-        #: How much could be taken then.
+        #: Memory that was available then.
         self._was_left_bytes = 0
 
     def room_bytes(self) -> int:
-        """How much more may be taken now."""
+        """Return the memory that rows may still take."""
         grown = self.taken_bytes - self._looked_at_bytes
         if not self._was_left_bytes or grown > _LOOK_BYTES or self._was_left_bytes - grown < _LOOK_BYTES:
             self._looked_at_bytes, grown = self.taken_bytes, 0
@@ -92,15 +91,15 @@ class RowMemory:
 
 
 def reserved(size_bytes: int, dtype: npt.DTypeLike, *, may_be_less: bool = False) -> npt.NDArray[Any]:
-    """An array of zeros of at least so many bytes; its memory goes with its last view.
+    """Return an array of zeros of at least ``size_bytes``. Its memory is freed with its last view.
 
     Args:
-        size_bytes: Of the array.
-        dtype: Likewise.
-        may_be_less: Reserve what can be had, where a system counts what is reserved.
+        size_bytes: Size of the array.
+        dtype: Type of its elements.
+        may_be_less: Reserve less if the system does not allow as much.
 
     Raises:
-        MemoryError: so much cannot be reserved.
+        MemoryError: The address space cannot be reserved.
     """
     size_bytes = max(_PAGE_BYTES, min(size_bytes, ADDRESS_BYTES))
     while True:

@@ -1,4 +1,4 @@
-"""Which rows have become too small, for a cut to remove them."""
+"""Search for rows whose norm is too small, which a cut removes."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 #: Records whose norms are computed together: a multiple of 64.
 TOGETHER = 1 << 14
-#: Records that one cut looks at, about.
+#: Approximate number of records whose norms one cut computes.
 A_CUT = 1 << 20
 
 Records = npt.NDArray[np.int64]
 
 
 class SmallRows:
-    """Looks for rows whose norm is too small, at each cut.
+    """Search, at each cut, for rows whose norm is too small.
 
-    It looks at those that have changed since it did so last, and at so many of them that pushes need not wait for long;
-    the others are for the next cut.
+    A search examines rows that have changed since they were last examined. Their number is limited so that pushes do
+    not wait long; the rest is left to the next cut.
 
     Args:
-        norm_below: The Euclidean norm that a row has to have to stay.
+        norm_below: Minimum Euclidean norm of a row.
     """
 
     def __init__(self, norm_below: float) -> None:
         self._norm_below = norm_below
-        #: A bit for each record that has changed since its norm was looked at.
+        #: A bit for each record that has changed since its norm was computed.
         self._unseen = np.empty(0, np.uint64)
 
     def found(self, measured: RowTable, oldest: tuple[int, int]) -> Records:
-        """The records of rows that are too small; those of lower versions and epochs than ``oldest`` are no rows."""
+        """Return the records of rows that are too small and have not expired; ``oldest``: lowest version and epoch."""
         table = measured.rows
         size = -(-int(table.state[row_records.HIGH]) // TOGETHER) * (TOGETHER >> 6)
         unseen = np.zeros(size, np.uint64)

@@ -1,13 +1,13 @@
-"""The rows of embedding tables on one pserver, as a span of the block protocol: its positions are buckets.
+"""The rows of embedding tables in some buckets, as a span of the block protocol whose blocks are buckets.
 
-Every batch covers the span wholly, so what it costs depends neither on the number of buckets nor on that of tables.
-What is kept of the rows, and how they are found and updated, is the business of ``tables``; here is when.
+Every batch covers the whole span, so its cost depends neither on the number of buckets nor on the number of tables.
+This module determines when rows change; ``tables`` stores, finds and updates them.
 
-In a mean each table is divided by the weight of the batches that pushed to it, wherever their ids lie, as each block of
-a parameter is by the weight of those that had a gradient for it. So a mean does not depend on the number of pservers.
+In a mean, the sum of each table is divided by the weight of the batches that pushed to the table, wherever their ids
+are, like the sum of a parameter's block by the weight of the batches with a gradient. So a mean does not depend on the
+number of pservers.
 
-Everything here belongs to the thread that holds ``lock``. Spans that came from one share its lock, and have tables of
-their own.
+The holder of ``lock`` calls the methods. All spans of a pserver share the lock; each has its own tables.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from flightedl.pserver.rows.values import NO_ROWS, Numbers
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, decode_sections, encode_sections, rows_payload
 
-#: Ids without a row that an answer names.
+#: Maximum number of ids without a row in an answer.
 _NAMED_UNKNOWN = 3
 
 
 class ReceivedRows(NamedTuple):
-    """What a trainer sent about rows, checked."""
+    """The validated content of a trainer's message about rows."""
 
-    #: Of each table that the batch pushed to, maybe without rows.
+    #: Gradients of each table that the batch pushed to, which may have no ids.
     gradients: TableRows = NO_ROWS
-    #: Whose rows the sender wants; they are to lie one after the other.
+    #: Ids whose rows the sender wants, in this order without gaps.
     wanted: TableRows = NO_ROWS
 
     def within(self, buckets: range, tables: Sequence[TableSpec]) -> ReceivedRows:
-        """The same, of some buckets only."""
+        """Return the content that belongs to some buckets."""
         return ReceivedRows(self.gradients.within(buckets, tables), self.wanted.within(buckets, tables))
 
 
 class RowSpan(SpanPlace):
-    """The rows in some buckets, of all tables.
+    """The rows of all tables in some buckets.
 
     Args:
-        numbers: Of the buckets, as positions of the plan.
-        first_bucket: Number of the plan's first bucket.
-        rows: Of the tables.
-        lock: Held around everything.
+        numbers: Positions of the buckets in the plan.
+        first_bucket: Position of the plan's first bucket.
+        rows: Rows of the tables.
+        lock: Held during all calls.
     """
 
     #: Buckets have no fixed places in a message.
@@ -70,34 +70,33 @@ class RowSpan(SpanPlace):
         super().__init__(numbers)
         self.rows = rows
         self.lock = lock
-        #: The highest of the batches in the rows.
+        #: Highest epoch of the batches in the rows.
         self.epoch = 0
         self._first = first_bucket
-        #: The open round's contributions, which the tables have too.
+        #: Contributions to the open round, which ``rows`` also has.
         self._kept: list[tuple[AddGradient, ReceivedRows]] = []
-        #: Table -> weight of the open round's batches that pushed to it.
+        #: Table -> total weight of the open round's batches that pushed to it.
         self._weights: dict[int, float] = {}
 
     @property
     def buckets(self) -> range:
-        """Whose rows they are."""
         return self.buckets_of(self.numbers)
 
     def buckets_of(self, numbers: range) -> range:
-        """Positions of the plan as buckets."""
+        """Return the buckets at some positions of the plan."""
         return range(numbers.start - self._first, numbers.stop - self._first)
 
     def numbers_of(self, buckets: Iterable[int]) -> list[int]:
-        """Return the positions of those of the buckets that are in this span."""
+        """Return the positions of the buckets that belong to this span."""
         return [number for bucket in buckets if (number := self._first + bucket) in self.numbers]
 
     def release(self) -> None:
-        """Give the memory back: the rows are in other spans, or nobody wants them."""
+        """Free the memory, because other spans have the rows, or they are not needed."""
         self.is_split = True
         self.rows.close()
 
     def parts(self, into: Sequence[range], version: int) -> list[RowSpan]:
-        """Return a span for each stretch of buckets. The longest keeps the tables, and only the rows of others move."""
+        """Return a span for each range of buckets. The longest one keeps the tables, the rows of the others move."""
         specs, longest = self.rows.specs, max(into, key=len)
         self.rows.drop_round()
         parts = []
@@ -130,14 +129,14 @@ class RowSpan(SpanPlace):
     ) -> None:
         del has_checksum
         if isinstance(effect, AddGradient):
-            assert received is not None, "what has no gradient is not added"
+            assert received is not None, "a contribution has no gradient"
             self._add(effect, received)
             return
         self.epoch = max(self.epoch, *(batch.epoch for batch, _ in effect.batches))
         if effect.is_of_round:
             self._update_of_round(effect)
             return
-        assert received is not None, "there is nothing to update from"
+        assert received is not None, "an update has no gradient"
         self.rows.update(
             received.gradients,
             version=effect.to_version,
@@ -171,12 +170,12 @@ class RowSpan(SpanPlace):
             is_ordered=is_ordered,
         )
 
-    # what leaves
+    # answers
 
     def piece(
         self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
     ) -> OutgoingBlocks:
-        """Return the present version, with the rows that are wanted as they are now."""
+        """Return the version and the present values of the wanted rows."""
         del is_for_many
         if not len(wanted):
             return OutgoingBlocks(numbers, version, outcome, NOTHING, ())
@@ -189,14 +188,14 @@ class RowSpan(SpanPlace):
         return OutgoingBlocks(numbers, version, outcome, payload, ())
 
     def _unknown_of(self, version: int, wanted: TableRows, found: Numbers) -> Iterator[Section]:
-        """Ids that have no row, of tables where that is an error; ``found``: how many of each table have one."""
+        """Yield ids that have no row, of tables where this is an error; ``found``: numbers of ids with a row."""
         is_lacking = found < wanted.counts
         for place, one in enumerate(wanted) if is_lacking.any() else ():
             if is_lacking[place] and self.rows.specs[one.table].unknown == "error":
                 yield Section(Kind.UNKNOWN, one.table, self._unknown(version, one.table, one.ids))
 
     def _unknown(self, version: int, table: int, ids: Ids) -> Ids:
-        """The first few of the ids that have no row."""
+        """Return the first few ids that have no row."""
         value = np.empty((1, self.rows.specs[table].dim), np.float32)
         found: list[int] = []
         for place in range(len(ids)):
@@ -210,21 +209,21 @@ class RowSpan(SpanPlace):
     # checkpoints
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Cut all rows at once: they are copied behind whatever changes them."""
+        """Cut all rows at once; they are copied later, before they change."""
         del lead
         copies.copy_rows(self, copy.version, copy.updates)
 
     def begin_cut(self, version: int, *, file: str = "", after: str = "", is_base: bool = True) -> RowCut:
-        """What is there now, at a version, to be read behind whatever changes it; see ``RowTables.begin_cut``."""
+        """Cut the present rows, which have this version; see ``RowTables.begin_cut``."""
         return self.rows.begin_cut(version, self.epoch, file=file, after=after, is_base=is_base)
 
     def begin_restore(self) -> None:
-        """Forget all rows: those of a checkpoint come, and what came before of another one does not count."""
+        """Drop all rows, which may be those of a checkpoint that could not be restored."""
         self.rows.close()
         self.rows = RowTables(self.rows.specs, self.buckets, self.rows.memory)
         self.epoch = 0
 
 
 def _seed_of(effect: Update) -> int:
-    """Of stochastic rounding: the same whenever the same batches are applied again."""
+    """Return the seed of stochastic rounding, which is the same whenever the same batches are applied."""
     return batch_seed(*min((batch for batch, _ in effect.batches), default=Batch(0, 0, 0)))

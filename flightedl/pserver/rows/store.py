@@ -1,7 +1,8 @@
 """The store of embedding tables: the rows of a pserver's buckets, in spans, and the checks of incoming rows.
 
-A message about rows names neighbouring buckets. Buckets that came from checkpoints of different histories, or from
-another pserver, are in spans of their own, each of which answers for itself. Spans that have become alike are joined.
+A message about rows names adjacent buckets. Buckets with different histories, because they come from several
+checkpoint files or from another pserver, are in different spans, each of which answers separately. Spans that have
+become identical are joined.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ class RowStore:
     """The rows of all tables in one pserver's buckets.
 
     Args:
-        plan: Places of all buckets.
+        plan: Plan of the job, with the owners of all buckets.
         index: Index of the pserver.
         row_bytes: Memory limit of the rows; 0 for what the machine has.
     """
 
     def __init__(self, plan: ShardPlan, index: int, row_bytes: int = 0) -> None:
-        #: By number.
+        #: The tables, by number.
         self.tables: Sequence[TableSpec] = plan.tables
         #: The lock of all spans.
         self.lock = threading.Lock()
         self.spans: dict[int, RowSpan] = {}
-        #: Number of the plan's first bucket, behind those of all blocks.
+        #: Position of the plan's first bucket, after all blocks.
         self._first = plan.block_count
         self._is_placed = plan.placement > 0
         self._incoming = IncomingRows(plan.tables)
         self._memory = RowMemory(row_bytes)
         self._taken: RestoredSpans[CutTable] = RestoredSpans()
-        #: Buckets whose rows count in the file that is being read, and whether it is the newest of its chain.
+        #: ``FileBuckets`` of the file that is being restored; the buckets as (buckets,).
         self._counting, self._is_newest = np.zeros(BUCKETS, np.bool_), True
         if numbers := plan.buckets_of(index):
             rows = RowTables(plan.tables, self._buckets(numbers), self._memory)
@@ -61,12 +62,11 @@ class RowStore:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the buckets, rising."""
+        """Positions of the buckets, ascending."""
         return list(self.spans)
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all rows."""
         return sum(span.rows.size_bytes for span in distinct(self.spans))
 
     def name_of(self, number: int) -> str:
@@ -112,17 +112,16 @@ class RowStore:
         """Return the content of a push.
 
         Raises:
-            StalePlacementError: a bucket is not here, or the push covers a part of a span.
-            MessageError: likewise, in a job without a stored placement; or the content is damaged, of an unknown table,
-                of ids in other buckets, or of one id twice.
-            GradientError: NaN or infinity.
+            StalePlacementError: a bucket is not here, or the push covers only a part of a span.
+            MessageError: likewise, in a job without a stored placement; or an error of ``IncomingRows.pushed``.
+            GradientError: the gradients have NaN or infinity.
         """
         for _ in self._spans_in(part.blocks):
             pass
         return self._incoming.pushed(part.data, self._buckets(part.blocks), is_finite=part.is_finite)
 
     def by_span(self, blocks: range, received: ReceivedRows) -> Iterator[tuple[RowSpan, ReceivedRows]]:
-        """Yield each span of these buckets with its part of what was received. A span that was split comes again."""
+        """Yield each span of these buckets with its part of the content. The parts of a span that is split follow."""
         for span in self._spans_in(blocks):
             yield span, received if span.numbers == blocks else received.within(span.buckets, self.tables)
 
@@ -136,12 +135,12 @@ class RowStore:
             if not span.is_split:
                 number = span.numbers.stop
 
-    # buckets that move, and spans that become alike
+    # moving buckets, and joining spans
 
     def release(self, released: ReleasedBlocks) -> MovedBuckets:
         """Remove the span of these buckets and return its rows. The locks of all spans are held."""
         span = self.spans[released.numbers.start]
-        assert span.numbers == released.numbers, "buckets are released that have no span of their own"
+        assert span.numbers == released.numbers, "the released buckets are not a whole span"
         self.spans = {number: other for number, other in self.spans.items() if other is not span}
         moved = span.rows.release(span.buckets, released.version, span.epoch)
         span.release()
@@ -171,7 +170,7 @@ class RowStore:
         self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 
     def borders(self, blocks: range) -> list[int]:
-        """Return the first bucket of each span that follows another one, up to the first of these buckets not here."""
+        """Return the first bucket of each span that follows another span, up to the first bucket that is not here."""
         found: list[int] = []
         span = self.spans.get(blocks.start)
         while span and (number := span.numbers.stop) < blocks.stop and (span := self.spans.get(number)):
@@ -179,7 +178,7 @@ class RowStore:
         return found
 
     def join(self, joined: Joined, version: int) -> None:
-        """Join two spans, which have this version. The rows of the shorter one move; ``lock`` is held."""
+        """Join two spans, which have this version, by moving the rows of the shorter one. ``lock`` is held."""
         spans = dict.fromkeys(self.spans[number] for number in joined.numbers)
         kept, moved = sorted(spans, key=lambda span: len(span.numbers), reverse=True)
         kept.rows.take(moved.rows.release(moved.buckets, version, moved.epoch), version)
@@ -205,7 +204,7 @@ class RowStore:
     def restore(self, stored: FileBuckets | StoredRows | StoredRowSpan) -> None:
         """Restore a record of a checkpoint. ``FileBuckets`` come before the rows of each file."""
         if not self.spans:
-            raise CorruptError("a file has rows of tables, and the job has none")
+            raise CorruptError("a file has rows of tables, but the job has no tables")
         (span,) = distinct(self.spans)
         if isinstance(stored, FileBuckets):
             self._counting = np.zeros(BUCKETS, np.bool_)
@@ -225,7 +224,7 @@ class RowStore:
             span.rows.restore(chunk_of(self.tables[stored.table], stored), self._counting)
 
     def finish_restore(self) -> None:
-        """Remove what had expired at the cuts that were restored."""
+        """Remove rows that had expired at the cuts that were restored."""
         for span in distinct(self.spans):
             span.epoch = self._taken.epoch_of(span.numbers)
             for table, spec in enumerate(self.tables):

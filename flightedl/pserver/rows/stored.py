@@ -1,4 +1,4 @@
-"""Rows of a span on their way to a file and from it: what was cut of them is read behind whatever changes them."""
+"""Conversion of a span's rows to the records of a file, and back. A cut is read while the rows change."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class CutRows:
-    """The rows of a span as they were when they were cut; made under the span's lock, which is not held later.
+    """The rows of a span when they were cut. The caller holds the span's lock while it creates the cut, not later.
 
     Args:
-        span: Whose.
-        version: That they have in the file.
-        updates: Of the optimizer, so far.
-        command: For which it is.
-        is_base: The file has all rows, not those that changed.
+        span: Span of the rows.
+        version: Version of the rows in the file.
+        updates: Number of the optimizer's updates so far.
+        command: Request for the checkpoint.
+        is_base: True if the file is a base, False if it is an increment.
     """
 
     def __init__(self, span: RowSpan, version: int, updates: int, command: SnapshotRequest, *, is_base: bool) -> None:
@@ -34,14 +34,14 @@ class CutRows:
         self.cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
         complete: list[int] = []
         if not is_base:
-            # Rows that do not know their changes any more, or never did, are all there.
+            # A span that does not know its changes is written completely.
             complete = list(numbers) if self.cut.is_base else span.numbers_of(self.cut.complete)
         self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch, complete)
-        #: Of what was given so far.
+        #: Size of the rows yielded so far.
         self.size_bytes = 0
 
     def stored(self) -> Iterator[StoredRows]:
-        """What is said of each table, and then all rows, some at a time."""
+        """Yield the state of each table, and then the rows in batches."""
         for rows in self._stored():
             columns = (rows.ids, rows.updates, rows.versions, rows.epochs, rows.slots, rows.values)
             self.size_bytes += sum(column.nbytes for column in columns)
@@ -81,16 +81,15 @@ class CutRows:
             )
 
     def drop(self) -> None:
-        """They are not wanted any more."""
         with self._lock:
             self.cut.drop()
 
 
 def chunk_of(spec: TableSpec, stored: StoredRows) -> RowChunk:
-    """Return rows of a file as a store takes them.
+    """Return rows of a file in a store's form.
 
     Raises:
-        CorruptError: they are of another table or optimizer.
+        CorruptError: the rows belong to another table or optimizer.
     """
     is_waiting = stored.kind == WAITING
     dtype = np.dtype(np.float32 if spec.dtype == "float32" else np.uint16)
@@ -100,7 +99,7 @@ def chunk_of(spec: TableSpec, stored: StoredRows) -> RowChunk:
         or values.dtype != dtype
         or (slots.shape[1] if slots.size else 0) != spec.slot_count
     ):
-        raise CorruptError(f"rows of table {spec.name!r} are not those of this job's table and optimizer")
+        raise CorruptError(f"rows of table {spec.name!r} do not match this job's table and optimizer")
     if not slots.size:
         slots = np.empty((len(stored.ids), 0), np.float32)
     history = (stored.updates, stored.versions, stored.epochs)

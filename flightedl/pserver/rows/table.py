@@ -1,4 +1,4 @@
-"""The rows of one table in a store: ``store`` says what is asked of them, ``kernels.row_records`` how they lie."""
+"""The rows of one table in a store. ``kernels.row_records`` defines their layout in memory."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from flightedl.pserver.rows.values import (
     slots_of_new_rows,
 )
 
-#: New rows that are filled together, while their records are in the cache.
+#: Number of new rows initialized together, so that their records stay in the cache.
 _CHUNK = 2048
-#: Records that an update looks through for what has expired, for each id that it has.
+#: Number of records that an update checks for expiry, per id in the update.
 _SWEPT_BY_ID = 2
 _WORD_BYTES = 4
-#: Of the index, for a record.
+#: Memory of the index per record.
 _INDEX_BYTES = 14
-#: Sixteen counters in each row of a bucket's sketch.
+#: Minimum size of a sketch: 16 counters in each row of a bucket's sketch.
 _LEAST_SKETCH_BYTES = 64 * BUCKETS
-#: Lower than any version, whatever is added to it.
+#: Lower than any version, even after a shift is added.
 _NEVER = -(1 << 62)
 
 
 def _compile_for(spec: TableSpec) -> None:
-    """Have the machine code of whatever pushes and cuts will wait for."""
+    """Compile all functions that pushes and cuts need, so that none has to wait."""
     wanted: list[Callable[..., Any]] = [
         rows.received,
         rows.make,
@@ -60,14 +60,14 @@ def _compile_for(spec: TableSpec) -> None:
 
 
 class RowTable:
-    """Rows, and ids that wait for admission, of one table. Not thread-safe.
+    """Rows of one table, and ids waiting for admission. Not thread-safe.
 
     Args:
-        spec: As declared.
-        number: Of the table.
-        memory_bytes: That it could take at most.
-        handle: Kept such that it leads to the rows, see ``kernels.row_handles``.
-        shifts: By bucket, the store's, see ``kernels.row_records``.
+        spec: Declaration of the table.
+        number: Number of the table.
+        memory_bytes: Maximum memory of the rows.
+        handle: Filled with the table's handle, see ``kernels.row_handles``.
+        shifts: Shifts of the store's buckets, see ``kernels.row_records``.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RowTable:
         self.half = "" if spec.dtype == "float32" else spec.dtype
         self.salt, self._key = spec.salt, spec.key
         self._beside = np.empty(row_records.SCRATCH_SIZE, np.uint64), np.empty(row_records.SCRATCH_SIZE, np.int64)
-        #: Records, and their index.
+        #: Records of the rows, and their index.
         self.rows = new_table(layout, memory_bytes, shifts, self.ages, self._limit, is_counted_by_age=True)
         row_handles.write_handle(handle, self.rows, self._beside, self.salt, spec.dim, self.value_words)
         is_counting = spec.admit_after > 1 and spec.admission == "exact"
@@ -104,11 +104,11 @@ class RowTable:
         self._init = init_numbers(spec.init)
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
         self._removed = 0
-        #: A bit for each record of the rows, and of the ids that wait, that has changed since the newest cut for a file
-        #: and before the newest cut.
+        #: A bit for each record of a row, and of a waiting id, that changed between the newest cut for a file and the
+        #: newest cut.
         self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
         _compile_for(spec)
-        #: Whether rows expire.
+        #: True if rows may expire.
         self.expires = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
 
     # reads
@@ -127,14 +127,14 @@ class RowTable:
         return self.ages[row_records.GIVEN_UP : row_records.GIVEN_UP + BUCKETS]
 
     def fill(self, ids: Ids, missing: npt.NDArray[np.int64], out: Floats) -> None:
-        """Have what is read of ids without a row; ``missing``: their places."""
+        """Write the values that a read of ids without a row returns; ``missing``: places of these ids."""
         if self.spec.unknown == "init":
             self._first_values(ids, missing, out)
         else:
             out[missing] = 0
 
     def _first_values(self, ids: Ids, places: npt.NDArray[np.int64], out: Floats) -> None:
-        """What rows begin with, as they would be read."""
+        """Write first values as a read would return them."""
         row_kernel(row_rules.first_values)(ids, places, self._key, *self._init, out)
         if self.half:
             out[places] = self._from_bits(self._to_bits(out[places]))
@@ -152,22 +152,22 @@ class RowTable:
     # pushes
 
     def make(self, ids: Ids, push: RowPush, missing: npt.NDArray[np.int64], room_bytes: int) -> npt.NDArray[np.int64]:
-        """Make rows that are admitted now, with first values and slots.
+        """Create the rows that are admitted now, with first values and slots.
 
         Args:
-            ids: (n,), of a push.
-            push: What its rows have in common.
+            ids: (n,), ids of a push.
+            push: Common parameters of the push.
             missing: Places of ids that have no row.
-            room_bytes: That may be taken at most.
+            room_bytes: Memory that the rows may take.
 
         Returns:
-            The places of ids whose rows were made.
+            Places of the ids whose rows were created.
         """
         self.allow(room_bytes)
         return self._make(ids, push, self.oldest(push.version - 1, push.epoch), missing)
 
     def grow_older(self, version: int, epoch: int, count: int) -> None:
-        """What follows an update of ``count`` ids where rows expire."""
+        """Evict rows and free expired ones after an update of ``count`` ids."""
         oldest, _ = self.oldest(version, epoch)
         if self._limit:
             row_kernel(rows.give_up)(self.rows, version, self.oldest_of_buckets(oldest), self._limit, self._limit)
@@ -176,7 +176,7 @@ class RowTable:
         self._sweep(version, epoch, _SWEPT_BY_ID * count)
 
     def allow(self, room_bytes: int) -> None:
-        """Let no more records be made than there is room for; only rows that are made need it."""
+        """Limit the number of records that can be created to ``room_bytes`` of memory."""
         for table in (self.rows, self.waiting):
             size = int(table.layout[row_records.STRIDE])
             more = max(0, room_bytes) // (size * _WORD_BYTES + _INDEX_BYTES)
@@ -216,15 +216,15 @@ class RowTable:
             if table.state[row_records.HIGH]:
                 row_kernel(rows.sweep)(table, self.salt, *oldest, 0, 1024, count)
 
-    # what there is
+    # contents
 
     @property
     def size_bytes(self) -> int:
-        """Memory that was touched."""
+        """Memory of the rows, the index and the sketch, as far as it has been used."""
         return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
 
     def counts(self, version: int, epoch: int) -> RowCounts:
-        """See ``RowTables.counts``; ``version`` and ``epoch``: of the newest push."""
+        """Return the table's figures without those of reads; ``version`` and ``epoch``: of the newest push."""
         state, waiting = self.rows.state, self.waiting.state
         live = int(state[row_records.USED])
         if self._limit:
@@ -247,7 +247,7 @@ class RowTable:
         )
 
     def remove_small(self, version: int, epoch: int) -> Ids:
-        """Remove rows whose norm is too small, see ``SmallRows``; their ids."""
+        """Remove rows whose norm is too small, see ``SmallRows``. Return their ids."""
         if self._small is None:
             return np.empty(0, np.uint64)
         found = self._small.found(self, self.oldest(version, epoch))
@@ -257,12 +257,12 @@ class RowTable:
         return ids
 
     def floats_of(self, records: npt.NDArray[np.int64]) -> Floats:
-        """(n, dim) values."""
+        """Return the (n, dim) values of records."""
         values = self.values_of(self.rows.words, records)
         return self._from_bits(values) if self.half else values
 
     def values_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """(n, dim) values as they are kept."""
+        """Return the (n, dim) values of records in the table's own format; ``words``: memory of the records."""
         found = read_records(self.rows, words, int(self.rows.layout[row_records.AT_VALUES]), self.value_words, records)
         if self.half:
             return np.ascontiguousarray(found.view(np.uint16)[:, : self.spec.dim])
@@ -275,7 +275,7 @@ class RowTable:
         return self.rows.shifts.copy() if self.rows.shifts.any() else NO_SHIFTS
 
     def part(self, *, is_waiting: bool) -> row_records.Table:
-        """Return the ids that wait, or the rows."""
+        """Return the records of waiting ids or of rows."""
         return self.waiting if is_waiting else self.rows
 
     def changed(self, *, is_waiting: bool) -> npt.NDArray[np.uint64]:
@@ -284,14 +284,14 @@ class RowTable:
         return either_bits(table.dirty[: bit_words(table)], self._changed[is_waiting])
 
     def begin_cut(self, *, is_for_file: bool) -> None:
-        """Note changes anew from now on; the cuts that are being read have settled with those so far."""
+        """Start to record changes for a new cut. Cuts that are being read have settled the earlier changes."""
         for is_waiting in (False, True):
             self._changed[is_waiting] = np.empty(0, np.uint64) if is_for_file else self.changed(is_waiting=is_waiting)
             table = self.part(is_waiting=is_waiting)
             table.dirty[: bit_words(table)] = 0
 
     def chunk_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64], *, is_waiting: bool) -> RowChunk:
-        """Copies of records in ``words``."""
+        """Return copies of records in ``words``."""
         table = self.part(is_waiting=is_waiting)
         layout = table.layout
 
@@ -317,7 +317,7 @@ class RowTable:
         )
 
     def restore(self, chunk: RowChunk) -> None:
-        """Take rows over; ids are those of the store's buckets."""
+        """Add rows of the store's buckets; they replace existing rows of the same ids."""
         table = self.part(is_waiting=chunk.is_waiting)
         records = np.empty(chunk.ids.size, np.int64)
         if not chunk.is_waiting and self.waiting.state[row_records.USED]:
@@ -340,7 +340,7 @@ class RowTable:
         row_kernel(row_cuts.count_touches)(table, records, self.salt)
 
     def release(self, buckets: Iterable[int], oldest: tuple[int, int]) -> list[RowChunk]:
-        """Take the rows out of these buckets, and the ids that wait; those older than ``oldest`` are dropped."""
+        """Remove and return the rows and waiting ids of buckets, without those that have expired by ``oldest``."""
         found = []
         for is_waiting in (False, True):
             table = self.part(is_waiting=is_waiting)
@@ -371,14 +371,14 @@ class RowTable:
         return chunk.chosen(exists)
 
     def remove(self, ids: Ids) -> None:
-        """Remove rows, and ids that wait, where there are some of these."""
+        """Remove the rows and waiting ids with these ids, if there are any."""
         records = np.empty(ids.size, np.int64)
         for table in (self.rows, self.waiting):
             row_kernel(row_cuts.look_up)(table, ids, self.salt, records)
             row_kernel(row_cuts.remove)(table, records, self.salt)
 
     def restore_table(self, cut: CutTable, buckets: range) -> None:
-        """Remove what had expired at a cut, from these buckets."""
+        """Remove rows that had expired at a cut from these buckets, and restore the counters of its sketch."""
         if self._limit:
             given_up = self.given_up.copy()
             given_up[buckets.start : buckets.stop] = cut.given_up[buckets.start : buckets.stop]
@@ -396,7 +396,7 @@ class RowTable:
 def read_records(
     table: row_records.Table, words: npt.NDArray[np.uint32], at: int, width: int, records: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """(n, width) words from ``at`` on of records that lie in ``words``."""
+    """Return (n, width) words of records in ``words``, beginning with each record's word ``at``."""
     out = np.empty((records.size, width), np.uint32)
     if width:
         row_kernel(row_cuts.collect)(words, int(table.layout[row_records.STRIDE]), at, width, records, out.reshape(-1))
@@ -404,7 +404,6 @@ def read_records(
 
 
 def _write(table: row_records.Table, field: int, records: npt.NDArray[np.int64], source: npt.NDArray[Any]) -> None:
-    """Write (n, k) numbers of a field."""
     if source.dtype == np.uint16 and source.shape[1] % 2:
         source = np.pad(source, ((0, 0), (0, 1)))
     words = np.ascontiguousarray(source).view(np.uint32)

@@ -1,27 +1,26 @@
 """The rows of embedding tables in a range of buckets: reads, updates, rounds, cuts.
 
-What becomes of a row is said in ``flightedl.testing.reference_table``; this is the same, fast and in little memory. A
-store is for buckets of one history: where a pserver's buckets differ in that, each range has a store of its own.
+``flightedl.testing.reference_table`` specifies the behaviour of a row; this module implements it fast and in little
+memory. All buckets of a store have the same history. A pserver has a store for each range of buckets whose history
+differs.
 
-Ids are (n,) uint64, contiguous, without repetitions within a call, and in the store's buckets (see ``incoming``).
-``version`` is the span's, see the reference; ``epoch`` the highest of all batches applied to the span so far.
+Ids are (n,) uint64, contiguous, distinct within a call, and in the store's buckets (see ``incoming``). ``version`` is
+the span's version as defined by the reference, ``epoch`` the highest epoch of all batches applied to the span so far.
 
-**Rounds.** Contributions are kept as they came (``add``), not copied: whoever adds them leaves them alone. When the
-round closes, they are summed by id, in the order of arrival, or of the batches, and the sum is applied like a push.
+**Rounds.** ``add`` keeps contributions without copying them, so the caller must not change them. When the round closes,
+they are summed by id, in the order of arrival or of the batches, and the sum is applied like a push.
 
-**Cuts.** ``begin_cut`` is instantaneous: the cut's content is what exists then, wherever its reading has got to. It is
-read in chunks (``RowCut.next_rows``), each of which takes a millisecond or two; a row that changes before it was read
-is set aside first. Several cuts may be read at once, and none disturbs another. A cut has everything (a *base*) or what
-has changed since the cut that some file was made of (an
-*increment*, see ``domain.checkpoint.changes``): whoever reads a base and its increments drops before each of these what
-it names as removed, takes the last of each row, and drops what does not exist by the last cut's ``oldest``, version and
-epoch.
+**Cuts.** ``begin_cut`` takes no time, and the cut's content is what exists at that moment. It is read in chunks
+(``RowCut.next_rows``), each of which takes one or two milliseconds; a row that changes before it has been read is
+copied first. Several cuts may be read at once, independently. A cut contains everything (a *base*) or the changes since
+the cut of an earlier file (an *increment*, see ``domain.checkpoint.changes``). To restore a base and its increments, a
+reader drops the rows that each increment lists as removed before it adds that increment's rows, keeps the last state of
+each row, and finally drops the rows that have expired by the last cut's ``oldest`` version and epoch.
 
-**Memory** is bounded (``memory``): beyond that no new rows are made. Their gradients are dropped and counted as
-``refused``; reads of them give what ``unknown`` says. Rows that are there are updated on.
+**Memory** is limited (``memory``). At the limit no rows are created: their gradients are dropped and counted as
+``refused``, and reads of them return what ``unknown`` determines. Existing rows are still updated.
 
-Not thread-safe: the lock of the span is held around every call, here and of ``RowCut``. Calls release the
-GIL.
+Not thread-safe: the caller holds the span's lock during every call, also of ``RowCut``. Calls release the GIL.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ class RowTables:
 
     Args:
         specs: The tables, by number.
-        buckets: Of the span.
-        memory: Bounds what is held, but not what a cut sets aside, nor what is restored.
+        buckets: Buckets of the span.
+        memory: Limit on the memory of rows. Copies for a cut and restored rows are not subject to it.
     """
 
     def __init__(self, specs: Sequence[TableSpec], buckets: range, memory: RowMemory | None = None) -> None:
@@ -83,27 +82,27 @@ class RowTables:
         self.memory = RowMemory() if memory is None else memory
         each = min(machine_bytes(), ADDRESS_BYTES // max(1, len(self.specs)))
         handles = np.zeros((len(self.specs), HANDLE_SIZE), np.int64)
-        #: By bucket, see ``kernels.row_records``.
+        #: (buckets,): difference between each bucket's version and the store's, see ``kernels.row_records``.
         self.shifts = np.zeros(BUCKETS, np.int64)
         self._tables = [
             RowTable(spec, number, each, handles[number], self.shifts) for number, spec in enumerate(self.specs)
         ]
         self._calls = RowCalls(self._tables, handles)
-        #: Of the newest push.
+        #: Version and epoch of the newest push.
         self._version = self._epoch = 0
-        #: Ids read by table, and those that had a row.
+        #: Numbers of ids read, and of ids read that had a row, by table.
         self._reads, self._hits = np.zeros((2, len(self.specs)), np.int64)
         self._size_bytes = 0
         self._note_size()
         self._round: list[_Contribution] = []
-        #: By line, those that are being read, or were.
+        #: Cuts that are being read, by line; finished ones are removed later.
         self._cuts: dict[int, RowCut] = {}
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
-        #: (buckets,): came since the newest cut for a file.
+        #: (buckets,): True for buckets adopted since the newest cut for a file.
         self._adopted = np.zeros(BUCKETS, np.bool_)
 
     def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
-        """Read the rows of (n,) ids into ``out``, (n, dim) float32. ``spec.unknown`` says what ids without a row get.
+        """Read the rows of (n,) ids into ``out``, (n, dim) float32; see ``spec.unknown`` for ids without a row.
 
         Returns:
             The number of ids that had a row. With ``unknown`` "error", ids without one get zeros.
@@ -112,7 +111,7 @@ class RowTables:
         return int(self.read_all(wanted, version, epoch, out.reshape(-1))[0])
 
     def read_all(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
-        """Read rows of several tables, each table's to where ``value_starts`` says.
+        """Read rows of several tables to the positions in ``value_starts``.
 
         Returns:
             For each table, the number of ids that had a row.
@@ -136,13 +135,13 @@ class RowTables:
         """Apply gradients, each table at most once.
 
         Args:
-            push: By table.
-            version: That this update makes.
-            epoch: The highest of all batches applied so far, these included.
-            number: Updates of the span before this one.
-            scale: The gradients are multiplied by it; or by table, of each in the push.
-            rate_factor: The learning rate is multiplied by it.
-            seed: Of stochastic rounding: ``batch_seed`` of the batch.
+            push: Gradients by table.
+            version: Version after this update.
+            epoch: Highest epoch of all batches applied so far, including these.
+            number: Number of the span's updates before this one.
+            scale: Factor of the gradients; or a factor for each table in the push.
+            rate_factor: Factor of the learning rate.
+            seed: Seed of stochastic rounding: ``batch_seed`` of the batch.
         """
         pushed = push if isinstance(push, TableRows) else TableRows.of(push)
         common = RowPush(version, epoch, number, rate_factor, seed)
@@ -161,13 +160,13 @@ class RowTables:
         missing: Numbers,
         scale: float | Mapping[int, float],
     ) -> None:
-        """Make rows, as far as they are admitted and there is room, and update them."""
+        """Create and update the rows that are admitted and for which there is memory."""
         before = table.size_bytes
         made = table.make(push.ids, common, missing, self.memory.room_bytes())
         if made.size:
             new = TableRows.of([TableGradients(push.table, push.ids[made], push.gradients[made])])
             none = list(self._calls.update(new, common, scale))
-            assert not none, "they were made just now"
+            assert not none, "a row that was just created is missing"
         taken = table.size_bytes - before
         self._size_bytes += taken
         self.memory.taken_bytes += taken
@@ -176,10 +175,10 @@ class RowTables:
         """Keep a contribution to the open round.
 
         Args:
-            push: By table. Kept, not copied.
-            batch: Whose gradients they are.
-            weight: They are multiplied by it.
-            is_first: What was kept before is of an older round: drop it.
+            push: Gradients by table. They are not copied.
+            batch: Batch of the gradients.
+            weight: Factor of the gradients.
+            is_first: True to drop earlier contributions, which belong to an older round.
         """
         if is_first:
             self._round.clear()
@@ -200,13 +199,14 @@ class RowTables:
         """Apply the sum of all contributions to the open round.
 
         Args:
-            version: That this update makes.
-            epoch: The highest of all batches applied so far.
-            number: Updates of the span before this one.
-            scale: Or by table, of each that somebody pushed to: a mean is that of the batches that did.
-            rate_factor: The learning rate is multiplied by it.
-            seed: Of stochastic rounding.
-            is_ordered: Add up in the order of the batches, not of arrival.
+            version: Version after this update.
+            epoch: Highest epoch of all batches applied so far.
+            number: Number of the span's updates before this one.
+            scale: Factor of the gradients; or a factor for each table in the round, because a mean is over the batches
+                that pushed to the table.
+            rate_factor: Factor of the learning rate.
+            seed: Seed of stochastic rounding.
+            is_ordered: True to sum in the order of the batches, False in the order of arrival.
         """
         contributions, self._round = self._round, []
         if not contributions:
@@ -226,13 +226,11 @@ class RowTables:
         )
 
     def counts(self, table: int) -> RowCounts:
-        """Figures of a table."""
         counts = self._tables[table].counts(self._version, self._epoch)
         return replace(counts, reads=int(self._reads[table]), hits=int(self._hits[table]))
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all tables."""
         return sum(table.size_bytes for table in self._tables)
 
     def _note_size(self) -> None:
@@ -240,12 +238,12 @@ class RowTables:
         self.memory.taken_bytes += self._size_bytes - before
 
     def close(self) -> None:
-        """Nobody uses it any more: its memory is given back with it."""
+        """Stop counting the rows in ``memory``; the store is not used any more."""
         self.memory.taken_bytes -= self._size_bytes
         self._size_bytes = 0
 
     def knows(self, file: str) -> bool:
-        """Whether there can be an increment on this file."""
+        """Return True if the changes since this file's cut are known."""
         return self._changes.knows(file)
 
     def begin_cut(
@@ -258,20 +256,21 @@ class RowTables:
         is_base: bool = False,
         most_bytes: int | None = None,
     ) -> RowCut:
-        """Cut what is there now. The cut may be read while earlier ones are still being read.
+        """Cut the present content. Earlier cuts may still be read.
 
         Args:
-            version: Of the span.
-            epoch: The highest of all batches applied so far.
-            file: The file that is made of it, by which later cuts may name it; empty: none, so it removes nothing and
-                later increments do not count from it.
-            after: The newest file that counts; a cut has what has changed since, and everything where that is unknown.
-            is_base: It has everything in any case.
+            version: Version of the span.
+            epoch: Highest epoch of all batches applied so far.
+            file: Name of the file that the cut is written to; later cuts refer to it. Empty for a cut without a file,
+                which removes no small rows and is not the start of later increments.
+            after: The newest file in a complete checkpoint. The cut contains the changes since then, or everything if
+                they are unknown.
+            is_base: True to cut everything.
             most_bytes: As for ``RowCut``.
 
         Raises:
-            MemoryError: there is none for what the cut may have to set aside; no cut is made.
-            UnavailableError: as many cuts are being read as can be.
+            MemoryError: there is no memory for the copies that the cut may need; no cut is made.
+            UnavailableError: the maximum number of cuts is being read.
         """
         self._cuts = {line: cut for line, cut in self._cuts.items() if not cut.is_over}
         line = next((line for line in range(MAX_CUTS) if line not in self._cuts), None)
@@ -291,18 +290,18 @@ class RowTables:
         self._cuts[line] = cut
         return cut
 
-    # buckets that move
+    # moving buckets
 
     def release(self, buckets: Sequence[int], version: int, epoch: int) -> MovedBuckets:
-        """Take buckets out: the store has none of their rows afterwards. Cuts that are being read still give them.
+        """Remove buckets with all of their rows, and return them. Cuts that are being read still contain the rows.
 
         Args:
-            buckets: Of this store.
-            version: Of the span.
-            epoch: The highest of all batches applied so far.
+            buckets: Some buckets of this store.
+            version: Version of the span.
+            epoch: Highest epoch of all batches applied so far.
 
         Raises:
-            BusyError: a round is open; ask again when it has closed.
+            BusyError: a round is open; retry when it has closed.
         """
         self._require_no_round()
         those = list(buckets)
@@ -316,11 +315,11 @@ class RowTables:
         return MovedBuckets(tuple(buckets), versions, epoch, given_up, sketches, tuple(found))
 
     def adopt(self, moved: MovedBuckets, version: int) -> None:
-        """Put buckets in that another store has released; all goes on as it would have there.
+        """Add buckets that another store has released; their rows behave as they would have there.
 
         Args:
-            moved: As released. The epoch counts for the span from now on.
-            version: Of the span.
+            moved: The released buckets. Their epoch also applies to the span from now on.
+            version: Version of the span.
 
         Raises:
             BusyError: a round is open, or there is no memory for the rows; nothing was done.
@@ -328,11 +327,11 @@ class RowTables:
         self._require_no_round()
         room_bytes = self.memory.room_bytes()
         if room_bytes < sum(self._tables[chunk.table].bytes_of(chunk) for chunk in moved.chunks):
-            raise BusyError("there is no memory for the rows of buckets that are to move here: give it more")
+            raise BusyError("there is no memory for the rows of the buckets that move here: give the pserver more")
         self.take(moved, version)
 
     def take(self, moved: MovedBuckets, version: int) -> None:
-        """Put buckets in as ``adopt`` does, however much memory they need."""
+        """Add buckets as ``adopt`` does, without a limit on their memory."""
         those = list(moved.buckets)
         self.shifts[those] = moved.versions - version
         for table, given_up, sketch in zip(self._tables, moved.given_up, moved.sketches, strict=True):
@@ -347,17 +346,16 @@ class RowTables:
         self._note_size()
 
     def charge(self, memory: RowMemory) -> None:
-        """Count the rows in another memory from now on."""
+        """Count the rows in another ``RowMemory`` from now on."""
         self.memory = memory
         memory.taken_bytes += self._size_bytes
 
     def drop_round(self) -> None:
-        """Forget the contributions to the open round."""
         self._round.clear()
 
     def _require_no_round(self) -> None:
         if self._round:
-            raise BusyError("buckets of tables do not move while a round is open: ask again when it has closed")
+            raise BusyError("buckets of tables do not move while a round is open: retry when it has closed")
 
     def restore_shifts(self, shifts: Numbers, counting: npt.NDArray[np.bool_]) -> None:
         """Restore the shifts of the counting buckets before their rows. ``shifts`` is empty if all of them are zero."""
@@ -386,20 +384,20 @@ class RowTables:
         self._tables[table].remove(removed[counting[found]])
 
     def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
-        """Remove what had expired at a cut, after its rows and those that it is built on were restored.
+        """Remove rows that had expired at a cut, after its rows and those of its chain were restored.
 
         Args:
-            table: Its number.
-            cut: What it said of this table.
-            buckets: Of the store that the cut is of.
+            table: Number of the table.
+            cut: State of the table at the cut.
+            buckets: Buckets of the store that was cut.
         """
         self._tables[table].restore_table(cut, buckets)
 
 
 def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) -> tuple[TableRows, dict[int, float]]:
-    """The sum of contributions by table and id, and by table what it has to be multiplied by.
+    """Return the sum of contributions by table and id, and a factor for each table.
 
-    What comes once is as it came: its weight is a factor.
+    A table with one contribution is not copied: the contribution's weight is its factor.
     """
     first = contributions[0]
     if len(contributions) == 1:
@@ -421,7 +419,7 @@ def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) 
 
 
 def _combined(parts: Sequence[tuple[float, TableGradients]], dim: int) -> tuple[Ids, Floats]:
-    """The weighted sum of contributions, by id."""
+    """Return the weighted sum of contributions, by id."""
     most = sum(part.ids.size for _, part in parts)
     index = np.full(index_size(most), -1, np.int64)
     unique, sums = np.empty(most, np.uint64), np.empty((most, dim), np.float32)

@@ -1,4 +1,4 @@
-"""What goes in and out of a store of rows."""
+"""Inputs and outputs of a store of rows."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ NO_SHIFTS: Numbers = np.empty(0, np.int64)
 
 
 def slots_of_new_rows(spec: TableSpec, count: int) -> Floats:
-    """(count, numbers of all slots): of rows before their first update."""
+    """Return the slots of rows before their first update, (count, elements of all slots)."""
     slots = spec.optimizer.slots
     whole = np.repeat(np.array([slot.initial for slot in slots], np.float32), [slot.width(spec.dim) for slot in slots])
     return np.tile(whole, (count, 1))
 
 
 class TableGradients(NamedTuple):
-    """What a push has for one table; of a read without gradients."""
+    """The part of a push or read that belongs to one table; a read has no gradients."""
 
-    #: Its number: the place in the declaration.
+    #: Number of the table: its place in the declaration.
     table: int
-    #: (n,), without repetitions.
+    #: (n,), distinct.
     ids: Ids
-    #: (n, dim), contiguous; may be read-only and at any address.
+    #: (n, dim), contiguous; may be read-only and unaligned.
     gradients: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Ids of n tables, each table once, and their gradients, or where their values are to be put."""
+    """Ids of n distinct tables with their gradients, or with the positions to which their values are read."""
 
-    #: (n,) each: numbers of the tables, elements of a row, ids.
+    #: (n,) each: number of the table, elements of a row, number of ids.
     tables: Numbers
     dims: Numbers
     counts: Numbers
-    #: (n,): where in ``ids`` those of each table begin, and in what goes with them.
+    #: (n,): start of each table's ids in ``ids``, and of its values in ``gradients`` or in the output of a read.
     starts: Numbers
     value_starts: Numbers
-    #: Of all tables, maybe among others; contiguous, may be read-only and at any address, as the gradients.
+    #: Ids of all tables, possibly among others. Contiguous; may be read-only and unaligned, as may ``gradients``.
     ids: Ids
-    #: Of all tables, flat.
+    #: Gradients of all tables, flat.
     gradients: Floats
 
     @classmethod
     def of(cls, push: Sequence[TableGradients]) -> TableRows:
-        """By table, put together; a single one as it is."""
+        """Join the parts of several tables. A single part is not copied."""
         if len(push) == 1:
             (table, ids, gradients) = push[0]
             dim, count = (np.array([number]) for number in (gradients.shape[1], ids.size))
@@ -86,11 +86,10 @@ class TableRows:
             yield TableGradients(table, self.ids[start : start + count], values)
 
     def copy(self) -> TableRows:
-        """The same in memory of its own."""
         return replace(self, ids=self.ids.copy(), gradients=self.gradients.copy())
 
     def within(self, buckets: range, specs: Sequence[TableSpec]) -> TableRows:
-        """The same of some buckets only; values that are to be put somewhere lie one after the other."""
+        """Return the part that belongs to some buckets. The output of a read has no gaps."""
         salts = np.repeat(np.array([specs[table].salt for table in self.tables.tolist()], np.uint64), self.counts)
         order = _all_of(self.starts, self.counts)
         found = buckets_of(self.ids[order], salts)
@@ -113,102 +112,101 @@ class TableRows:
 
 
 def begins(counts: Numbers) -> Numbers:
-    """Where each begins that has so many, one after the other."""
+    """Return the start of each of several adjacent parts with these lengths."""
     ends: Numbers = np.cumsum(counts)
     return ends - counts
 
 
 def _all_of(starts: Numbers, counts: Numbers) -> Numbers:
-    """The places of all, so many from each start on."""
+    """Return the places of all elements of parts with these starts and lengths."""
     found: Numbers = np.repeat(starts - begins(counts), counts) + np.arange(int(counts.sum()))
     return found
 
 
-#: Of no table.
+#: Rows of no table.
 NO_ROWS = TableRows.of(())
 
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Figures of one table. What is counted from the store's beginning is not part of its state: it may be lost."""
+    """Figures of one table. Counts from ``reads`` on start with the store, and may be lost."""
 
-    #: That exist as of the last update, and their memory with slots and the index.
+    #: Number of rows that exist after the last update, and their memory including slots and the index.
     rows: int = 0
     size_bytes: int = 0
-    #: Ids that wait for admission.
+    #: Number of ids waiting for admission.
     waiting: int = 0
-    #: Ids read, and those that had a row.
+    #: Number of ids read, and of those that had a row.
     reads: int = 0
     hits: int = 0
-    #: Rows made.
+    #: Number of rows created.
     created: int = 0
-    #: Gradients dropped because their id was not admitted yet, or no memory was left.
+    #: Number of gradients dropped because their id was not yet admitted, or because there was no memory.
     not_admitted: int = 0
     refused: int = 0
-    #: Rows found to have expired, or removed by a cut.
+    #: Number of rows that were found to have expired or were removed by a cut.
     evicted: int = 0
 
 
 class RowChunk(NamedTuple):
-    """Rows of one table as they were at a cut; n is any number."""
+    """Rows of one table at a cut."""
 
     table: int
-    #: These are ids that wait for admission: without slots and values, ``updates`` are their pushes.
+    #: True for ids waiting for admission, which have no slots and values; ``updates`` are their numbers of pushes.
     is_waiting: bool
     #: (n,).
     ids: Ids
-    #: (n,): of the row, that the last one made, and the highest epoch then; zeros where nothing depends on it.
+    #: (n,) each: number of the row's updates, and the version and epoch after the last one; zeros if not needed.
     updates: npt.NDArray[np.uint32]
     versions: npt.NDArray[np.uint32]
     epochs: npt.NDArray[np.uint32]
-    #: (n, numbers of all slots of a row), in their order.
+    #: (n, elements of all slots of a row), in the order of the slots.
     slots: Floats
-    #: (n, dim) float32, or uint16: the bits of 16-bit floats.
+    #: (n, dim) float32, or uint16 for the bits of 16-bit floats.
     values: npt.NDArray[Any]
 
     def chosen(self, which: npt.NDArray[np.bool_]) -> RowChunk:
-        """Return some of the rows."""
         if which.all():
             return self
         return RowChunk(self.table, self.is_waiting, *(np.ascontiguousarray(column[which]) for column in self[2:]))
 
 
 class MovedBuckets(NamedTuple):
-    """Everything that a store has of n buckets, on its way to another one."""
+    """The complete state of n buckets that move from one store to another."""
 
     buckets: tuple[int, ...]
-    #: (n,): versions of the buckets, by which their rows expire.
+    #: (n,): versions of the buckets, which determine when their rows expire.
     versions: Numbers
-    #: The highest of all batches in the rows.
+    #: Highest epoch of all batches in the rows.
     epoch: int
-    #: (tables, n): versions below which rows have gone, because there were too many.
+    #: (tables, n): versions below which rows were evicted because there were too many.
     given_up: Numbers
-    #: Of each table, (n, counters of a bucket).
+    #: (n, counters of a bucket) for each table.
     sketches: tuple[npt.NDArray[np.uint8], ...]
-    #: Of each table the rows, and the ids that wait.
+    #: Rows and waiting ids of all tables.
     chunks: tuple[RowChunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """What a cut says of a table as a whole."""
+    """State of a table at a cut, without its rows."""
 
-    #: Rows that a lower version of the store updated last have expired.
+    #: Rows whose last update made a lower version of the store have expired.
     oldest: int
-    #: As ``oldest``, by the epoch.
+    #: Rows whose last update was in a lower epoch have expired.
     oldest_epoch: int
-    #: (n,): of an increment, rows that cuts removed (see ``Evict``) of what came before; they may be there again.
+    #: (n,): in an increment, rows that cuts removed (see ``Evict``) since the file before; they may exist again.
     removed: Ids
-    #: Counters of a sketch of ids that wait; empty: there is none.
+    #: Counters of the sketch of waiting ids; empty without a sketch.
     sketch: npt.NDArray[np.uint8]
-    #: (buckets,): by how much the versions of each bucket are ahead of the store's; empty if none is.
+    #: (buckets,): difference between each bucket's version and the store's; empty if all are zero.
     shifts: Numbers
-    #: (buckets,): rows of lower versions of the bucket have gone, because there were too many.
+    #: (buckets,): versions below which a bucket's rows were evicted because there were too many.
     given_up: Numbers
 
 
 def bit_words(table: row_records.Table) -> int:
-    """Return the number of words that have a bit for each record that was ever used."""
+    """Return the number of words with a bit for each record that was ever used."""
     return -(-int(table.state[row_records.HIGH]) // 64)
 
 
