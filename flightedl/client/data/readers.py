@@ -122,7 +122,9 @@ class _Pool:
     def __init__(self, function: NamedFunction, readers: int) -> None:
         self._function = function
         self._readers = readers
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        #: Notified when a job may be put, and when a reader may take one. Waking other threads would cost them time.
+        self._has_room, self._has_work = threading.Condition(self._lock), threading.Condition(self._lock)
         #: Undelivered jobs in order, and jobs that no reader has received.
         self._jobs: deque[_Job] = deque()
         self._waiting: deque[_Job] = deque()
@@ -138,19 +140,20 @@ class _Pool:
             thread.start()
 
     def put(self, job: _Job) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closing or len(self._jobs) < _WAITING * self._readers)
+        with self._lock:
+            self._has_room.wait_for(lambda: self._is_closing or len(self._jobs) < _WAITING * self._readers)
             self._jobs.append(job)
             if job.batch is not None:
                 self._waiting.append(job)
-                self._changed.notify_all()
+                self._has_work.notify()
         if job.batch is None:
             self._finish(job, None)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._is_closing = True
-            self._changed.notify_all()
+            self._has_room.notify_all()
+            self._has_work.notify_all()
             for process in self._processes:
                 process.hang_up()
         for thread in self._threads:
@@ -162,8 +165,8 @@ class _Pool:
         process: _Process | None = None
         under_way: deque[_Job] = deque()
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closing or self._waiting or under_way)
+            with self._lock:
+                self._has_work.wait_for(lambda: self._is_closing or self._waiting or under_way)
                 if self._is_closing:
                     break
                 job = self._waiting.popleft() if self._waiting and len(under_way) < transforms.UNDER_WAY else None
@@ -193,7 +196,7 @@ class _Pool:
 
     def _started(self) -> _Process:
         process = _Process()
-        with self._changed:
+        with self._lock:
             self._processes.append(process)
             if self._is_closing:
                 process.hang_up()
@@ -205,7 +208,7 @@ class _Pool:
         return process
 
     def _end(self, process: _Process) -> str:
-        with self._changed:
+        with self._lock:
             if process in self._processes:
                 self._processes.remove(process)
         return process.close()
@@ -220,8 +223,9 @@ class _Pool:
         self._put_back(under_way)
 
     def _put_back(self, under_way: deque[_Job]) -> None:
-        with self._changed:
+        with self._lock:
             self._waiting.extendleft(reversed(under_way))
+            self._has_work.notify_all()
         under_way.clear()
 
     def _finish(self, job: _Job, result: Result) -> None:
@@ -229,11 +233,11 @@ class _Pool:
         job.result, job.is_done = result, True
         with self._delivering:
             while True:
-                with self._changed:
+                with self._lock:
                     if self._is_closing or not self._jobs or not self._jobs[0].is_done:
                         return
                     job = self._jobs.popleft()
-                    self._changed.notify_all()
+                    self._has_room.notify()
                 job.deliver(job.result)
 
 

@@ -177,20 +177,21 @@ class Channel:
         body = text.encode()
         size, new = 0, None
         if batch is not None:
-            counted = pa.MockOutputStream()
-            _write(batch, counted)
-            size, slot = counted.size(), self._sent % UNDER_WAY
+            slot = self._sent % UNDER_WAY
             self._sent += 1
             memory = self._own[slot]
-            if memory is None or len(memory.values) < size:
-                capacity = max(_LEAST_BYTES, 1 << (size - 1).bit_length())
-                self._own[slot] = memory = new = SharedMemory.create(bytes(NONCE_BYTES), capacity, "flightedl-batches")
-            _write(batch, pa.FixedSizeBufferWriter(pa.py_buffer(memory.values)))
-        head = _HEAD.pack(len(body), size, new is not None)
-        socket.send_fds(self._connection, [head], [] if new is None else [new.descriptor()])
+            if memory is None or not (size := _written(batch, memory)):
+                counted = pa.MockOutputStream()
+                _write(batch, counted)
+                capacity = max(_LEAST_BYTES, 1 << (counted.size() - 1).bit_length())
+                self._own[slot] = new = SharedMemory.create(bytes(NONCE_BYTES), capacity, "flightedl-batches")
+                size = _written(batch, new)
+        message = _HEAD.pack(len(body), size, new is not None) + body
+        sent = socket.send_fds(self._connection, [message], [] if new is None else [new.descriptor()])
         if new is not None:
             new.sent()
-        self._connection.sendall(body)
+        if sent < len(message):
+            self._connection.sendall(message[sent:])
 
     def receive(self) -> tuple[str, pa.RecordBatch | None]:
         """Return the text and the batch of the next message.
@@ -223,6 +224,16 @@ class Channel:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+
+def _written(batch: pa.RecordBatch, memory: SharedMemory) -> int:
+    """Write a batch to memory. Return its size there, or 0 if it does not fit."""
+    sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory.values))
+    try:
+        _write(batch, sink)
+    except OSError:
+        return 0
+    return int(sink.tell())
 
 
 def _write(batch: pa.RecordBatch, sink: Any) -> None:
