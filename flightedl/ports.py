@@ -216,7 +216,7 @@ class Coordinator(Protocol):
     """A linearizable store of small values with leases and watches. Thread-safe; every call has a time limit.
 
     All methods raise UnavailableError if the request was certainly not executed. ``transact`` raises
-    OutcomeUnknownError if the request was sent and no answer came.
+    OutcomeUnknownError if the request was sent and no answer arrived.
 
     If the store turns out to be another cluster's, or to have a lower revision than this connection had seen before the
     request, all methods permanently raise RolledBackError, including those of leases and watches (a watch may raise

@@ -415,7 +415,7 @@ class Job:
         return self._model.look_up(ids)
 
     def step(self) -> None:
-        """Push what was pushed to tables for the current batch, like ``model.step`` but without a dense model.
+        """Send the gradients pushed to tables for the current batch, like ``model.step`` but without a dense model.
 
         Raises:
             UsageError: no batch is current, or it was already pushed.

@@ -4,7 +4,7 @@ Rules:
 
 * The holder stops by itself before others may start: it counts the key as lost when its last successful renewal was
   *sent* more than two thirds of the granted time to live ago. A process that was frozen finds its key lost at its first
-  look, before it has spoken to etcd.
+  look, before it has contacted etcd.
 * It renews six times in a time to live. The last renewal was then sent at most a sixth of the time to live ago, so an
   outage of etcd of up to half a time to live demotes no process, whenever it begins.
 * A lost key stays lost.

@@ -1,6 +1,6 @@
 """Rows of embedding tables in a pserver's checkpoint file, after its blocks (see ``shard_files``).
 
-A record batch has one row with the file's schema. ``dtype`` tells what it holds:
+A record batch has one row with the file's schema. ``dtype`` names its content:
 
 * ``rows:float32``, ``rows:uint16`` (bits of 16-bit floats): rows of table number ``parameter``. ``ids`` (n uint64),
   ``row_updates``, ``row_versions``, ``row_epochs`` (n uint32 each), ``values`` (n * dim elements), ``slot_0`` (float32,
@@ -9,9 +9,9 @@ A record batch has one row with the file's schema. ``dtype`` tells what it holds
 * ``table``: the rest of a table's state, before all rows. ``ids`` are the rows removed since the files that this one is
   an increment on, ``stop`` is the version below which rows have expired, ``values`` are the counters of a sketch.
   ``row_versions`` are the *shifts* of all buckets (1024 int32): how far the versions in a bucket's rows are ahead of
-  the span's; empty if all shifts are zero. ``row_updates`` are the versions of each bucket below which rows have gone
-  because there were too many (1024 uint32); empty if the table has no limit, or by an older version of flightedl, where
-  ``stop`` says so for all buckets. ``row_epochs`` is a single 1 if the counters of the sketch are by bucket.
+  the span's; empty if all shifts are zero. ``row_updates`` are the versions of each bucket below which rows were
+  evicted because there were too many (1024 uint32); empty without a limit, and in files of older versions of flightedl,
+  where ``stop`` applies to all buckets. ``row_epochs`` is a single 1 if the counters of the sketch are by bucket.
 
 ``block`` is the position of the span's first bucket, ``version`` and ``updates`` are the span's.
 """
@@ -41,7 +41,7 @@ Words = npt.NDArray[np.uint32]
 ROWS_OF = "rows:"
 WAITING = "waiting"
 TABLE = "table"
-#: For ``epochs`` of a ``TABLE``.
+#: Value of ``row_epochs`` in a ``TABLE`` whose sketch has its counters by bucket.
 SKETCH_BY_BUCKET = np.ones(1, np.uint32)
 KINDS = (f"{ROWS_OF}float32", f"{ROWS_OF}uint16", WAITING, TABLE)
 #: Columns that only files with rows have.

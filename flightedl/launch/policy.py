@@ -24,7 +24,7 @@ Rules, by how a process ended:
 A process stopped by a signal does not end, but its lease does, and no process would replace it. After ``frozen_s`` it
 counts as lost, like a pod whose probe fails: it is killed and restarted.
 
-The trainers of a *group* train one model of their own together, so none of them can continue without the others. If one
+The trainers of a *group* train one model together, so none of them can continue without the others. If one
 is to be restarted, all are, including those that have finished.
 
 A run of at least ``long_run_s`` clears the slot's record of short runs and crashes. ``restarts_limit`` bounds all

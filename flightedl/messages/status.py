@@ -21,7 +21,7 @@ class PserverFigures(Reply, frozen=True, kw_only=True):
     size_bytes: int = 0
     #: Error code -> number of calls that ended with it since the process began.
     refused_calls: dict[str, int] = {}
-    #: Version at which trainers wait for others that have not pushed or lag too far behind, and seconds of the wait.
+    #: Version at which trainers wait for others that have not pushed or lag too far behind, and duration of the wait.
     waits_at: int = 0
     waits_s: float = 0.0
     #: Hash of the plan by which it has cut the model; empty if it has no blocks.
@@ -33,7 +33,7 @@ class PserverFigures(Reply, frozen=True, kw_only=True):
     #: Bytes of values since the process began.
     received_bytes: int = 0
     sent_bytes: int = 0
-    #: Open streams of trainers, and those whose values lie in memory that both sides map.
+    #: Number of open streams from trainers, and of those that use shared memory.
     streams: int = 0
     shared_streams: int = 0
 
@@ -46,7 +46,7 @@ class ServerStatus(PserverFigures, frozen=True, kw_only=True):
     generation: int
     state: str
     pid: int = 0
-    #: Trainers that its rounds wait for.
+    #: Trainers for which its rounds wait.
     waits_for: list[str] = []
 
 
@@ -73,7 +73,7 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     #: Number of updates that its gradients missed, as a mean in which newer gradients count more. None if all of its
     #: pushes belong to rounds.
     staleness: float | None = None
-    #: Pservers to which it has a stream, and those of them with which its values lie in memory that both sides map.
+    #: Number of pservers to which it has a stream, and of those with which it shares memory.
     pservers: int = 0
     shared_pservers: int = 0
     facts: HostFacts | None = None
@@ -212,9 +212,9 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     records: int = 0
     #: Batches that trainers finished since this master began, repeated ones included.
     batches: int = 0
-    #: Batches among them for which the script gave the declared model no gradient.
+    #: Number of these batches for which the script pushed no gradient to the declared model.
     idle_batches: int = 0
-    #: Trainers that worked at the same time, each on a model of its own; 0 if any trainer shared what it trained.
+    #: Number of trainers that worked at the same time on separate models; 0 if any trainer shared what it trained.
     own_models: int = 0
     #: Corrupt records that trainers skipped since this master began, counted in each epoch; and parts of files that
     #: the index leaves out, because not even their records can be counted.
@@ -232,7 +232,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     mode: str = ""
     #: All of the mode, as a tagged object.
     mode_settings: dict[str, Any] = {}
-    #: Processes or rounds that a change of the mode waits for; empty if none is under way.
+    #: Processes or rounds for which a change of the mode waits; empty without a change.
     mode_change: str = ""
     plan_hash: str = ""
     #: Sums over the last reports of all pservers.
@@ -330,13 +330,13 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     rows: dict[str, int]
     members: list[int]
     waiting_for: str = ""
-    #: Member that has a stream -> True if its values lie in memory that both sides map.
+    #: Member that has a stream -> True if the stream uses shared memory.
     shares_memory: dict[int, bool] = {}
     #: Members for whom others wait.
     waits_for: list[int] = []
     #: Seconds of copying the newest snapshot.
     copied_s: float = 0.0
-    #: True if it was told to end, and waits for a checkpoint.
+    #: True if it was asked to end, and waits for a checkpoint.
     is_draining: bool = False
     tables: list[TableCounts] = []
     #: Member -> number of updates that its newest gradients missed, if they belong to no round.

@@ -49,7 +49,7 @@ class Admission:
         #: Notified when a call ends while the server is closing.
         self.idle = threading.Condition(self._lock)
         self._refusals: Counter[str] = Counter()
-        #: Number of times that memory still has to be returned to the system because of refused messages.
+        #: How often memory of refused messages still has to be returned to the system.
         self._givings_left = 0
 
     def serve_as(self, identity: ServerIdentity) -> None:

@@ -30,7 +30,7 @@ from flightedl.errors import AuthenticationError, UsageError
 
 #: Name that a server's certificate must contain.
 SERVER_NAME = "flightedl"
-#: Stands for all jobs, in place of a job's name.
+#: Name that stands for all jobs, in place of a job's name.
 ANY_JOB = "*"
 
 _SCHEME = "flightedl://"

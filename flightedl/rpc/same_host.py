@@ -7,8 +7,8 @@ that the peer runs as the same user. From then on, the values of the stream's me
 socket carries small messages (``line``).
 
 If any of this fails, values travel by TCP on the same stream. Neither side waits for the other for more than a second.
-The memory belongs to one stream and is freed with it, so a late handler never accesses the next stream's values. What a
-side lends from memory of no stream is revoked when a stream fails, before it changes.
+The memory belongs to one stream and is freed with it, so a late handler never accesses the next stream's values. If a
+side also lends memory that belongs to no stream, it revokes that memory when the stream fails, before changing it.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class PrefetchDetector:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        #: What the caller does wrong; empty if nothing was found.
+        #: Description of the caller's mistake; empty if none was found.
         self._wrong = ""
         #: The batch before the current one and its tensors, if that batch had no step.
         self._left_out = ""

@@ -1,11 +1,11 @@
-"""Staging of gradients: each one moves to the memory that it is sent from as soon as ``backward`` has computed it.
+"""Staging of gradients: ``backward`` moves each gradient to the memory from which it is sent.
 
-A pserver on the same host maps that memory, so ``step`` need not copy the gradient there. ``parameter.grad`` moves
-with it. Whatever changes the gradient before the step (clipping, a scaler, a second backward pass) therefore changes
-what is sent. Versions of tensors could not tell: ``GradScaler`` and writes through ``.data`` do not count as writes.
+A pserver on the same host maps that memory, so ``step`` need not copy the gradient there. ``parameter.grad`` refers to
+it, too. Whatever changes the gradient before the step (clipping, a scaler, a second backward pass) therefore changes
+the sent values. Versions of tensors do not show such changes if ``GradScaler`` or writes through ``.data`` make them.
 
-A gradient stays where autograd put it if anything else refers to its tensor or its memory, or to the memory that it
-would move to: to move it would show. The same goes for gradients on an accelerator, of another layout, or with a graph.
+A gradient is not moved if anything else refers to its tensor, to its memory or to the memory for sending, because the
+move would be visible. Nor are gradients on an accelerator, with another layout, or with a graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flightedl.torch.tensors import Array, is_bound, is_sole_owner, tensor_of
 
 
 class Staging:
-    """Hooks on the parameters of a module. They do nothing once this object is gone.
+    """Hooks on the parameters of a module. They do nothing after this object is deleted.
 
     Args:
         places: The parameters by name.
@@ -44,7 +44,7 @@ class Staging:
         if gradient is None or not _is_movable(gradient, home):
             return
         with torch.no_grad():
-            # A tensor of its own for each gradient: whoever keeps an earlier one keeps ``home`` from being alone.
+            # Each gradient is a new tensor. If the user keeps an earlier one, ``home`` has another owner, see below.
             parameter.grad = home.detach().copy_(gradient)
         before = weakref.ref(gradient)
         del gradient

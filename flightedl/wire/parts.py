@@ -66,7 +66,7 @@ class Place(IntEnum):
 
     BATCH = 0
     MEMORY = 1
-    #: Behind the header, in the same bytes.
+    #: After the header, in the same bytes.
     HEADER = 2
 
 
@@ -91,7 +91,7 @@ class ReceivedBlocks(msgspec.Struct, frozen=True):
     is_finite: bool = False
 
 
-#: An encoded message: its values in order, or None if they are in shared memory or behind the header; the header; and
+#: An encoded message: its values in order, or None if they are in shared memory or after the header; the header; and
 #: the number of bytes of the values.
 EncodedMessage = tuple[list[memoryview] | None, bytes, int]
 
@@ -104,7 +104,7 @@ def encode_message(
     outbox: Outbox | None = None,
     inline: bool = False,
 ) -> EncodedMessage:
-    """Encode a message. Values are copied only into ``outbox`` or behind a small header.
+    """Encode a message. Values are copied only into ``outbox`` or after a small header.
 
     Args:
         pieces: Parts of the message.

@@ -1,8 +1,8 @@
-"""``flightedl bench data``: reading of a job's data against the libraries that people read files with.
+"""``flightedl bench data``: compare the reading of a job's data with common libraries for reading files.
 
-Each side is a process that goes through the same file again and again; all take turns. A trainer's time has everything
-that a job does for a batch: the hand-out of tasks, reading ahead, reports. ``overlap`` is a pass with a step that
-sleeps for each batch, over the longer of reading alone and sleeping alone; 1 is perfect.
+Each side is a process that reads the same file repeatedly; the sides take turns. A trainer's time includes everything
+that a job does for a batch: assigning tasks, reading ahead, reporting. ``overlap`` is the time of a pass with a step
+that sleeps for each batch, divided by the longer of reading alone and sleeping alone; 1 is perfect.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _passes(batches: Iterator[Any], count: int, take: Callable[[Any], object]) -
         pause_s = _STEP_S if choice else 0.0
         seconds = []
         for _ in range(passes):
-            # What was read ahead while others had their turn does not count.
+            # Batches that were read ahead during another side's turn do not count.
             for _ in range(2 * count if choice != _ALONE else 0):
                 take(next(batches))
             begun = time.perf_counter()
@@ -213,7 +213,7 @@ class Bench:
         self._count = 0
 
     def side(self, path: Path, size: int, count: int, readers: int = 0) -> list[Any]:
-        """Start a trainer of a job of its own."""
+        """Start a job with one trainer."""
         self._count += 1
         more = {"etcd": self._etcd} if self._etcd else {}
         cluster = self._stack.enter_context(fe.local(pservers=0, job=f"bench-{self._count}", **more))

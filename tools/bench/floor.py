@@ -171,7 +171,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def serve_flight(_barrier: int) -> None:
-    """Tell the port, and serve until the input ends."""
+    """Print the port, and serve until the input ends."""
     server = _FlightServer("grpc://127.0.0.1:0")
     tell(server.port)
     sys.stdin.read()

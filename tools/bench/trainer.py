@@ -1,7 +1,7 @@
 """Trainer of the benchmarks: a user's loop with steps of a given size, in a job with real processes.
 
-The time of a step is that of a complete iteration: the batch is handed out, pushed, pulled and closed. Gradients are in
-the trainer's own memory, as those of a model are. If they would not fit, all trainers map one file of gradients.
+A step is a complete iteration: the batch is handed out, pushed, pulled and closed. Gradients are in the trainer's own
+memory, as in a real model. If they would not fit there, all trainers map one file of gradients.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Attendance(Protocol):
 
 
 class GroupDataset:
-    """The data of a group of ranks, which train one model of their own.
+    """Data of a group of ranks, which together train one model.
 
     Args:
         declared: The dataset.

@@ -76,7 +76,7 @@ class NumberedDataset:
         return None if self._step is None else (self._row_count, self._step.epoch)
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """Return the batch with this number, counted from 0 over all epochs; behind the last one, no records.
+        """Return the batch with this number, counted from 0 over all epochs; without records after the last one.
 
         Raises:
             UsageError: the number is not a whole number from 0 on.

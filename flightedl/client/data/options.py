@@ -68,5 +68,5 @@ class Reading:
         return self._remainder != "split" or self.explicit_commit
 
     def remainder_for(self, declaration: DatasetDeclaration) -> Remainder:
-        """Return the remainder of a group's data. Raises UsageError if the data cannot be taken in rounds."""
+        """Return the remainder of a group's data. Raises UsageError if the data cannot be read in rounds."""
         return arguments.remainder_of(self._remainder, declaration, explicit_done=self.explicit_done)

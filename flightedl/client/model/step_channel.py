@@ -252,7 +252,7 @@ class StepStream(Channel):
             if self._pair is not None:
                 # The server may still read gradients that were lent, and the caller is about to change them.
                 self._pair.own.end()
-            # The error may be kept, and its frames refer to this object: release the memory.
+            # Release the memory: a caller may keep the error, whose frames refer to this object.
             self._pair = self._outbox = self._inbox = None
             self.is_borrowing = False
         elif self.is_borrowing:

@@ -24,7 +24,7 @@ def mode_of(view: ViewRequest) -> Mode | None:
 class ViewVerdict:
     """Changes that a view requires: apply them to all blocks, then answer."""
 
-    #: True if the view is older than the pserver's, so nothing is to be done.
+    #: True if the view is older than the pserver's, and is therefore ignored.
     is_outdated: bool
     admit: tuple[ViewMember, ...] = ()
     remove: tuple[int, ...] = ()

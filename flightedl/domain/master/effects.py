@@ -57,7 +57,7 @@ class ControlCall:
 
 @dataclass(frozen=True, slots=True)
 class NothingToSay:
-    """Nothing to say to this pserver now: ask for the next call after ``pause_s`` seconds, or when woken."""
+    """No call is due to this pserver: request the next one after ``pause_s`` seconds, or when woken."""
 
     index: int
     generation: int

@@ -76,7 +76,7 @@ class Setting:
         self.check()
 
     def check(self) -> None:
-        """Check rules between fields; overridden where there are any. Raises UsageError."""
+        """Check rules that combine several fields. Raises UsageError. Subclasses with such rules override it."""
 
     def check_within(self, name: str, limits: Limits) -> None:
         """Check this setting where a number with these limits is expected.

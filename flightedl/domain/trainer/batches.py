@@ -19,13 +19,13 @@ class Batch(msgspec.Struct, frozen=True):
     attempt: int
     #: Number within the task.
     number: int
-    #: Batches of the whole task.
+    #: Number of batches in the task.
     batch_count: int
     #: Weight in a synchronous round.
     record_count: int
     #: Number of the ``AssignedTask``; an attempt that is assigned twice is read twice.
     reading: int = 0
-    #: The sum that this batch must be pushed in, because some block has, or lacks, exactly the batches of that sum.
+    #: The sum in which this batch must be pushed, because some block has, or lacks, exactly the batches of that sum.
     again: SumAgain | None = None
 
     def __str__(self) -> str:
@@ -49,9 +49,9 @@ class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     reading: int
     number: int
-    #: Its gradients are in a sum that has not been pushed.
+    #: True if its gradients are in a sum that has not been pushed.
     waits: bool = False
-    #: The batch has to be handed out again, as part of ``again`` if that is given.
+    #: True if the batch has to be handed out again, as part of ``again`` if that is given.
     must_repeat: bool = False
     #: Pserver -> its oldest generation that answered for this batch.
     generations: dict[int, int] = {}
@@ -81,19 +81,19 @@ class CurrentBatch(msgspec.Struct, eq=False):
 
     batch: Batch
     pushed: Pushed
-    #: The membership of its pushes. Kept when an answer says that the membership ended, so that pservers can tell.
+    #: Membership of its pushes. Kept after the membership ends, so that pservers reject later pushes of the batch.
     member: int = 0
-    #: Block that has answered for this batch -> the version that its gradient was computed at.
+    #: Block that has answered for this batch -> version at which its gradient was computed.
     answered: dict[int, int] = {}
-    #: The version that all of its gradients count as computed at; None: each block's own version.
+    #: Version at which all of its gradients count as computed; None for each block's own version.
     base_version: int | None = None
     #: Pserver -> its oldest generation that answered for this batch.
     generations: dict[int, int] = {}
-    #: The gradient met a newer version or a lost membership, and has to be computed and pushed again.
+    #: True if the gradient has to be computed and pushed again, because it was too late or the membership was lost.
     must_repeat: bool = False
-    #: Its gradients are in a sum that has not been pushed.
+    #: True if its gradients are in a sum that has not been pushed.
     waits: bool = False
-    #: The sum that it must be pushed in when it is handed out again.
+    #: The sum in which it must be pushed when it is handed out again.
     again: SumAgain | None = None
     #: The error that interrupted its push, if a retry cannot help.
     failure: BaseException | None = None
@@ -101,7 +101,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
     rejection: Exception | None = None
     #: Describes the batch's files and records for people.
     place: Callable[[], str] | None = None
-    #: The user's code has given a gradient for the batch.
+    #: True once the user's code has pushed a gradient for the batch.
     has_gradient: bool = False
 
     @classmethod

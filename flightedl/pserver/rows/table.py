@@ -123,7 +123,7 @@ class RowTable:
 
     @property
     def given_up(self) -> npt.NDArray[np.int64]:
-        """(buckets,): rows of lower versions have gone, because there were too many."""
+        """(buckets,): rows of lower versions were evicted, because there were too many."""
         return self.ages[row_records.GIVEN_UP : row_records.GIVEN_UP + BUCKETS]
 
     def fill(self, ids: Ids, missing: npt.NDArray[np.int64], out: Floats) -> None:

@@ -272,7 +272,7 @@ class Account:
             raise Violation(f"{name} was deleted, which the pointer names")
 
     def drained(self, pserver: Pserver, values: Mapping[int, Sequence[int]]) -> None:
-        """Check a pserver that was told to end and reports that a checkpoint has everything it had then."""
+        """Check a draining pserver that reports that a checkpoint has everything it had when it was asked to end."""
         if self._cluster.etcd.has_gone_back:
             return
         store, number = self._cluster.store, self._cluster.pointer()
@@ -321,7 +321,7 @@ class Account:
         """Check that the last checkpoint has everything, unless the store was given up.
 
         The checkpoint that was complete when the end was decided has everything, even if the master has begun another
-        since then, such as for a pserver that came back. A later one cannot have replaced it, because the pointer moves
+        since then, for example for a restarted pserver. A later one cannot have replaced it, because the pointer moves
         in a later write than the one that the answer waited for.
         """
         if not self._cluster.scenario.keeps_checkpoints:
@@ -349,7 +349,7 @@ class Account:
         self._require_whole(leader, saved, f"checkpoint {number}")
 
     def _require_whole(self, master: Master, blocks: Sequence[tuple[int, Sequence[int]]], what: str) -> None:
-        """Check that what was done once is done or quarantined at the end, and that all blocks have the same batches.
+        """Check that work once done is done or quarantined at the end, and that all blocks have the same batches.
 
         A batch that was done, lost with a pserver and repeated may fail too often, as any other batch.
         """

@@ -200,7 +200,7 @@ class Strikes:
         self._world.note("the key {} of {} is deleted", key, owner.name)
         self._cluster.etcd.steal(key)
         if isinstance(owner, Pserver):
-            # Another process starts beside the one that does not know yet that it is replaced.
+            # The old process keeps running until it notices that it was replaced.
             self._cluster.start_pserver()
 
         def notice() -> None:

@@ -1,4 +1,4 @@
-"""A trainer of the simulated cluster: the product's trainer cores, driven by a program that does what programs do.
+"""A trainer of the simulated cluster: the product's trainer cores, driven by a model of a user's program.
 
 ``domain.trainer`` makes the decisions; this module has the registration, the calls to servers, and time. The program
 may leave its loop and begin another, raise and end, or ignore an error and continue. The process may be frozen, or lose

@@ -143,7 +143,7 @@ class Worker:
             if keeps_shares:
                 right = {element: known.setdefault((block, element), share) for element, share in shares.items()}
             else:
-                # A round weights the batches by what is pushed now, and later pushes follow.
+                # A round weights batches by their records in the current push, so earlier shares are void.
                 right = dict(shares)
                 for element in shares:
                     known.pop((block, element), None)

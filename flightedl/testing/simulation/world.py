@@ -60,7 +60,7 @@ class Process:
         #: Revision of the view.
         self.directory_revision = 0
         self._inbox: deque[Action] = deque()
-        #: What it has seen of etcd, and the job's life at that time. None before its first request.
+        #: The last state of etcd that it has seen, and the job's life at that time. None before its first request.
         self.witness = Witness()
         self.etcd_life: int | None = None
 
