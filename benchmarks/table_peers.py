@@ -36,7 +36,7 @@ from flightedl_tools.bench.tables import (
     groups_of,
     steps_of,
 )
-from flightedl_tools.bench.workers import serve, tell
+from flightedl_tools.bench.workers import print_line, serve
 
 _KEYS_A_COMMAND = 4096
 _TCP = "tcp"
@@ -179,7 +179,7 @@ def run_server(workloads: list[TableWorkload], option: str) -> None:
         shape = (group.rows_of_one, group.dim)
         _held.append([(torch.full(shape, 0.01), torch.zeros(shape[0])) for _ in range(group.tables)])
     (port,) = free_ports(1)
-    tell(port)
+    print_line(port)
     threading.Thread(target=lambda: _join("server", 0, str(port), option), daemon=True).start()
     sys.stdin.read()
     # The library waits for a client that has gone.

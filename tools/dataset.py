@@ -176,10 +176,10 @@ def _write(
     chunk_index = _indexed(spec, source).index
     if to_format is None:
         wanted = Target(prefix, _only_format(chunk_index), shards, records_per_chunk)
-    with _bar("records written") as tell:
+    with _bar("records written") as advance:
 
         def show(progress: ConvertProgress) -> None:
-            tell(progress.records, progress.record_count)
+            advance(progress.records, progress.record_count)
 
         try:
             done = convert_index(
@@ -222,10 +222,10 @@ def _spec(source: Mapping[str, Any], **more: Any) -> DatasetSpec:
 
 
 def _indexed(spec: DatasetSpec, source: Mapping[str, Any], storage: Any = None) -> LoadedIndex:
-    with _bar("files indexed") as tell:
+    with _bar("files indexed") as advance:
 
         def show(progress: IndexProgress) -> None:
-            tell(progress.files_done, progress.file_count)
+            advance(progress.files_done, progress.file_count)
 
         return load_or_build(FsspecFiles(), storage, spec, concurrency=source["concurrency"], progress=show)
 

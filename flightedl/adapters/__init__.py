@@ -10,6 +10,6 @@
 * ``certificates``, ``pem_files``: a private authority for the members of a job; the files it creates
 
 A call through an adapter: a process calls a protocol of ``ports``, such as ``Coordinator.transact``. The adapter sends
-the request with a deadline and maps the library's exceptions to those of ``errors``, which tell *failed* from *outcome
-unknown*. Retries are the caller's decision; ``patience`` wraps files and storage in the common policy.
+the request with a deadline and maps the library's exceptions to those of ``errors``, which separate *failed* from
+*outcome unknown*. Retries are the caller's decision; ``patience`` wraps files and storage in the common policy.
 """

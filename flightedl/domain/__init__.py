@@ -14,7 +14,7 @@ They are built from these packages; each imports only earlier ones:
 
 * ``model``: parameters, blocks and shards, and the settings that users choose
 * ``tables``: embedding tables: declarations, owners of rows, life of a row
-* ``exactly_once``: application of each batch once, whoever pushes it and however often
+* ``exactly_once``: application of each batch once, regardless of who pushes it and how often
 * ``recovery``: recovery from losses
 * ``checkpoint``: checkpoints, from the order to the restored state
 * ``consistency``: rounds, clocks and views

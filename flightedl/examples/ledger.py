@@ -139,7 +139,7 @@ def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) 
 
 
 def findings(counts: Mapping[str, npt.NDArray[Any]], per_task: int, worth: npt.ArrayLike = 1.0) -> Iterator[str]:
-    """Yield sentences about lost and double records, per epoch and parameter."""
+    """Yield sentences about records that were lost or counted twice, per epoch and parameter."""
     for name in counted(counts):
         for epoch, part in enumerate(counts[name] / worth):
             for word, wrong in (("lost", part < 1 - _TOLERANCE), ("double", part > 1 + _TOLERANCE)):

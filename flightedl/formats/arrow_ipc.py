@@ -1,4 +1,4 @@
-"""Arrow IPC, files and streams: a chunk is a record batch. The first bytes tell a file from a stream.
+"""Arrow IPC, files and streams: a chunk is a record batch. The first bytes distinguish files from streams.
 
 Indexing reads a file's footer and the metadata of each message, never the bodies. A record batch is fully validated
 when it is read (offsets, UTF-8), because a damaged one could crash its user.

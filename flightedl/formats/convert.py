@@ -132,7 +132,7 @@ def convert(
     size_bytes = 0
     for shard, name in enumerate(names):
 
-        def tell(records: int, done: int = shard) -> None:
+        def report(records: int, done: int = shard) -> None:
             if progress is not None:
                 progress(ConvertProgress(done, target.shards, records, index.record_count))
 
@@ -144,10 +144,10 @@ def convert(
             reader = ChunkReader(files, chunks, spec, index.schema, decode, counts)
             skipped = bounds[shard] - (int(ends[first] - index.records[first]) if chunks else 0)
             batches = _batches(
-                reader, range(skipped, skipped + bounds[shard + 1] - bounds[shard]), target, tell, bounds[shard]
+                reader, range(skipped, skipped + bounds[shard + 1] - bounds[shard]), target, report, bounds[shard]
             )
             size_bytes += storage.publish(name, _encoded(batches, target, _empty_schema(index, spec)))
-        tell(bounds[shard + 1], shard + 1)
+        report(bounds[shard + 1], shard + 1)
     return Converted(names, len(set(names) & there.keys()), size_bytes, counts)
 
 
@@ -179,14 +179,14 @@ def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Ta
 
 
 def _batches(
-    reader: ChunkReader, numbers: range, target: Target, tell: Callable[[int], None], read_before: int
+    reader: ChunkReader, numbers: range, target: Target, report: Callable[[int], None], read_before: int
 ) -> Iterator[pa.RecordBatch]:
     for start in range(numbers.start, numbers.stop, target.records_per_chunk):
         stop = min(start + target.records_per_chunk, numbers.stop)
         batch = reader.range(range(start, stop))
         if batch.num_rows:
             yield batch
-        tell(read_before + stop - numbers.start)
+        report(read_before + stop - numbers.start)
 
 
 def _empty_schema(index: ChunkIndex, spec: DatasetSpec) -> pa.Schema:

@@ -79,7 +79,7 @@ def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
 
 
 def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], delimiter: int) -> npt.NDArray[np.bool_]:
-    """Return for each place if it lies within quotes, (len(places),).
+    """Return True for each place that is within quotes, (len(places),).
 
     Normally, every even-numbered quote (counting from 0) starts a field or directly follows another quote, and the
     state is the parity of the number of quotes before a place. If a plain field contains a stray quote, quotes are

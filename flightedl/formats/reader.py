@@ -123,7 +123,7 @@ class ChunkReader:
         self._ends: list[int] = np.cumsum([chunk.records for chunk in self._chunks], dtype=np.int64).tolist()
         #: The latest chunk.
         self._current: tuple[int, Records] | None = None
-        #: The same as one batch, if it contains all records of the chunk in one piece: slices of it are cheap.
+        #: The records of ``_current`` as one batch, if they are contiguous and complete: slices of it are cheap.
         self._batch: pa.RecordBatch | None = None
         #: All chunks as one table, and the row of each record in it, or -1.
         self._table: tuple[pa.Table, npt.NDArray[np.int64]] | None = None

@@ -1,4 +1,4 @@
-"""Opening files, and telling a file that cannot be *reached* from one that cannot be *understood*.
+"""Opening files, and distinguishing those that cannot be *reached* from those that cannot be *understood*.
 
 pyarrow reports both as OSError. Files are therefore opened through :class:`WatchedFile`, which remembers if one of its
 own reads failed. If so, the store is to blame, and the file is never skipped as corrupt; otherwise the bytes are.
@@ -37,7 +37,7 @@ _BROKEN = (
 
 
 class WatchedFile(io.RawIOBase):
-    """A file that remembers the failure of its own reads."""
+    """A file that records whether one of its reads failed."""
 
     def __init__(self, file: BinaryIO, url: str) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ def stored_rows(storage: Storage, manifest: Manifest, table: int, spec: TableSpe
     first = min((number for _, chain in chains for number in chain[-1].numbers), default=0)
     for shard, chain in chains:
         passed_over = np.empty(0, np.uint64)
-        #: Lowest version and epoch that rows of each bucket may have and exist.
+        #: For each bucket, the lowest version and epoch of rows that have not expired.
         oldest = np.full((2, BUCKETS), _UNKNOWN)
         for file, counting in zip(reversed(shard.chain), reversed(chain), strict=True):
             counts = np.zeros(BUCKETS, np.bool_)

@@ -36,7 +36,7 @@ from flightedl.rpc.identity import Caller, ServerIdentity
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 _ANSWER_TIMEOUT_S = 2.0
-#: Longer, because the restart policy needs the account. A dead master refuses immediately, so only a busy one waits.
+#: Longer, because the restart policy needs this answer. A dead master refuses immediately; only a busy one takes long.
 _ACCOUNT_TIMEOUT_S = 5.0
 #: Seconds between two attempts, and minimum timeout of an attempt, so that a timeout of 0 makes one attempt.
 _PAUSE_S = 0.1

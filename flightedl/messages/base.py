@@ -45,7 +45,7 @@ class Sender(Request, frozen=True, kw_only=True):
 
 
 class OfJob(Request, frozen=True, kw_only=True):
-    """A request that changes a running job. The master refuses it unless ``job`` is the name of its own job."""
+    """A request that changes a running job. The master refuses it unless ``job`` is the name of its job."""
 
     job: Text = ""
 

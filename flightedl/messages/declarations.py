@@ -56,7 +56,7 @@ class ArrivalRecord(Reply, frozen=True, kw_only=True):
 
 
 class EvaluationDeclaration(Request, frozen=True, kw_only=True):
-    """The arguments of ``job.evaluate(...)``. Within a life of the model, a name stands for one evaluation."""
+    """The arguments of ``job.evaluate(...)``. Within a life of the model, a name identifies one evaluation."""
 
     name: Name
     dataset: DatasetDeclaration

@@ -90,7 +90,7 @@ class Meter:
             self.instruments.observe(STEP_SECONDS, seconds)
 
     def updates(self, effects: Sequence[Effect], base_version: int, member: int) -> None:
-        """Count the effects of a member's push on the first block of this pserver, which stands for the others."""
+        """Count the effects of a member's push on the first block of this pserver, as a sample of all blocks."""
         for effect in effects:
             if isinstance(effect, Update) and not effect.is_of_round:
                 unseen = effect.from_version - base_version

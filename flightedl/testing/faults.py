@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 
 
-class InjectedFault(Exception):  # noqa: N818 - it stands for a crash, not for an error of ours
+class InjectedFault(Exception):  # noqa: N818 - it represents a crash, not an error of flightedl
     """Simulated death of the process at a point."""
 
 

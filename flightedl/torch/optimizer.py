@@ -294,7 +294,7 @@ class Optimizer(torch.optim.Optimizer):
                 tensor = (self._places.get(name) or self._buffers[name]).tensor
                 values = self._tensors[name]
                 if is_bound(tensor, values):
-                    # The values are already in place; tell autograd that they have changed.
+                    # The values are already in place; autograd must know that they have changed.
                     increment_version(tensor)
                     self._prints[name] = fingerprint(values)
                 else:

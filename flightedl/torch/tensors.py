@@ -62,7 +62,7 @@ def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def is_sole_owner(tensor: torch.Tensor) -> bool:
-    """True if nothing else uses the tensor's memory, as far as PyTorch can tell."""
+    """True if nothing else uses the tensor's memory, as far as PyTorch knows."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     # One reference is the tensor's, one is this function's.
     return count is not None and count(tensor.untyped_storage()._cdata) <= 2

@@ -211,7 +211,7 @@ def decode_message(
         DamagedError: a checksum does not match.
     """
     if isinstance(batch, memoryview) and header is not None and len(header) >= _WHOLE_ONE.size:
-        # Fast path for most messages from a line: one part, whose values came with the header.
+        # Fast path for most messages from a line: one part, with values and header.
         checksum, layout, count, first, length, version, outcome, size_bytes, expected = _WHOLE_ONE.unpack_from(header)
         if (
             count == 1

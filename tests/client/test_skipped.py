@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from flightedl.client.data.reading import telling
+from flightedl.client.data.reading import reporting
 from flightedl.formats.reader import ReadCounts
 
 BATCH = pa.RecordBatch.from_pylist([{"k": 1}])
@@ -24,6 +24,6 @@ def test_each_corrupt_chunk_is_reported_once(caplog: pytest.LogCaptureFixture) -
 
     reported: list[int] = []
     with caplog.at_level(logging.WARNING):
-        assert len(list(telling(read, reported.append))) == 4
+        assert len(list(reporting(read, reported.append))) == 4
     assert reported == [5, 3]
     assert [record.message for record in caplog.records] == ["skipped: a is corrupt", "skipped: b is corrupt"]

@@ -21,7 +21,7 @@ from pyarrow import flight
 from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer
 from flightedl.process import tuning
 
-from .workers import serve, tell
+from .workers import print_line, serve
 
 BATCH_ELEMENTS = 1 << 18
 WINDOW = 4
@@ -125,6 +125,6 @@ def run_server(element_count: int, optimizer: str) -> None:
     tuning.apply()
     tuning.avoid_preemption()
     server = BareServer("grpc://127.0.0.1:0", element_count, optimizer)
-    tell(f"127.0.0.1:{server.port}")
+    print_line(f"127.0.0.1:{server.port}")
     sys.stdin.read()
     server.shutdown()

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from pyarrow import flight
 
 from .sides import Side, begin
-from .workers import serve, started, tell
+from .workers import print_line, serve, started
 
 COUNT = 650
 _HEADER = struct.Struct("<IIQQQQQ")  # kind, length, client, epoch, task, batch, version
@@ -114,7 +114,7 @@ def serve_lines(barrier: int) -> None:
     with listening() as (listener, path):
         poller.register(listener.fileno(), select.EPOLLIN)
         poller.register(sys.stdin.fileno(), select.EPOLLIN)
-        tell(path)
+        print_line(path)
         while True:
             for descriptor, _ in poller.poll():
                 if descriptor == sys.stdin.fileno():
@@ -173,7 +173,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 def serve_flight(_barrier: int) -> None:
     """Print the port, and serve until the input ends."""
     server = _FlightServer("grpc://127.0.0.1:0")
-    tell(server.port)
+    print_line(server.port)
     sys.stdin.read()
     # A shutdown would wait for clients that left without closing their streams.
     os._exit(0)

@@ -17,7 +17,7 @@ import numpy as np
 
 from .floor import listening, receive
 from .tables import EPS, RATE, Group, TableWorkload, gradients_of, groups_of, steps_of
-from .workers import serve, tell
+from .workers import print_line, serve
 
 _HEADER = struct.Struct("<IIQQQ")  # kind and group, count, epoch, task, batch
 _LOOKUP, _PUSH = 0, 1
@@ -130,7 +130,7 @@ def run_server(workloads: list[TableWorkload], _option: str) -> None:
     most = max(workload.ids for workload in workloads)
     tables = [_Table(group, most) for group in groups_of(workloads)]
     with listening() as (listener, path):
-        tell(path)
+        print_line(path)
         connection, header = _with_buffers(listener.accept()[0]), bytearray(_HEADER.size)
         with connection:
             while receive(connection, memoryview(header)):

@@ -25,7 +25,7 @@ from ..options import Number
 from .dense import records
 from .sides import Side, Spread, measuring, print_json, print_table, say, take_turns
 from .trainer import run_steps
-from .workers import next_order, ready, report, serve, started, tell
+from .workers import next_order, print_line, ready, report, serve, started
 
 #: Settings of processes that use gloo.
 TORCH_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -134,7 +134,7 @@ def join_gloo(rank: int, world: int, port: int) -> None:
 
     store = distributed.TCPStore("127.0.0.1", port, world, is_master=not rank, wait_for_workers=False)
     if not rank:
-        tell(store.port)
+        print_line(store.port)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
 
 

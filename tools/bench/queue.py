@@ -47,7 +47,7 @@ from flightedl.rpc.identity import Caller, ServerIdentity
 from flightedl.rpc.request_stream import RequestStream
 
 from .sides import Side, begin, measuring, print_json, print_table, ratio, take_turns
-from .workers import next_order, peak_bytes, ready, report, serve, started, tell
+from .workers import next_order, peak_bytes, print_line, ready, report, serve, started
 
 _CHUNKS_PER_FILE = 1000
 _RECORDS_PER_CHUNK = 100
@@ -255,7 +255,7 @@ def run_server() -> None:
     """Print the address, and serve until the input ends."""
     process_tuning.apply()
     server = _BareServer("grpc://127.0.0.1:0")
-    tell(f"127.0.0.1:{server.port}")
+    print_line(f"127.0.0.1:{server.port}")
     sys.stdin.read()
     server.shutdown()
 

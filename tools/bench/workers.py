@@ -32,7 +32,7 @@ _PAGE_BYTES = resource.getpagesize()
 _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21
 
 
-def tell(value: object) -> None:
+def print_line(value: object) -> None:
     """Send the benchmark a line, such as the port of this server."""
     sys.stdout.write(f"{value}\n")
     sys.stdout.flush()
@@ -40,7 +40,7 @@ def tell(value: object) -> None:
 
 def ready(servers: Sequence[int] = ()) -> None:
     """Report that this worker is ready for orders, with the server processes that it started."""
-    tell(json.dumps({"servers": list(servers)}))
+    print_line(json.dumps({"servers": list(servers)}))
 
 
 def next_order() -> tuple[int, int]:
@@ -51,7 +51,7 @@ def next_order() -> tuple[int, int]:
 
 def report(seconds: Sequence[float], cpu_s: float, threads: int = 1) -> None:
     """Answer an order."""
-    tell(json.dumps({"seconds": list(seconds), "cpu_s": cpu_s, "threads": threads}))
+    print_line(json.dumps({"seconds": list(seconds), "cpu_s": cpu_s, "threads": threads}))
 
 
 def serve(*steps: Callable[[], object], servers: Sequence[int] = ()) -> None:

@@ -217,7 +217,7 @@ class Dataset:
     def end(self) -> None:
         """Let the last epoch of a dataset declared with ``follow`` end with the files that exist now.
 
-        Returns when these files have joined. Creating a file ``_END`` beside them has the same effect.
+        Returns when these files have joined. Creating a file ``_END`` in their folder has the same effect.
 
         Raises:
             UsageError: the dataset was declared without ``follow``.

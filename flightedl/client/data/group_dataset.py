@@ -55,7 +55,7 @@ class Attendance(Protocol):
         """Return a round of this rank without the records that no rank gets."""
 
     def take(self, at: int, step: Round) -> None:
-        """Note that this rank takes a round, before which ``at`` records of all epochs were given.
+        """Note that this rank starts a round. ``at`` records of all epochs were handed out before it.
 
         Raises:
             FencedError: this start of the group is over.

@@ -26,7 +26,7 @@ from flightedl.client.data.numbered_dataset import NumberedDataset
 from flightedl.client.data.options import Reading
 from flightedl.client.data.pieces import PieceReader
 from flightedl.client.data.ranks import rank_and_size
-from flightedl.client.data.reading import ReadTask, batches_of, place_of, telling
+from flightedl.client.data.reading import ReadTask, batches_of, place_of, reporting
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
 from flightedl.domain.groups.numbered import NumberedBatches
@@ -237,7 +237,7 @@ class JobData:
 
             def read(task: Any) -> Iterator[pa.RecordBatch]:
                 skipped = self._process.progress.skipped
-                return telling(lambda counts: batches_of(self._files, task, spec, counts=counts, **more), skipped)
+                return reporting(lambda counts: batches_of(self._files, task, spec, counts=counts, **more), skipped)
 
             return read
 

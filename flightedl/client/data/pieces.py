@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flightedl.client.data.reading import tell_skipped
+from flightedl.client.data.reading import report_skipped
 from flightedl.domain.groups.plan import Piece, Round
 from flightedl.domain.queue.batching import record_order
 from flightedl.formats.dataset_spec import DatasetSpec
@@ -64,7 +64,7 @@ class PieceReader:
             batch = joined([self._piece(step.epoch, piece) for piece in step.pieces])
         else:
             batch = self._piece(step.epoch, Piece(0, 0, 1)).slice(0, 0)
-        tell_skipped(self._counts, self._skipped)
+        report_skipped(self._counts, self._skipped)
         return batch
 
     def place(self, step: Round) -> str:

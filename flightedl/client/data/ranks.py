@@ -21,7 +21,7 @@ def rank_and_size(group: Any, name: str = "") -> tuple[int, int]:
     """Return (rank, number of ranks) for the ``group`` argument of ``job.dataset``.
 
     "auto" looks for an initialized process group of PyTorch, then of JAX, then for the variables ``RANK`` and
-    ``WORLD_SIZE``. A process that has none of them is a group of its own.
+    ``WORLD_SIZE``. A process without any of them is a group by itself.
 
     Args:
         group: As in ``job.dataset``.

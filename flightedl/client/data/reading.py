@@ -42,20 +42,20 @@ def batches_of(files: Files, task: AssignedTask, spec: DatasetSpec, **more: Any)
     return read_task(files, chunks, spec, a.seed, a.epoch, a.task, a.first_batch, a.end_batch, **more)
 
 
-def telling(
-    read: Callable[[ReadCounts], Iterator[pa.RecordBatch]], tell: Callable[[int], None]
+def reporting(
+    read: Callable[[ReadCounts], Iterator[pa.RecordBatch]], report: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of ``read``, and log and ``tell`` the corrupt records that it skips."""
+    """Yield the batches of ``read``, and log and ``report`` the number of corrupt records that it skips."""
     counts = ReadCounts()
     for batch in read(counts):
-        tell_skipped(counts, tell)
+        report_skipped(counts, report)
         yield batch
 
 
-def tell_skipped(counts: ReadCounts, tell: Callable[[int], None]) -> None:
-    """Log the corrupt records skipped since the last call, and ``tell`` their number if it is not 0."""
+def report_skipped(counts: ReadCounts, report: Callable[[int], None]) -> None:
+    """Log the corrupt records skipped since the last call, and ``report`` their number if it is not 0."""
     if counts.corrupt_records:
-        tell(counts.corrupt_records)
+        report(counts.corrupt_records)
         for sentence in counts.sentences:
             _log.warning("skipped: %s", sentence)
         counts.corrupt_records = 0

@@ -75,7 +75,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
             form = ElementForm(transform.is_batched, transform.columns, transform.first)
         name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
         file = getattr(getattr(function, "__code__", None), "co_filename", "") if module == "__main__" else ""
-        # A method is found without its object.
+        # Readers would find a method without its object.
         is_lost = not name or "<" in name or (module == "__main__" and not Path(file).is_file())
         if is_lost or inspect.ismethod(function):
             raise UsageError(

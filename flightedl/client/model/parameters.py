@@ -66,7 +66,7 @@ class Listener(Protocol):
         ...
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """Note that the user's code has finished the batch; ``current.is_undone`` if it will be handed out again.
+        """Note that the user's code has finished the batch. If ``current.is_undone``, it will be handed out again.
 
         Raises:
             UsageError: there are gradients of the batch that were not pushed.

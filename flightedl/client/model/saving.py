@@ -8,8 +8,8 @@ life of the model (``domain.recovery.lives``) is newer than all of an earlier li
 checks once more just before the file appears: if it was frozen or disconnected for longer than its lease, it writes
 only if no other trainer has claimed the request.
 
-Not guaranteed: a trainer that was restarted within an epoch counts its requests from the beginning, so it may be told
-that a request is claimed which it has not made before.
+Not guaranteed: a trainer that was restarted within an epoch counts its requests from the beginning, so it may
+learn that a request is claimed that it has not made before.
 """
 
 from __future__ import annotations

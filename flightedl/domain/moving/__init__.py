@@ -7,7 +7,7 @@
 
 Here, a block is a position of the plan: a block of a parameter or a bucket of tables. Follow one from pserver 0 to
 pserver 2. The master stores an *intent*. Pserver 0 reads it, sends a copy of the block to pserver 2, and continues to
-apply pushes; it sends each update after the copy. Pserver 2 *stages* copy and updates, which nobody can read yet. When
+apply pushes; it sends each update after the copy. Pserver 2 *stages* copy and updates; no process can read them. When
 few updates are in flight, pserver 0 *freezes* the block: pushes wait, and the last message has the number of updates
 and the digest of the content. Pserver 2 sends an acknowledgement to the master. The master *commits* in one
 transaction, which makes pserver 2 the owner and compares everything that may have changed: the master's lock, the
@@ -16,7 +16,7 @@ releases it. If a trainer pushes to pserver 0, it receives the new owner as the 
 same identity at pserver 2, which knows the applied batches.
 
 Only the transaction decides. A pserver thaws a frozen block only after it has read that the attempt is over and that
-it is still the owner. A pserver that waits too long deletes the intent in a transaction of its own, and reads again.
+it is still the owner. A pserver that waits too long deletes the intent in a separate transaction, and reads again.
 
 Tests explore the protocol exhaustively in small configurations: two pservers and a spare, two masters, crashes at each
 step, messages that are lost, late or repeated, and transactions of unknown outcome. No process runs it yet.

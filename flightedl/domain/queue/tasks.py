@@ -484,7 +484,7 @@ class TaskQueue(QueueState):
     ) -> TaskGiven | NoTaskNow:
         """Assign a copy of a piece to a trainer, if there is one to copy.
 
-        Only idle trainers get copies, so no trainer gets a copy of its own piece.
+        Only idle trainers get copies, so no trainer gets a copy of a piece that it has.
         """
         if not is_idle or self.is_stopped or not self.settings.is_deduplicated:
             return NoTaskNow(_RETRY_CEILING_S)

@@ -82,7 +82,7 @@ class GoOn:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The job must not continue from the stored state, for this reason."""
+    """The job must not continue from the stored state; with the reason."""
 
     why: str
 

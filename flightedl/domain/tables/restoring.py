@@ -4,8 +4,8 @@ A file stores rows by *spans*, which are ranges of buckets with one history. Rul
 
 * A bucket has its rows in one chain of files: the one whose newest file has the bucket. Older files of other chains may
   have it, too, from before it moved to another pserver; these rows do not count.
-* In its chain, the rows of a bucket begin with the newest file that has all of them. The base has all rows; so has an
-  increment, of buckets that came from another pserver after the file before it.
+* In its chain, the rows of a bucket begin with the newest file that has all of them. These are the
+  base and, for buckets that another pserver had at the time of the previous file, an increment.
 * The newest file of a chain decides which rows have expired, whichever file of the chain has them. It decides this for
   the buckets of its spans only: rows of other buckets may be older, and exist.
 * Spans with the same history are joined, even if they come from several files. Each bucket keeps the expiry of its own

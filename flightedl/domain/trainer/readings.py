@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import AssignedTask
 
-#: A reading hands a batch out this many times if its gradient is rejected each time.
+#: Limit of hand-outs of a batch by a reading if its gradient is rejected each time.
 REJECTION_LIMIT = 3
 
 

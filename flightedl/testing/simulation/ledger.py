@@ -7,7 +7,7 @@ It carries out the decisions of ``domain.pserver.blocks``, checks all of them, a
 * the optimizer runs with a wrong step number, or from another version than that of the values;
 * a round has closed without an expected member.
 
-A block keeps for each element the number of the update that added it. Its *slot* stands for an optimizer's state: the
+A block keeps for each element the number of the update that added it. Its *slot* represents an optimizer's state: the
 sum over all updates of their number times the elements that they moved. So values, slot and update count must belong
 to the same moment, which ``require_sound`` checks.
 """
