@@ -213,6 +213,8 @@ class Optimizer(torch.optim.Optimizer):
         self._require_unchanged()
         gradients, rows, known_buffers = self._gradients(), self._rows.gradients(), dict(self._known_buffers)
         arrays = self._copies.arrays(gradients | {name: used.leaf.grad for name, (_, used) in rows.items()})
+        if self._staging is not None:
+            arrays |= self._staging.staged(gradients)
         try:
             for name, (table, used) in rows.items():
                 table.push_distinct(used.ids, used.gradients(arrays.pop(name)))

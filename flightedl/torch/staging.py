@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -28,19 +29,28 @@ class Staging:
     """
 
     def __init__(self, places: Mapping[str, Place], memory: Mapping[str, Array]) -> None:
-        self._homes = {id(place.tensor): tensor_of(memory[name]) for name, place in places.items() if name in memory}
+        self._memory = memory
+        self._homes = {name: tensor_of(memory[name]) for name in places if name in memory}
         own = weakref.ref(self)
 
-        def stage(parameter: torch.Tensor) -> None:
+        def stage(name: str, parameter: torch.Tensor) -> None:
             if (staging := own()) is not None:
-                staging._stage(parameter)
+                staging._stage(parameter, staging._homes[name])
 
-        for place in places.values():
-            if place.tensor.requires_grad and id(place.tensor) in self._homes:
-                place.tensor.register_post_accumulate_grad_hook(stage)
+        for name in self._homes:
+            if places[name].tensor.requires_grad:
+                places[name].tensor.register_post_accumulate_grad_hook(partial(stage, name))
 
-    def _stage(self, parameter: torch.Tensor) -> None:
-        gradient, home = parameter.grad, self._homes[id(parameter)]
+    def staged(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+        """Return the arrays of those gradients that are staged. All are views of one memory."""
+        return {
+            name: self._memory[name]
+            for name, gradient in gradients.items()
+            if (home := self._homes.get(name)) is not None and is_bound(gradient, home)
+        }
+
+    def _stage(self, parameter: torch.Tensor, home: torch.Tensor) -> None:
+        gradient = parameter.grad
         if gradient is None or not _is_movable(gradient, home):
             return
         with torch.no_grad():

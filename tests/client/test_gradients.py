@@ -53,6 +53,20 @@ def test_small_gradients_use_the_same_memory_in_every_step(plans: StepPlans) -> 
     assert before.ctypes.data == after.ctypes.data
 
 
+def test_small_gradients_that_are_contiguous_in_one_memory_are_not_copied(plans: StepPlans) -> None:
+    memory = np.arange(20, dtype=np.float32)
+    given = {"a": memory[1:13].reshape(4, 3), "b": memory[13:18], "c": memory[18:19].reshape(())}
+    (line,) = plans.sound(given, "batch 0").lines
+    assert line.tolist() == memory[1:19].tolist()
+    assert np.shares_memory(line, memory)
+    with pytest.raises(ValueError, match="read-only"):
+        line[0] = 1
+    for other in (memory[14:19], memory[12:17], memory[13:18].copy(), memory[17:12:-1]):
+        (line,) = plans.sound(given | {"b": other}, "batch 1").lines
+        assert line.tolist() == flat(given | {"b": other}, *_SMALL)
+        assert not np.shares_memory(line, memory)
+
+
 def _plans_of_one(pool: ThreadPoolExecutor, dtype: type[np.generic]) -> StepPlans:
     plan = plan_shards([ParameterSpec("w", (13, 50), np.dtype(dtype).name)], 1)
     return StepPlans(plan, [runs_of(plan, 0)], {"w": np.dtype(dtype)}, "", None, pool)

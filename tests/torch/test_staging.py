@@ -214,7 +214,8 @@ def test_a_step_sends_gradients_from_where_they_were_staged(lent: list[int]) -> 
     values_only = sum(lent)
     lent.clear()
     trained(clipping, overlap_backward=True)
-    assert sum(lent) - values_only > 6 * WIDTH * WIDTH, "at least a quarter of the large gradient in each of six steps"
+    # Others are interrupted by those that the branch and the frozen bias lack.
+    assert sum(lent) - values_only > 0.9 * 6 * 4 * WIDTH * WIDTH, "nearly all of the large gradient, in each step"
 
 
 def test_a_gradient_that_is_not_finite_is_rejected_before_anything_is_sent() -> None:
@@ -238,7 +239,7 @@ def test_hooks_do_nothing_once_the_optimizer_is_gone() -> None:
         optimizer = Optimizer(net, bench.job, fe.SGD(1.0), overlap_backward=True)
         staging = optimizer._staging
         assert staging is not None
-        home = staging._homes[id(net.inner.weight)]
+        home = staging._homes["inner.weight"]
         loss_of(net, 1).backward()
         assert net.inner.weight.grad is not None
         assert net.inner.weight.grad.data_ptr() == home.data_ptr()

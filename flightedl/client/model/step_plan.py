@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from flightedl.client.model.kept import ErrorFeedback
 from flightedl.client.tables.traffic import RowMessages
@@ -162,12 +163,28 @@ class StepPlan:
             if memory is None:
                 array = arrays[first]
                 line = (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1)
+            elif (in_place := _joined_in_place(arrays[first:stop])) is not None:
+                line = in_place
             elif memory.dtype == arrays[first].dtype:
                 line = np.concatenate(arrays[first:stop], axis=None, out=memory, casting="no")
             else:
                 line = np.concatenate(arrays[first:stop], axis=None)
             found.append(line.view(np.uint16) if line.dtype.itemsize == ITEM_BYTES else line)
         return found
+
+
+def _joined_in_place(arrays: Sequence[Array]) -> Array | None:
+    """Return several arrays as one (n,) array without a copy if they are contiguous in one memory, otherwise None."""
+    base, dtype = arrays[0].base, arrays[0].dtype
+    if base is None or arrays[1].base is not base:
+        return None
+    start = end = arrays[0].__array_interface__["data"][0]
+    for array in arrays:
+        is_next = array.base is base and array.__array_interface__["data"][0] == end
+        if not (is_next and array.dtype == dtype and array.flags.c_contiguous):
+            return None
+        end += array.nbytes
+    return as_strided(arrays[0].reshape(-1), ((end - start) // dtype.itemsize,), writeable=False)
 
 
 class Outgoing(msgspec.Struct, frozen=True):
