@@ -170,7 +170,6 @@ class Checkpoints:
 
     @property
     def latest(self) -> Pointer | None:
-        """The newest checkpoint whose pointer is stored."""
         return self._stored_latest
 
     @property
@@ -403,7 +402,6 @@ class Checkpoints:
         return (Sweep(),)
 
     def deletable(self, names: Collection[str]) -> tuple[str, ...]:
-        """Return the files that may be deleted, in this order; see ``manifest.deletable``."""
         latest = self._stored_latest
         if latest is None:
             return ()

@@ -169,7 +169,6 @@ class Membership:
         return all(self._has_answered(i, self._serial) and self._pservers[i].is_up for i in range(self._pserver_count))
 
     def member_id_of(self, trainer: str) -> int | None:
-        """Return the member id of an admitted trainer, otherwise None."""
         member = self._members.get(trainer)
         return member.member_id if member is not None and member.is_admitted else None
 

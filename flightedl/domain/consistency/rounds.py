@@ -185,7 +185,6 @@ class BlockRounds:
         return tuple(self._held)
 
     def waits_for(self) -> list[int]:
-        """Return the due members that have not arrived in the open round."""
         if not self._is_sync:
             return []
         return [m for m, first in self.members.items() if first <= self.version and m not in self._arrived]

@@ -73,7 +73,6 @@ class PserverView:
 
     @property
     def number(self) -> tuple[int, int]:
-        """(master generation, serial) of the newest view."""
         return self._master_generation, self._serial
 
     def begins_in(self, view: ViewRequest) -> Mode | None:

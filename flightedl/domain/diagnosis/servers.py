@@ -286,7 +286,6 @@ def machines(seen: Observations) -> Iterator[Finding]:
 
 
 def _facts(seen: Observations) -> Iterator[tuple[str, HostFacts, float]]:
-    """Yield (process, facts, time of the reply by this machine's clock)."""
     status = seen.status
     if status is not None and status.master is not None and status.master.facts is not None and seen.master is not None:
         yield "master", status.master.facts, seen.master.received_s

@@ -78,7 +78,6 @@ def trainers(seen: Observations) -> Iterator[Finding]:
 
 
 def _held_up(status: StatusReply) -> dict[str, float]:
-    """Return how long others have waited: trainer -> seconds."""
     found: dict[str, float] = {}
     for server in status.pservers:
         for trainer in server.waits_for if server.waits_s >= WAITS_S else ():
@@ -122,7 +121,6 @@ def _still(seen: Observations, trainer: TrainerStatus, held_up: dict[str, float]
 
 
 def _innermost(stack: str) -> str:
-    """Describe the innermost call of the main thread."""
     for part in stack.split("\n\n"):
         lines = part.splitlines()
         if lines and lines[0] == "thread MainThread" and len(lines) > 1:

@@ -188,7 +188,6 @@ class Group:
     # running
 
     def at(self, request: GroupPlaceRequest, now: float) -> GroupPlaceReply:
-        """Record the round that a rank works on."""
         if not self._is_current(request) or self.record.phase != RUNNING:
             return GroupPlaceReply(is_current=False)
         self.places[request.rank] = Place(request.at, tuple(request.pieces), now)
@@ -272,7 +271,6 @@ class Group:
         return request.incarnation == self.record.incarnation and known is not None and _is_from(request, known)
 
     def check(self) -> None:
-        """Assert the invariants."""
         record = self.record
         assert record.phase in {GATHERING, RUNNING, OVER, DONE}
         assert record.phase == OVER or record.ranks[0].generation == record.incarnation

@@ -81,7 +81,6 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
 
     @property
     def record_count(self) -> int:
-        """Number of this rank's records in the round."""
         return sum(piece.end_record - piece.first_record for piece in self.pieces)
 
 

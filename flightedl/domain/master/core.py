@@ -1,9 +1,10 @@
 """The master as a pure state machine: events in, effects out.
 
-The core delegates to the other modules of this package, each of which has its own state, and coordinates events and
-requests that concern several of them.
+The core coordinates events and requests that concern several of the other modules of this package and delegates the
+rest to them. Each of these modules has its own state.
 
-The core does not read files: the driver indexes a dataset and reports the number of its tasks and of their batches.
+The core does not read files. The driver indexes a dataset and reports the number of tasks and the number of batches in
+each task.
 """
 
 from __future__ import annotations
@@ -58,11 +59,12 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: A trainer that joins at the beginning of an epoch starts this many rounds later, so the others need not wait for it.
+#: A trainer that joins at the beginning of an epoch starts this many rounds later, so that the others need not wait for
+#: it.
 _MARGIN = 2
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 
-#: (request, its waiting state, True if its timeout has expired) -> the answer, or a new waiting state.
+#: (request, its waiting state, True if its timeout has expired) -> the answer, or the new waiting state.
 _Answerer = Callable[[Any, Waiting, bool], msgspec.Struct]
 
 
@@ -89,7 +91,7 @@ class MasterCore:
         self._declarations = Declarations(stored.declaration, self._outbox)
         self.leases = Leases()
         self.training = Training(settings.trainer_count, stored.stop, self._outbox)
-        #: None until the model is declared.
+        #: None until a model is declared.
         self.members: Members | None = None
         self.pservers = Pservers(settings.pserver_count, settings.recovery, stored.recovery, self._outbox)
         checkpoints = checkpoints_of(stored, settings, now)
@@ -138,7 +140,7 @@ class MasterCore:
         }
 
     def apply(self, event: events.Event, now: float) -> list[out.Effect]:
-        """Return the effects of an event, in the order in which the driver must carry them out.
+        """Return an event's effects, in the order in which the driver must carry them out.
 
         Raises:
             UsageError: files joined that cannot join; the state is unchanged.
@@ -169,7 +171,6 @@ class MasterCore:
 
     @property
     def trainers(self) -> Mapping[str, int]:
-        """Generations of the trainers whose lease is alive, by name."""
         return self.leases.trainers
 
     @property
@@ -179,17 +180,15 @@ class MasterCore:
 
     @property
     def group(self) -> Group:
-        """The group whose ranks read the training data, if there is one."""
+        """The group whose ranks read the training data, or None if there is no group."""
         return self._groups.group
 
     @property
     def is_over(self) -> bool:
-        """True if no training remains to be done."""
         return self.group.is_done or self.training.is_over
 
     @property
     def _serving_members(self) -> Members | None:
-        """The members, or None if no pserver can have values."""
         return None if self.has_former_model and not self.is_over else self.members
 
     @property
@@ -197,7 +196,7 @@ class MasterCore:
         return self.members is not None and self.training.is_deterministic(self.members.membership.mode)
 
     def encode(self) -> dict[str, bytes]:
-        """Return the state for a successor, by name. All values must be stored in one transaction.
+        """Return the state for a successor: name -> value. All values must be stored in one transaction.
 
         The names are ``declaration``, ``queue``, ``failures``, ``evaluations``, ``membership``, ``recovery`` (of
         pservers), ``checkpoints``, ``group`` and ``stopped``. Parts without state are left out.
@@ -455,7 +454,7 @@ class MasterCore:
         self._update_members(ticket, handed, is_deterministic=is_deterministic, waits=is_waiting)
         if is_over:
             if self.has_former_model:
-                # No trainer needs to declare the model again: the checkpoint is complete, and the job ends.
+                # No trainer needs to declare the model again, because the checkpoint is complete and the job ends.
                 self._adopt_former_model()
             self._check_end()
         if is_waiting:
@@ -479,7 +478,6 @@ class MasterCore:
         return self.work
 
     def _apply_reports(self, work: Work, ticket: TasksTicket) -> list[ReturnedTask]:
-        """Apply a ticket's reports. Return the tasks that the trainer must drop."""
         before = work.queue.revision
         lost: list[ReturnedTask] = []
         if self.members is not None:
@@ -489,12 +487,12 @@ class MasterCore:
         lost = lost + work.apply_reports(ticket, self._now) + work.take_back_unbegun(ticket, self._now)
         self.checkpointing.checkpoints.tasks_finished(len(work.take_finished()))
         if work.queue.revision != before:
-            # Only reports can make tasks available to waiting trainers; handing out tasks cannot.
+            # Only reports can make tasks available to waiting trainers; assigning tasks cannot.
             self._outbox.touch()
         return lost
 
     def _update_members(self, ticket: TasksTicket, handed: HandedOut, *, is_deterministic: bool, waits: bool) -> None:
-        """Let the trainer leave if it got no task, otherwise let it join if it may do so without asking."""
+        """Let the trainer leave if it got no task; otherwise let it join if it may join without asking."""
         members = self.members
         if handed.begins_epoch and members is not None:
             members.leave_all()
@@ -511,7 +509,7 @@ class MasterCore:
         return 0 if self.members is None else self.members.member_of(trainer)
 
     def _final_pservers(self) -> list[int]:
-        """Return the generations of the pservers that were checked before the job is reported as done."""
+        """Return the generations of the pservers that were checked before the job was reported as done."""
         count = self._settings.pserver_count
         return [] if self.members is None else [self.pservers.present.get(i, 0) for i in range(count)]
 
@@ -557,7 +555,7 @@ class MasterCore:
             raise NotReadyError("no trainer has declared the model yet")
         may_give_up, ticket = waiting.may_give_up, request.ticket
         if ticket is None and may_give_up:
-            # The checkpoint at the end of the job contains everything.
+            # The checkpoint at the end of the job contains all work.
             ticket = self.ending.final_ticket
         if ticket is None:
             ticket = self.checkpointing.request(request.reason, may_give_up=may_give_up)

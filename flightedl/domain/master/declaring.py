@@ -1,11 +1,11 @@
-"""Declarations of the training data and the model. The first declaration of each wins.
+"""Declarations of the training data and of the model. The first declaration of each kind is adopted.
 
-Indexing a dataset and planning a model's blocks may take long. The core therefore answers the first declaration with
-``effects.Undeclared``. The driver then indexes or plans, reports the result (``DatasetIndexed``, ``ModelPlanned``), and
-repeats the declaration. If two trainers declare at the same time, the first result counts.
+Indexing a dataset and planning a model's blocks can take a long time. The core therefore answers the first declaration
+with ``effects.Undeclared``. The driver then indexes or plans, reports the result (``DatasetIndexed``,
+``ModelPlanned``), and repeats the declaration. If two trainers declare at the same time, the first result is adopted.
 
-A job that was resumed from a checkpoint adopts the next declaration, which may change how the job continues: the number
-of epochs, the shuffling of epochs that have not begun, and the settings of the optimizer.
+A job resumed from a checkpoint adopts the next declaration. That declaration may change how the job continues: the
+number of epochs, the shuffling of epochs that have not begun, and the optimizer's settings.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from flightedl.messages.declarations import (
     ModelDeclaration,
 )
 
-#: Fields of the dataset that may change when a job is resumed.
+#: Fields of the dataset declaration that may change when a job is resumed.
 _MAY_DIFFER = ("epochs", "shuffle", "seed")
 _MAY_DIFFER_TEXT = "epochs, shuffle and seed"
-#: Maximum number of excluded files that the job names.
+#: Maximum number of excluded files whose names are kept.
 _LEFT_OUT_LIMIT = 100
 
 
@@ -41,26 +41,24 @@ class Declarations:
     def __init__(self, declaration: JobDeclaration, outbox: Outbox) -> None:
         self.known = declaration
         self._outbox = outbox
-        #: Cache of the stored form, which every comparison with the stored keys needs.
+        #: Cache of the stored form, which is needed for every comparison with the stored keys.
         self._encoded = (JobDeclaration(), b"")
 
     @property
     def plan_hash(self) -> str:
-        """Hash of the declared model's plan; empty if no model is declared."""
         return "" if self.known.model is None else self.known.model.plan_hash
 
     @property
     def has_model(self) -> bool:
-        """True if trainers of this job have declared a model, so pservers deduplicate batches."""
+        """True if trainers of this job have declared a model, in which case pservers deduplicate batches."""
         return self.known.model is not None and not self.has_former_model
 
     @property
     def has_former_model(self) -> bool:
-        """True if the job was resumed and no trainer has declared the model since; pservers wait until then."""
+        """True if the job was resumed and no trainer has declared the model since. Pservers wait for a declaration."""
         return self.known.model is not None and self.known.model.is_former
 
     def encode(self) -> bytes | None:
-        """Return the stored form; None if nothing is declared."""
         if self.known.dataset is None and self.known.model is None:
             return None
         if self._encoded[0] is not self.known:
@@ -70,7 +68,7 @@ class Declarations:
     # the training data
 
     def dataset(self, declared: DatasetDeclaration) -> DeclaredDataset | None:
-        """Return the declared dataset if it equals this one, or None if no dataset is declared.
+        """Return the declared dataset if it equals ``dataset``, or None if no dataset is declared.
 
         Raises:
             DeclarationError: they differ. The first declaration after resuming may differ in some settings.
@@ -87,8 +85,8 @@ class Declarations:
         self.known = replace(self.known, dataset=reply, is_resumed=False)
 
     def leave_out(self, files: Sequence[str]) -> None:
-        """Record why each of these files is not part of the dataset, which is now complete."""
-        # All reasons are stored in the declaration's value in etcd, whose size is limited.
+        """Record why each of these files is excluded from the dataset. The list of excluded files is then complete."""
+        # All reasons are stored in one etcd value, together with the declaration, and the size of a value is limited.
         reasons = list(files[:_LEFT_OUT_LIMIT])
         if more := len(files) - len(reasons):
             reasons.append(f"{more} more files")
@@ -99,10 +97,10 @@ class Declarations:
     # the model
 
     def model(self, declared: ModelDeclaration) -> DeclaredModel | None:
-        """Return the declared model if it equals this one, or None if no model is declared.
+        """Return the declared model if it equals ``model``, or None if no model is declared.
 
         The first declaration after resuming may change the optimizer's settings. Pservers adopt the model only after
-        that declaration is stored, so no pserver has used the former settings.
+        that declaration is stored, so no pserver has used the previous settings.
 
         Raises:
             UsageError: the optimizer is invalid.
@@ -129,7 +127,7 @@ class Declarations:
         self.known = replace(self.known, model=model)
 
     def adopt_former_model(self, declared: ModelDeclaration | None = None) -> DeclaredModel:
-        """Adopt the model of the checkpoint from which the job was resumed, with the given settings, if any."""
+        """Adopt the model of the checkpoint from which the job resumed, with the settings in ``declared`` if given."""
         known = self.known.model
         assert known is not None, "a resumed job has a model"
         if declared is not None and declared != known.declaration:
@@ -147,7 +145,7 @@ class Declarations:
 
 
 def _is_setting(field: str, tables: Collection[str]) -> bool:
-    """True if a field is an optimizer's setting, or the initial values of a table, whose rows are in the checkpoint."""
+    """True if a field is an optimizer setting, or the initial values of a table, whose rows are in the checkpoint."""
     path = field
     if field.startswith("tables."):
         names = [name for name in tables if field.startswith(f"tables.{name}.")]

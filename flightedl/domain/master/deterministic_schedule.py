@@ -1,18 +1,18 @@
-"""Schedule of tasks that makes runs with the same number of trainers bit-identical.
+"""Task schedule that makes runs with the same number of trainers bit-identical.
 
 A round sums the gradients of its members in a fixed order, so each round must contain the same batches in every run.
 Three rules guarantee this:
 
 * All trainers begin an epoch together. No task is assigned before the expected number of trainers has requested one,
   and all of them are admitted at the same round.
-* A trainer gets its next task only when it has finished its previous one. Tasks are then assigned in the order of the
-  rounds in which trainers become idle. Trainers that become idle in the same round may get the next tasks in any
-  order: this changes which trainer computes a batch, but not the batches of a round.
-* Tasks have no speculative copies.
+* A trainer gets its next task only after it has finished its previous one. Tasks are then assigned in the order of the
+  rounds in which trainers become idle. Trainers that become idle in the same round may get the next tasks in any order.
+  The order determines which trainer computes a batch, but not which batches a round contains.
+* Tasks are not copied to idle trainers near the end of an epoch.
 
-The schedule applies only to ``Sync(deterministic=True)`` and requires that the number of trainers is configured. If
-trainers are missing, the others continue after a timeout: every batch still counts exactly once, but the result is no
-longer bit-identical.
+The schedule applies only to ``Sync(deterministic=True)`` and requires a configured number of trainers. If trainers are
+missing, the others continue after a timeout: every batch is still counted exactly once, but the result is no longer
+bit-identical.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from collections.abc import Collection, Mapping
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.queue.tasks import TaskQueue
 
-#: Seconds after which an epoch begins without the missing trainers.
+#: Seconds after which an epoch begins without any missing trainers.
 _PATIENCE_S = 60.0
 
 
 class DeterministicSchedule:
-    """Waiting of trainers for each other at the beginning of an epoch.
+    """Makes trainers wait for each other at the beginning of an epoch.
 
     Args:
         trainer_count: Expected number of trainers; 0 if unknown, which disables the schedule.
@@ -37,7 +37,7 @@ class DeterministicSchedule:
         self._trainer_count = trainer_count
         #: The epoch whose tasks are being assigned.
         self._begun = -1
-        #: The epoch whose first trainers were admitted.
+        #: The epoch for which the first trainers have been admitted.
         self._admitted = -1
         self._asking: set[str] = set()
         self._joining: dict[str, int] = {}
@@ -47,7 +47,7 @@ class DeterministicSchedule:
         return bool(self._trainer_count) and isinstance(mode, Sync) and mode.deterministic
 
     def begins(self, queue: TaskQueue, trainer: str, alive: Collection[str], now: float) -> bool:
-        """Record a trainer's request. True if all trainers have asked, so the epoch begins and all must join again."""
+        """Record a trainer's request. True if all trainers have now asked: the epoch begins and all must rejoin."""
         if queue.is_done or self._begun == queue.epoch or queue.holds(trainer):
             return False
         self._asking.add(trainer)
@@ -60,7 +60,6 @@ class DeterministicSchedule:
         return True
 
     def pieces_for(self, queue: TaskQueue, trainer: str, want: int) -> int:
-        """Return the number of pieces that the trainer may get now."""
         if queue.is_done:
             return want
         is_free = self._begun == queue.epoch and not queue.holds(trainer)
@@ -69,7 +68,7 @@ class DeterministicSchedule:
     def joins(
         self, queue: TaskQueue, trainer: str, generation: int, alive: Mapping[str, int], now: float
     ) -> dict[str, int]:
-        """Record a trainer's request to join. Return the trainers to admit now, together with it; maybe none."""
+        """Record a trainer's request to join. Return the trainers to admit now, including this one, if any."""
         if self._admitted == queue.epoch:
             return {trainer: generation}
         self._joining[trainer] = generation

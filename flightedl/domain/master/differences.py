@@ -1,4 +1,4 @@
-"""Comparison of two declarations. The first one wins; an error names the fields in which a later one differs."""
+"""Comparison of two declarations. The first one is kept; an error names the fields in which a later one differs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def require_same(
 def require_same_slots(
     names: Iterable[str], known: Optimizer, declared: Optimizer, kind: Literal["parameter", "table"] = "parameter"
 ) -> None:
-    """Require an optimizer to keep the same slots under its new settings.
+    """Require that an optimizer's new settings need the same slots.
 
     Raises:
         DeclarationError: the slots of a parameter, or of the rows of a table, differ.
@@ -69,7 +69,7 @@ def _named(slots: Sequence[SlotSpec]) -> str:
 
 
 def _by_name(declared: msgspec.Struct) -> Any:
-    """Return a declaration as plain values, with parameters and tables by name, so that differences show the name."""
+    """Return a declaration as plain values, with parameters and tables keyed by name, for readable differences."""
     found = msgspec.to_builtins(declared)
     for kind in ("parameters", "tables"):
         if kind in found:

@@ -1,7 +1,7 @@
 """Effects of the master's core, as values, and the outbox that collects them.
 
-Each effect names a *revision*. The driver carries it out when the core's state of that revision or a later one is
-stored; revision 0 means at once.
+Each effect names a *revision*. The driver carries out the effect once the core's state is stored at that revision or a
+later one. Revision 0 means immediately.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ ControlRequest = AppliedRequest | ReloadRequest | SealRequest | SnapshotRequest 
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The reply to a request that was carried out and has no result."""
+    """The reply to a completed request that has no result."""
 
 
 class Undeclared(msgspec.Struct, frozen=True):
-    """The reply to a first declaration: index or plan it, report the result as an event, and ask again."""
+    """The reply to a first declaration: index or plan it, report the result as an event, and declare it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request; an error is raised in the caller."""
+    """The answer to a request; if it is an error, the driver raises it in the caller."""
 
     call: int
     reply: msgspec.Struct | FlightedlError
@@ -40,17 +40,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ControlCall:
-    """Call a process of a pserver, report the answer as ``Answered``, then ask for the next call.
+    """Call a pserver's process, report the answer as ``Answered``, then ask for the next call.
 
-    Emitted only for ``ControlAsked``. If the pserver raises ``NotReadyError``, ask for the next call after ``pause_s``.
+    Emitted only in response to ``ControlAsked``. If the pserver raises ``NotReadyError``, ask for the next call after
+    ``pause_s``.
     """
 
     index: int
     generation: int
     request: ControlRequest
-    #: Number of the audit for which an ``AppliedRequest`` is made, or None.
+    #: Number of the audit for which the ``AppliedRequest`` is sent, or None.
     audit: int | None = None
-    #: Seconds to pause after the answer, unless woken.
+    #: Seconds to pause after the answer, unless woken earlier.
     pause_s: float = 0.0
     revision: int = 0
 
@@ -73,9 +74,9 @@ class WakePserver:
 
 @dataclass(frozen=True, slots=True)
 class DeleteElection:
-    """Delete the election of the trainer that initializes the model, so trainers hold a new one.
+    """Delete the election of the trainer that initializes the model, so that trainers hold a new election.
 
-    The transaction names the pservers of ``step``.
+    The transaction contains the pservers named in ``step``.
     """
 
     step: Reinitialize
@@ -84,7 +85,7 @@ class DeleteElection:
 
 @dataclass(frozen=True, slots=True)
 class StoreWork:
-    """A task for the checkpoints' storage, to be done after all earlier ones."""
+    """A job for the checkpoint storage, to be run after all earlier ones."""
 
     work: WriteManifest | MovePointer | Sweep
     revision: int
@@ -92,7 +93,7 @@ class StoreWork:
 
 @dataclass(frozen=True, slots=True)
 class QueueNews:
-    """A decision to log, made by the queue of the training data ("") or of an evaluation."""
+    """A decision of a queue, to be logged; the queue is that of the training data ("") or of an evaluation."""
 
     evaluation: str
     effect: QueueEffect
@@ -131,12 +132,12 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An event for the log and the job's history: a text with %-placeholders, and its values."""
+    """An event for the log and the job's history: a message template with %-placeholders, and its values."""
 
     text: str
     values: tuple[object, ...]
     kind: Kind
-    #: Subject of the event: a trainer's name, or "pserver-3"; empty for the job.
+    #: Subject of the event: a trainer's name, or a pserver such as "pserver-3"; empty if the event concerns the job.
     who: str = ""
     is_warning: bool = False
 
@@ -151,12 +152,12 @@ def pserver_named(index: int) -> str:
 
 @dataclass(slots=True)
 class Outbox:
-    """Effects of the current event, collected from all parts of the core."""
+    """Collects the effects of the current event from all parts of the core."""
 
     effects: list[Effect] = field(default_factory=list)
-    #: Number of changes of the stored state.
+    #: Number of changes to the stored state.
     revision: int = 0
-    #: True if something has changed that a request may be waiting for.
+    #: True if something has changed that a waiting request may depend on.
     wakes_requests: bool = False
 
     def touch(self) -> None:

@@ -1,14 +1,14 @@
 """Conditions for the end of an epoch and of the job.
 
-The master reports the job as done only when finished work can no longer be lost: the queue is over, all pservers are
-present and were compared with the queue, all rounds are closed, and the final checkpoint is complete. The master waits
-for absent pservers, but gives up on a store that fails repeatedly. A job without checkpoints skips the checkpoint, and
-a job without a model has nothing to compare.
+The master reports the job as done only when finished work can no longer be lost, that is, when the queue is over, all
+pservers are present and have been compared with the queue, all rounds are closed, and the final checkpoint is complete.
+The master waits for absent pservers, but gives up on a store that fails repeatedly. A job that keeps no checkpoints
+needs no final one, and a job without a model has nothing to compare.
 
 A job that a trainer has stopped is over when no task is pending and none is due. Tasks are due if a pserver has lost
-them, or if only some blocks have applied a batch of them. The master compares the pservers after all members have left,
-because only members can push. If no trainer requests tasks for ``ALONE_S`` seconds while some are due, the job has
-failed, and ``unfinished`` names the tasks.
+them, or if one of their batches was applied by some blocks but not by all. The master compares the pservers after all
+members have left, because only members can push. If no trainer requests tasks for ``ALONE_S`` seconds while some are
+due, the job has failed, and ``unfinished`` names the tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 
-#: Seconds for which a stopped job with due tasks waits for a trainer.
+#: Seconds for which a stopped job that has due tasks waits for a trainer.
 ALONE_S = 30.0
 _NAMED = 10
 
@@ -32,29 +32,28 @@ class Ending:
     def __init__(self, pservers: Pservers, checkpointing: Checkpointing) -> None:
         self._pservers = pservers
         self._checkpointing = checkpointing
-        #: Ticket of the final checkpoint; None while work remains.
+        #: Ticket of the final checkpoint; None while work remains to be done.
         self.final_ticket: int | None = None
         #: True if the job may be reported as done.
         self.may_end = False
-        #: Why a stopped job cannot be completed, for people; empty if it can.
+        #: User-readable reason why a stopped job cannot be completed; empty if it can.
         self.unfinished = ""
-        #: Time of a trainer's last request for tasks; None if there was none since this master started.
+        #: Time at which a trainer last requested tasks; None if none has since this master started.
         self._asked_at: float | None = None
         self._epoch_seen = 0
 
     def start(self, work: Work | None) -> None:
-        """Start with the queue of a predecessor, which has handled the ends of earlier epochs."""
+        """Start with the queue of a predecessor, which has already handled the ends of earlier epochs."""
         self._epoch_seen = 0 if work is None else work.queue.epoch
 
     def lost(self) -> None:
-        """Record that finished work may be missing, also from the final checkpoint."""
+        """Record that finished work may be missing, including from the final checkpoint."""
         self.final_ticket = None
 
     def work_asked(self, now: float) -> None:
         self._asked_at = now
 
     def look(self, work: Work | None, members: Members | None, now: float) -> None:
-        """Check if an epoch or the job has ended."""
         if work is not None and members is not None:
             queue = work.queue
             if queue.epoch > self._epoch_seen:
@@ -74,7 +73,7 @@ class Ending:
             return False
         checkpoints = self._checkpointing.checkpoints
         if self.final_ticket is None:
-            # Gradients in an open round are not in any checkpoint, so all rounds must be closed first.
+            # Gradients in an open round are in no checkpoint, so all rounds must be closed first.
             if not _is_still(members):
                 return False
             if not self._checkpointing.is_kept:
@@ -105,12 +104,12 @@ class Ending:
         )
 
     def open_rounds(self, members: Members) -> OpenRounds | None:
-        """Return the state of the rounds, or None if the mode has no rounds."""
+        """Return the state of the rounds, or None if the consistency mode has no rounds."""
         if not isinstance(members.membership.mode, Sync):
             return None
         return OpenRounds(self._pservers.highest_version, has_members=bool(members.membership.members))
 
 
 def _is_still(members: Members) -> bool:
-    """True if there are no members and all pservers know it."""
+    """True if there are no members and every pserver has been informed of that."""
     return not members.membership.members and members.membership.is_quiet

@@ -1,15 +1,15 @@
 """Membership at the end of an epoch: which idle trainers remain members, and which rejoin with their next task.
 
-An idle trainer leaves the view, so that rounds do not wait for it. For a small model, leaving and rejoining takes as
-long as several rounds. Two rules avoid this at the end of an epoch:
+An idle trainer leaves the view, so that rounds do not wait for it. For a small model, leaving and rejoining take as
+long as several rounds. Two rules avoid this cost at the end of an epoch:
 
-* A trainer remains a member while the epoch's last reports should be in flight, if its request waits no longer than a
-  moment. This is so if no other trainer has a round left that this one has not done, or if all trainers have held their
-  tasks for as long as tasks usually take.
-* A trainer that has left rejoins without asking if its next task is one that it was promised. It has read this task
-  ahead and waits for nothing else, so rounds may wait for it.
+* A trainer remains a member if the epoch's last reports are probably in flight, because then its request waits only
+  briefly. The reports are probably in flight if every other trainer has only rounds left that this trainer has already
+  completed, or if all trainers have held their tasks for as long as tasks usually take.
+* A trainer that has left rejoins without asking if its next task is one that it was promised. It has already read this
+  task and is waiting for nothing else, so rounds can wait for it.
 
-This state is not stored. After a takeover, trainers leave and ask to join as usual.
+This state is not stored. After a takeover, trainers leave and ask to join in the usual way.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from flightedl.messages.tasks import Assignment, TasksTicket
 
 
 class EpochEnds:
-    """Rounds and promised tasks of trainers. O(trainers)."""
+    """Tracks the rounds and the promised tasks of trainers. O(trainers) memory."""
 
     def __init__(self) -> None:
-        #: Trainer -> its synchronous round at its last request; 0 if unknown.
+        #: Trainer -> the synchronous round that it had reached at its last request; 0 if unknown.
         self._rounds: dict[str, int] = {}
-        #: Trainer -> its generation, and the (epoch, position) of each promised task.
+        #: Trainer -> its generation and the (epoch, position) of each task promised to it.
         self._promised: dict[str, tuple[int, set[tuple[int, int]]]] = {}
 
     def asked(self, ticket: TasksTicket) -> None:
         self._rounds[ticket.trainer] = ticket.round
 
     def promised(self, ticket: TasksTicket, ahead: Sequence[Assignment]) -> None:
-        """Record the tasks promised to a trainer. If there are none, earlier promises remain valid."""
+        """Record the tasks promised to a trainer. If ``tasks`` is empty, earlier promises remain valid."""
         if ahead:
             self._promised[ticket.trainer] = ticket.generation, {(each.epoch, each.position) for each in ahead}
 
@@ -51,6 +51,6 @@ class EpochEnds:
         )
 
     def joins_with(self, ticket: TasksTicket, first: Assignment) -> bool:
-        """Return and clear whether a trainer's first task was promised to it."""
+        """Return whether a trainer's first task was promised to it, and forget the promise."""
         generation, places = self._promised.pop(ticket.trainer, (0, set()))
         return generation == ticket.generation and (first.epoch, first.position) in places

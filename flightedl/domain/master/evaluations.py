@@ -1,9 +1,9 @@
-"""Evaluations: further datasets, assigned independently of the training data.
+"""Evaluations: additional datasets, whose tasks are assigned independently of the training data.
 
 An evaluation has a name, its own dataset and a queue of one epoch. The first trainer that declares the name starts it;
 trainers that declare it later help with it, or get its result. A trainer reports a piece's metrics, as sums and
-weights, when it finishes the piece. They are added only if the queue accepts the report as the piece's first one, so a
-repeated piece counts once. Queue and metrics are stored together.
+weights, when it finishes the piece. The master adds them only if the queue accepts the report as the first one for this
+piece, so a repeated piece is counted once. Queue and metrics are stored together.
 
 The newest ``KEPT`` results are kept, without their queues, until the model is initialized again
 (``domain.recovery.lives``).
@@ -38,11 +38,11 @@ KEPT = 16
 
 @dataclass(slots=True)
 class Evaluation:
-    """An evaluation: its record, and its queue while it is in use."""
+    """An evaluation: its record and, while it is in use, its queue."""
 
-    #: While ``work`` is None, it contains the queue that a predecessor stored.
+    #: While ``work`` is None, this record contains the queue that a predecessor stored.
     record: EvaluationRecord
-    #: None if the evaluation is done, or was recovered and its dataset is not indexed yet.
+    #: None if the evaluation is done, or if it was recovered and its dataset has not been indexed yet.
     work: Work | None = None
 
     @property
@@ -54,7 +54,6 @@ class Evaluation:
         return {name: total / weight for name, (total, weight) in sorted(self.record.sums.items()) if weight}
 
     def add_up(self) -> None:
-        """Add the metrics of pieces that have been finished since the last call."""
         for metrics in () if self.work is None else self.work.take_finished():
             self.add(metrics)
 
@@ -90,12 +89,12 @@ class Evaluations:
         return is_new
 
     def reinitialize(self, election: int) -> None:
-        """Drop all evaluations, because the model's life with this election is over."""
+        """Drop all evaluations, because the life of the model that began with this election has ended."""
         self._life.end(election)
         self._known.clear()
 
     def declared(self, declared: EvaluationDeclaration) -> DeclaredDataset | None:
-        """Return the dataset of a known evaluation if it equals this one, or None if the evaluation is unknown.
+        """Return the dataset of a known evaluation if it equals ``dataset``, or None if the evaluation is unknown.
 
         Raises:
             BegunAnewError: the declaration's life of the model is over.
@@ -115,7 +114,7 @@ class Evaluations:
         return self._known.get(name)
 
     def find(self, name: str) -> Evaluation:
-        """Return the evaluation of this name.
+        """Return the evaluation with this name.
 
         Raises:
             NotFoundError: there is none.
@@ -127,9 +126,9 @@ class Evaluations:
     def begin(
         self, name: str, declared: DeclaredDataset, settings: QueueSettings, alive: Mapping[str, int], now: float
     ) -> Evaluation:
-        """Begin an evaluation, or continue a predecessor's; does nothing if it is running.
+        """Begin an evaluation, or continue a predecessor's; does nothing if the evaluation is already running.
 
-        Pieces of trainers that are not ``alive`` are taken back.
+        Pieces held by trainers that are not ``alive`` are taken back.
         """
         record = EvaluationRecord(name=name, declared=declared, sums={}, queue="", is_done=False)
         found = self._known.setdefault(name, Evaluation(record))
@@ -144,7 +143,7 @@ class Evaluations:
         return found
 
     def handle_ticket(self, ticket: TasksTicket, now: float, trainer_count: int) -> TasksReply:
-        """Apply a ticket's reports and assign tasks, without waiting for any.
+        """Apply a ticket's reports and assign tasks, without waiting if there are none.
 
         Raises:
             BegunAnewError: the ticket's life of the model is over.
@@ -203,9 +202,9 @@ class Evaluations:
         ]
 
     def encode_results(self) -> bytes | None:
-        """Return the stored form of finished evaluations, for a checkpoint, or None if there are none.
+        """Return the stored form of the finished evaluations for a checkpoint, or None if there are none.
 
-        A running evaluation is left out: after restoring it must start again, since it has to measure a single model.
+        A running evaluation is left out. It must start again after a restore, because it must measure a single model.
         """
         done = [each.record for each in self._known.values() if each.is_done]
         return encode(EvaluationsRecord(evaluations=done)) if done else None
@@ -215,7 +214,7 @@ class Evaluations:
         return encode(EvaluationsRecord(evaluations=known, life=self._life.number))
 
     def recover(self, stored: bytes) -> None:
-        """Load a predecessor's evaluations. Their queues continue when a trainer declares them."""
+        """Load a predecessor's evaluations. Each queue continues when a trainer declares its evaluation."""
         record = decode(stored, EvaluationsRecord)
         self._life = PresentLife(record.life)
         self._known.update((each.name, Evaluation(each)) for each in record.evaluations)

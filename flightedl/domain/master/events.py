@@ -1,6 +1,6 @@
 """Events of the master's core, as values.
 
-An event with a ``call`` is a request. The core eventually emits exactly one
+An event with a ``call`` is a request, for which the core eventually emits exactly one
 :class:`~flightedl.domain.master.effects.Answer` with the same number.
 """
 
@@ -34,15 +34,15 @@ from flightedl.messages.tasks import (
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Time has passed: the core checks its deadlines. The driver sends this a few times per second."""
+    """Time has passed, and the core checks its deadlines. The driver sends this event a few times per second."""
 
-    #: Trainers that have finished a batch since the last such event.
+    #: Trainers that have finished a batch since the previous event of this kind.
     progressed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LeasesSeen:
-    """Live leases as of a revision of etcd or later: trainer -> generation, and pserver index -> generation."""
+    """Live leases, read at a revision of etcd or later: trainer -> generation, and pserver index -> generation."""
 
     trainers: Mapping[str, int]
     pservers: Mapping[int, int]
@@ -51,7 +51,7 @@ class LeasesSeen:
 
 # --- requests ---
 
-#: Requests of trainers and people. The first declaration of each kind wins.
+#: Requests from trainers and users. The first declaration of each kind is adopted.
 Request = (
     TasksTicket
     | JoinRequest
@@ -71,7 +71,7 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request. ``is_last``: waiting for a checkpoint ends when the store has failed several times."""
+    """A request. If ``is_last``, waiting for a checkpoint ends after the store has failed several times."""
 
     call: int
     request: Request
@@ -80,7 +80,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class WaitEnded:
-    """The timeout of a request has expired: it must be answered now."""
+    """A request's timeout has expired, so the request must be answered now."""
 
     call: int
 
@@ -90,7 +90,7 @@ class WaitEnded:
 
 @dataclass(frozen=True, slots=True)
 class DatasetIndexed:
-    """The tasks of a declared dataset are known. It becomes the job's dataset unless there is one."""
+    """The tasks of a declared dataset are known. It becomes the job's dataset unless the job already has one."""
 
     reply: DeclaredDataset
     tasks: QueueSettings
@@ -120,7 +120,7 @@ class GrowthEnded:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlanned:
-    """The plan of a valid declared model's blocks. It becomes the job's model unless there is one."""
+    """The block plan of a valid declared model. The model becomes the job's model unless the job already has one."""
 
     declared: ModelDeclaration
     plan_hash: str
@@ -130,7 +130,7 @@ class ModelPlanned:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationIndexed:
-    """The tasks of an evaluation are known: it begins, or continues a predecessor's."""
+    """The tasks of an evaluation are known, so the evaluation begins or continues a predecessor's."""
 
     name: str
     reply: DeclaredDataset
@@ -142,7 +142,7 @@ class EvaluationIndexed:
 
 @dataclass(frozen=True, slots=True)
 class ControlAsked:
-    """This process of a pserver can be called. The core emits one ``ControlCall`` or ``NothingToSay`` for it."""
+    """This process of a pserver can be called. The core responds with one ``ControlCall`` or ``NothingToSay``."""
 
     index: int
     generation: int
@@ -155,7 +155,7 @@ class Answered:
     index: int
     generation: int
     request: ControlRequest
-    #: None if the call may not have arrived, which is reported only for views.
+    #: None if the call may not have arrived; reported only for calls that send a view.
     reply: ViewReply | AppliedReply | SnapshotReply | Done | None
     audit: int | None = None
 
@@ -172,7 +172,7 @@ class StatusReceived:
 
 @dataclass(frozen=True, slots=True)
 class ManifestWritten:
-    """The manifest of a checkpoint is in the store."""
+    """A checkpoint's manifest has been written to the store."""
 
     number: int
     checksum: str
@@ -180,7 +180,7 @@ class ManifestWritten:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFailed:
-    """The manifest of a checkpoint could not be written."""
+    """A checkpoint's manifest could not be written."""
 
     number: int
     reason: str
@@ -188,7 +188,7 @@ class ManifestFailed:
 
 @dataclass(frozen=True, slots=True)
 class PointerStored:
-    """The state with the pointer to this checkpoint is stored."""
+    """The master's state, including the pointer to this checkpoint, has been stored."""
 
     number: int
 

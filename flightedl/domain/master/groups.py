@@ -1,4 +1,4 @@
-"""Requests of a group's ranks: answered by ``domain.groups``, with notes for the log."""
+"""Handles requests from a group's ranks: ``domain.groups`` answers them, and decisions are noted for the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 class GroupRequests:
-    """Answers to the requests of a group's ranks.
+    """Answers requests from a group's ranks.
 
     Args:
         attempts_limit: Number of the group's starts that the same records may end.
@@ -63,7 +63,7 @@ class GroupRequests:
         self._act(lambda group: group.gone(trainer, generation))
 
     def forget_the_dead(self, trainers: Mapping[str, int]) -> None:
-        """Record processes that died while there was no master. ``trainers`` are those that are alive."""
+        """Record processes that died while no master was running. ``trainers`` are those that are alive."""
         for each in tuple(self.group.record.ranks.values()):
             if trainers.get(each.trainer) != each.generation:
                 self.gone(each.trainer, each.generation)

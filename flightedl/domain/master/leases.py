@@ -1,4 +1,4 @@
-"""The trainers whose lease is alive, as of a revision of etcd. Only they may hold tasks or be members."""
+"""The trainers with a live lease, read at a revision of etcd. Only they may hold tasks or be members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Gone(NamedTuple):
 
     trainer: str
     generation: int
-    #: True if the trainer lost its lease and registered again, so its tasks are not to blame.
+    #: True if the trainer lost its lease and registered again, which means that its tasks did not cause the loss.
     is_alive: bool
 
 
@@ -22,23 +22,23 @@ class Leases:
     """Registrations of trainers."""
 
     def __init__(self) -> None:
-        #: Trainer -> generation, as of this revision of etcd or later.
+        #: Trainer -> generation, read at this revision of etcd or later.
         self.trainers: Mapping[str, int] = {}
         self._revision = 0
-        #: True if the leases have been seen since this master started.
+        #: True if this master has read the leases since it started.
         self.are_known = False
 
     def seen(self, trainers: Mapping[str, int], revision: int) -> tuple[list[Gone], dict[str, int]]:
-        """Record the live leases. Return the registrations that have ended and the new ones."""
+        """Record the live leases. Return the registrations that have ended and the new registrations."""
         before, self.trainers, self._revision, self.are_known = self.trainers, trainers, revision, True
         gone = [Gone(name, number, name in trainers) for name, number in before.items() if trainers.get(name) != number]
         return gone, {name: number for name, number in trainers.items() if before.get(name) != number}
 
     def require(self, sender: Sender) -> None:
-        """Require a trainer's lease to be alive.
+        """Require a trainer to have a live lease.
 
-        The core checks this each time it reconsiders a waiting request, because a task that a trainer got after its
-        lease ended would never be taken back.
+        The core checks the lease each time it reconsiders a waiting request, because a task assigned to a trainer whose
+        lease has already ended would never be taken back.
 
         Raises:
             UnregisteredError: the lease has ended.

@@ -1,7 +1,7 @@
-"""The job's members: carries out the effects of ``domain.consistency.membership``.
+"""The job's members. Carries out the effects of ``domain.consistency.membership``.
 
-It keeps the next view for each pserver. A view is sent when the state behind it is stored, so a successor knows every
-member that a pserver may have admitted.
+The module keeps the next view for each pserver. A view is sent once the state from which it follows is stored, so a
+successor knows every member that a pserver may have admitted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flightedl.messages.tasks import ModeReply
 
 
 class Members:
-    """The membership of a job that has a model."""
+    """The membership of a job with a model."""
 
     def __init__(self, membership: Membership, outbox: Outbox) -> None:
         self.membership = membership
@@ -30,7 +30,7 @@ class Members:
 
     @classmethod
     def of(cls, stored: bytes | None, generation: int, pserver_count: int, mode: Mode, outbox: Outbox) -> Members:
-        """Restore a stored membership, or start a new one. ``generation`` is the master's.
+        """Restore a stored membership, or start a new one. ``generation`` is that of the master.
 
         Raises:
             FencedError: a newer master wrote ``stored``.
@@ -72,7 +72,7 @@ class Members:
         return self.membership.member_id_of(trainer) or 0
 
     def switch(self, mode: Mode) -> None:
-        """Start to agree with the pservers on a round at which the mode changes."""
+        """Start to agree with the pservers on the round at which the mode changes."""
         self.perform(self.membership.switch(mode))
 
     def mode_reply(self) -> ModeReply:
@@ -87,9 +87,9 @@ class Members:
     # views
 
     def next_view(self, index: int, generation: int, plan_hash: str) -> ViewRequest | None:
-        """Return the newest view for this process of a pserver, or None; each view is returned once.
+        """Return the newest view for this process of a pserver, or None. Each view is returned only once.
 
-        A view for the process's successor is kept until that process asks for it.
+        A view for the process's successor is kept until that successor asks for it.
         """
         found = self._views.get(index)
         if found is None or found[0] != generation:
@@ -98,7 +98,7 @@ class Members:
         return replace(found[1], plan_hash=plan_hash)
 
     def view_answered(self, index: int, generation: int, reply: ViewReply) -> None:
-        """Handle a pserver's answer: it accepted the view, or rejected it as outdated."""
+        """Handle a pserver's answer, which accepts the view or rejects it as outdated."""
         if reply.outdated:
             self.view_lost(index, generation, reply.serial)
             return
@@ -112,7 +112,7 @@ class Members:
                 refuses_mode=reply.refuses_mode,
             )
         )
-        # A request may be waiting for the agreement on a mode.
+        # A request may be waiting for agreement on a mode.
         self._outbox.wakes_requests = True
 
     def view_lost(self, index: int, generation: int, serial: int) -> None:
@@ -120,6 +120,6 @@ class Members:
 
 
 def waiting_for_mode(membership: Membership) -> str:
-    """Describe the pservers whose answer a change of the mode needs; empty if no change is pending."""
+    """Describe the pservers that must answer before the mode can change; empty if no change is pending."""
     late = ", ".join(map(str, membership.late_to_switch))
     return f"pserver {late} to begin {membership.mode} at round {membership.switch_round}" if late else ""

@@ -1,7 +1,7 @@
-"""State of the pservers as the master knows it, and what to send to them next.
+"""State of the pservers as known to the master, and the next messages to send to them.
 
 A restarted pserver is *settled* when the queue contains all tasks that it lacks (``recovery.replay``). If pservers have
-lost values that are in no checkpoint, the model is initialized again (``recovery.reinitialization``). At the end of an
+lost values that are in no checkpoint, the model is reinitialized (``recovery.reinitialization``). At the end of an
 epoch the master asks all pservers for their applied batches (``recovery.audit``).
 """
 
@@ -22,7 +22,7 @@ from flightedl.errors import NotFoundError
 from flightedl.messages.control import AppliedReply
 from flightedl.messages.tasks import FinishedTask, ReturnedTask, TasksTicket
 
-#: Generation reported for a pserver without blocks, which acknowledges nothing.
+#: Generation reported for a pserver without blocks, which acknowledges no batches.
 _NOTHING_TO_LOSE = 1 << 62
 #: Maximum number of epochs in one ``SealRequest``.
 _SEALED_AT_ONCE = 64
@@ -42,27 +42,27 @@ class Pservers:
             else PserverRecovery.restore(stored, pserver_count, recovery)
         )
         self._audit = Audit(pserver_count)
-        #: Index -> generation of the process, if its lease is alive.
+        #: Index -> generation of the process, for pservers with a live lease.
         self.present: dict[int, int] = {}
         #: Index -> why the batches that its process lacks cannot be repeated.
         self._refused: dict[int, str] = {}
-        #: Index -> the values that its process has lost.
+        #: Index -> description of the values that the process has lost.
         self._lacking: dict[int, LostValues] = {}
         #: Index -> the generation that must end, so that its successor starts without values.
         self._to_restart: Mapping[int, int] = {}
-        #: Index -> earliest time of the next question for its applied batches.
+        #: Index -> earliest time at which the pserver may be asked for its applied batches again.
         self._ask_at: dict[int, float] = {}
-        #: Index -> (generation, end of the epochs whose sizes it knows).
+        #: Index -> (generation, end of the range of epochs whose sizes the process knows).
         self._sealed: dict[int, tuple[int, int]] = {}
         #: Highest version that any pserver has reported.
         self.highest_version = 0
 
     def encode(self) -> bytes:
-        """Return the state for a successor; it must be stored in the same transaction as the queue."""
+        """Return the state for a successor. It must be stored in the same transaction as the queue."""
         return self._recovery.encode()
 
     def leases_seen(self, present: Mapping[int, int]) -> tuple[dict[int, int], dict[int, int]]:
-        """Record the live leases. Return the processes that are gone and the new ones, by index."""
+        """Record the live leases. Return the processes that have gone and the new processes, by index."""
         known, self.present = self.present, dict(present)
         gone = {index: generation for index, generation in known.items() if present.get(index) != generation}
         new = {index: each for index, each in present.items() if known.get(index) != each and index < self.count}
@@ -84,7 +84,7 @@ class Pservers:
 
     @property
     def refusal(self) -> str:
-        """Reason why the job cannot continue: a pserver lacks work that cannot be repeated. Empty if it can."""
+        """Reason why the job cannot continue (a pserver lacks work that cannot be repeated); empty if it can."""
         if self._audit.has_failed:
             return (
                 "a pserver still lacks work that trainers have repeated several times, so the model lacks some of the "
@@ -98,24 +98,22 @@ class Pservers:
 
     @property
     def is_everybody_settled(self) -> bool:
-        """True if every pserver is present and settled."""
         return self._recovery.is_all_settled and all(
             index in self.present and self.is_settled(index, self.present[index]) for index in range(self.count)
         )
 
     def settled(self) -> dict[int, int]:
-        """Return the generations of settled processes, by index."""
         return self._recovery.settled()
 
     def counts(self, report: FinishedTask) -> bool:
-        """True if no pserver that applied this finished piece has lost it. Pservers without blocks do not matter."""
+        """True if no pserver that applied this finished piece has since lost it. Ignores pservers without blocks."""
         named = dict(enumerate(report.pservers))
         return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in range(self.count)])
 
     def without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
-        """Turn reports of work that pservers have lost into returned work.
+        """Change reports of finished work that pservers have since lost into reports of returned work.
 
-        Returns the changed ticket and the lost work.
+        Return the changed ticket and the lost work.
         """
         kept = [report for report in ticket.finished if self.counts(report)]
         lost = [
@@ -130,37 +128,36 @@ class Pservers:
         return replace(ticket, finished=kept, returned=[*ticket.returned, *lost]), lost
 
     def must_end(self, index: int, generation: int) -> bool:
-        """True if this process must restart, to load a checkpoint or without values."""
+        """True if this process must restart, either to load a checkpoint or to start without values."""
         reload = self._recovery.to_reload().get(index)
         wanted = self._to_restart.get(index) if reload is None else reload.generation
         return wanted == generation
 
     def must_reload(self, index: int) -> bool:
-        """True if this pserver must reload a checkpoint."""
         return index in self._recovery.to_reload()
 
     def must_be_asked(self, index: int, generation: int) -> tuple[bool, int | None]:
-        """Return (whether to ask this process for its applied batches, the audit that needs them or None)."""
+        """Return (True if this process must be asked for its applied batches, the audit that needs them or None)."""
         if not self.is_settled(index, generation):
             return True, None
         audit = self._audit.wanted(index, generation)
         return audit is not None, audit
 
     def ask_again(self, index: int, at: float) -> None:
-        """Ask this pserver for its applied batches again, but not before ``at``."""
+        """Ask this pserver for its applied batches again, but no earlier than ``at``."""
         self._ask_at[index] = at
 
     def seconds_until_asked(self, index: int, now: float) -> float:
-        """Return the seconds after which this pserver may be asked for its applied batches."""
+        """Return the number of seconds until this pserver may be asked for its applied batches."""
         return max(0.0, self._ask_at.get(index, now) - now)
 
     def answered(
         self, index: int, generation: int, audit: int | None, reply: AppliedReply, queue: TaskQueue | None
     ) -> bool:
-        """Handle a process's applied batches. True if this settles the process, which changes the stored state."""
+        """Handle a process's applied batches. True if they settle the process, which changes the stored state."""
         self._lacking.pop(index, None)
         if not self._lacking:
-            # The lost values were in a checkpoint after all, or all pservers have new values.
+            # Either the lost values were in a checkpoint after all, or all pservers have new values.
             self._to_restart = {}
         if audit is None:
             return self._announced(index, generation, reply, queue)
@@ -171,7 +168,7 @@ class Pservers:
     def _announced(self, index: int, generation: int, reply: AppliedReply, queue: TaskQueue | None) -> bool:
         """Reopen the tasks that this process lacks.
 
-        A process that lacks work of an epoch that the queue has forgotten is never settled; see ``refusal``.
+        A process is never settled if it lacks work from an epoch that the queue has forgotten; see ``refusal``.
         """
         try:
             lacking = self._recovery.announced(
@@ -204,7 +201,7 @@ class Pservers:
         return True
 
     def reopen_all(self, queue: TaskQueue) -> None:
-        """Reopen all tasks from the first epoch on, because the model is initialized again."""
+        """Reopen all tasks from the first epoch on, because the model is reinitialized."""
         self._reopen(tasks_to_reopen(AppliedSummary(), queue.begun_epochs, lambda epoch: size_of(queue, epoch)), queue)
 
     def _reopen(self, lacking: Mapping[int, IntervalSet], queue: TaskQueue) -> int:
@@ -223,7 +220,7 @@ class Pservers:
     # the audit
 
     def begin_audit(self, queue: TaskQueue, *, is_last: bool) -> None:
-        """Start to ask all pservers for their applied batches if an audit is due.
+        """Ask all pservers for their applied batches if an audit is due.
 
         ``is_last`` is True if no task remains to be done.
         """
@@ -231,12 +228,11 @@ class Pservers:
             self.wake_all()
 
     def is_audited(self, queue: TaskQueue) -> bool:
-        """True if every settled process has applied all finished tasks."""
         return self._audit.is_clean(queue.revision, self._recovery.settled())
 
     @property
     def missing_count(self) -> int:
-        """Number of finished tasks that pservers lacked, since this master started."""
+        """Number of finished tasks that pservers were found to lack since this master started."""
         return self._audit.missing_count
 
     def _audited(self, index: int, generation: int, audit: int, reply: AppliedReply, queue: TaskQueue) -> None:
@@ -244,7 +240,7 @@ class Pservers:
         summary = AppliedSummary.decode(reply.summary)
         lacking = self._audit.answered(index, generation, audit, summary, lambda epoch: size_of(queue, epoch))
         for epoch, tasks in lacking.items():
-            # No pserver can have applied all batches of a task that is incomplete for other reasons.
+            # If a task is incomplete for other reasons, no pserver can have applied all its batches.
             tasks.difference_update(queue.incomplete(epoch))
             count = self._reopen({epoch: tasks}, queue)
             reopened += count
@@ -266,7 +262,7 @@ class Pservers:
             self._outbox.touch()
 
     def _claim_torn(self, queue: TaskQueue) -> int:
-        """Reopen tasks of which only some blocks have applied a batch. Return their number."""
+        """Reopen tasks with a batch that some blocks have applied and others have not. Return their number."""
         torn = self._audit.torn(lambda epoch: size_of(queue, epoch))
         count = sum(queue.claim(epoch, tasks) for epoch, tasks in torn.items())
         if count:
@@ -278,16 +274,16 @@ class Pservers:
 
     @property
     def waiting_for(self) -> str:
-        """Description of the pservers that have lost their values, for people; empty if none has."""
+        """User-readable description of the pservers that have lost their values; empty if none has."""
         if not self._lacking:
             return ""
         missing = ", ".join(str(index) for index in sorted(self._lacking))
         return f"the model to be initialized again: pserver {missing} died before the first checkpoint"
 
     def lacks(self, index: int, generation: int, election: int, *, may_be_saved: bool) -> Reinitialize | None:
-        """Record that a pserver has lost the values of an election. Return the step to take when all have lost them.
+        """Record that a pserver has lost the values of an election. Return the next step once all have lost them.
 
-        If a step is returned, no pserver is settled any more.
+        If a step is returned, all pservers become unsettled.
         """
         if index not in self._lacking:
             text = "pserver %d has lost its values before the first checkpoint"
@@ -306,13 +302,13 @@ class Pservers:
         return None
 
     def next_step(self, present: Mapping[int, int], *, may_be_saved: bool) -> RestartServers | Reinitialize | None:
-        """Return the next step to replace lost values; see ``domain.recovery.reinitialization``."""
+        """Return the next step in replacing lost values; see ``domain.recovery.reinitialization``."""
         return next_step(self.count, present, self._lacking, self._recovery.settled(), may_be_saved=may_be_saved)
 
     # finished epochs
 
     def epochs_to_seal(self, index: int, generation: int, queue: TaskQueue) -> list[tuple[int, int]]:
-        """Return (epoch, number of tasks) of the finished epochs whose size this process does not know yet."""
+        """Return (epoch, number of tasks) of the finished epochs whose sizes this process does not know yet."""
         if not self.is_settled(index, generation):
             return []
         known, first = self._sealed.get(index, (0, 0))
@@ -320,7 +316,7 @@ class Pservers:
         return [(epoch, size) for epoch in range(first, queue.epoch) if (size := size_of(queue, epoch))]
 
     def sealed(self, index: int, generation: int, end_epoch: int) -> None:
-        """Record that this process knows the sizes of the epochs below ``end_epoch``."""
+        """Record that this process knows the sizes of all epochs before ``end_epoch``."""
         self._sealed[index] = (generation, end_epoch)
 
     def check(self) -> None:

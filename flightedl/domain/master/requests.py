@@ -1,7 +1,7 @@
-"""A waiting request of a trainer or a person: for tasks, for membership, for a mode, or for a checkpoint.
+"""A waiting request from a trainer or a user: for tasks, membership, a change of mode, or a checkpoint.
 
-The core reconsiders it when something has changed that it may be waiting for, and when its timeout expires
-(``WaitEnded``).
+The core reconsiders the request when something that the request may be waiting for has changed, and when the request's
+timeout expires (``WaitEnded``).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from flightedl.messages.tasks import ReturnedTask
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A request that is not answered yet."""
+    """A request that has not been answered yet."""
 
     call: int
     request: Request
-    #: True if waiting for a checkpoint ends when the store has failed several times.
+    #: True if waiting for a checkpoint ends after the store has failed several times.
     may_give_up: bool = False
-    #: Tasks that the trainer must drop, found when the ticket's reports were applied. None if they are not applied yet.
+    #: Tasks that the trainer must drop, determined when the ticket's reports were applied; None until then.
     lost: list[ReturnedTask] | None = None

@@ -14,7 +14,7 @@ from flightedl.messages.tasks import StopRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
-    """Settings that do not change during the life of a master.
+    """Settings that do not change during the lifetime of a master.
 
     Args:
         generation: Generation of the master.
@@ -37,7 +37,7 @@ class CoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
-    """State stored by a predecessor. The bytes are those of ``MasterCore.encode``; None for parts without state."""
+    """State stored by a predecessor, as the bytes that ``MasterCore.encode`` returned; None for parts without state."""
 
     declaration: JobDeclaration = field(default_factory=JobDeclaration)
     queue: bytes | None = None
@@ -47,11 +47,11 @@ class StoredState:
     recovery: bytes | None = None
     checkpoints: bytes | None = None
     group: bytes | None = None
-    #: Files of the newest checkpoint, including those that they are based on; empty if unknown.
+    #: Files of the newest checkpoint, including the files that they are based on; empty if unknown.
     files: tuple[ShardFile, ...] = ()
     #: Record of the job's stop; None if the job was not stopped.
     stop: StopRecord | None = None
-    #: True if the queue is from a checkpoint. Trainers that held its tasks did not necessarily die.
+    #: True if the queue is from a checkpoint, in which case trainers that held its tasks did not necessarily die.
     is_resumed: bool = False
 
 

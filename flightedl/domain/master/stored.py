@@ -1,11 +1,12 @@
-"""Keys of the master's stored state: contents of the next transaction, and meaning of its outcome.
+"""Keys of the master's stored state. Composes the next transaction and interprets its outcome.
 
 A transaction writes all keys whose values have changed, on the condition that their revisions are those of the previous
-write. A write of unknown outcome is therefore harmless. If it was applied, every key has exactly the bytes that were
-sent. If it was not, it never will be, because the next write changes the revisions on which it depends.
+write. A write with an unknown outcome is therefore harmless. If it was applied, every key contains exactly the bytes
+that were sent. If it was not, it never will be, because the next write changes the revisions on which the lost one
+depends.
 
-The values are those of ``MasterCore.encode``, by name. ``values_of_checkpoint`` returns the initial values of a resumed
-job. ``state_in`` decodes both.
+The values are those returned by ``MasterCore.encode``, by name. ``values_of_checkpoint`` returns the initial values of
+a resumed job. ``state_in`` decodes both.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.tasks import StopRecord
 
-#: Key -> (its value, the revision of its last write). An absent key is missing here.
+#: Key -> (its value, the revision of its last write). Absent keys are not included.
 Found = Mapping[str, tuple[bytes, int]]
 
 
-#: Names of the values that ``StoredState`` contains in encoded form.
+#: Names of the fields of ``StoredState`` that contain encoded values.
 _DOCUMENTS = ("queue", "failures", "evaluations", "membership", "recovery", "checkpoints", "group")
 
 
@@ -39,7 +40,7 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class StoredKeys:
-    """The stored keys, as their only writer knows them.
+    """The stored keys as known to their only writer.
 
     Args:
         found: The keys, read after this master had acquired the lock.
@@ -50,7 +51,7 @@ class StoredKeys:
         self._revisions = {key: revision for key, (_, revision) in found.items()}
 
     def next_write(self, values: Mapping[str, bytes]) -> Write | None:
-        """Return the write that gives the keys these values, or None if they have them already."""
+        """Return the write that gives the keys these values, or None if they already have them."""
         puts = {key: value for key, value in values.items() if self._values.get(key) != value}
         return Write(puts, {key: self._revisions.get(key, 0) for key in puts}) if puts else None
 
@@ -59,7 +60,7 @@ class StoredKeys:
         self._revisions.update(dict.fromkeys(write.puts, revision))
 
     def adopt(self, write: Write, found: Mapping[str, tuple[bytes, int] | None]) -> bool:
-        """Adopt the keys found by a rejected write if an earlier attempt of it was applied. False if it was not."""
+        """Adopt the keys written by an earlier attempt of a rejected write. False if no earlier attempt was applied."""
         entries = {key: found.get(key) for key in write.puts}
         if any(entry is None or entry[0] != write.puts[key] for key, entry in entries.items()):
             return False
@@ -69,7 +70,7 @@ class StoredKeys:
 
 
 def state_in(found: Found, files: Iterable[ShardFile] = ()) -> StoredState:
-    """Decode the initial state of a master.
+    """Decode a master's initial state.
 
     Args:
         found: The state's keys, by name.
@@ -81,7 +82,7 @@ def state_in(found: Found, files: Iterable[ShardFile] = ()) -> StoredState:
         declaration=JobDeclaration() if declared is None else decode(declared, JobDeclaration),
         files=tuple(files),
         stop=None if stopped is None else decode(stopped, StopRecord),
-        # Resuming writes both in one transaction, and the queue has not changed since.
+        # Resuming writes both keys in one transaction, and the queue has not changed since then.
         is_resumed="queue" in found and found["queue"][1] == found.get("declaration", (b"", 0))[1],
         **{name: values.get(name) for name in _DOCUMENTS},
     )
@@ -96,7 +97,7 @@ def values_of_checkpoint(
     names: Collection[str],
     rejected: Collection[int],
 ) -> dict[str, bytes]:
-    """Return the initial values, by name, of a job resumed from a checkpoint, to be written in one transaction.
+    """Return the initial values of a job resumed from a checkpoint, by name. They must be written in one transaction.
 
     Args:
         manifest: Manifest of the checkpoint.

@@ -1,6 +1,6 @@
-"""Warnings from the status of the pservers: rounds that wait for long, and unexpected refusals of calls.
+"""Warnings derived from the status of the pservers: rounds that have waited too long, and unexpectedly rejected calls.
 
-They are only logged: a waiting round once when it is noticed and once when it continues.
+Warnings are only logged. A waiting round is logged once when it is noticed and once when it continues.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from flightedl.domain.master.effects import Kind, Outbox, pserver_named
 from flightedl.messages.status import USUAL_REFUSALS, PserverStatusReply
 
-#: Seconds of waiting after which a round is logged.
+#: Seconds after which a waiting round is logged.
 SLOW_S = 10.0
-#: Minimum number of seconds between two warnings about the same refusals.
+#: Minimum number of seconds between two warnings about the same kind of rejected calls.
 _REFUSALS_EVERY_S = 60.0
 
 
@@ -20,17 +20,17 @@ class Vigil:
     """State of the warnings."""
 
     def __init__(self) -> None:
-        #: Names of the trainers for which logged rounds wait.
+        #: Names of the trainers that the logged rounds are waiting for.
         self._awaited: list[str] = []
-        #: (pserver index, error code) -> (number of refused calls, time of the last warning).
+        #: (pserver index, error code) -> (number of rejected calls, time of the last warning).
         self._refused: dict[tuple[int, str], tuple[int, float]] = {}
 
     def look(
         self, replies: Sequence[PserverStatusReply | None], trainers: Mapping[int, str], now: float, outbox: Outbox
     ) -> None:
-        """Check the pservers' latest replies, by index, and note warnings in ``outbox``.
+        """Check the latest replies of the pservers, by index, and add warnings to ``outbox``.
 
-        A reply is None if the pserver cannot be reached. ``trainers`` maps member ids to names.
+        A reply is None if the pserver is unreachable. ``trainers`` maps member ids to names.
         """
         self._look_at_rounds(replies, trainers, outbox)
         for index, reply in enumerate(replies):
@@ -67,7 +67,7 @@ class Vigil:
                 continue
             known, warned_at = self._refused.get((index, code), (0, now - _REFUSALS_EVERY_S))
             if count < known:
-                # The pserver was restarted, and its counters with it.
+                # The pserver has restarted, which reset its counters.
                 known = 0
             if count > known and now - warned_at >= _REFUSALS_EVERY_S:
                 text = "pserver refuses calls index=%d code=%s calls=%d"

@@ -1,6 +1,6 @@
-"""The task queue of one dataset as trainers see it: reports in, assignments out.
+"""The task queue of one dataset as trainers see it: applies their reports and assigns tasks.
 
-The training data has a queue, and so has each evaluation.
+The training data has one queue, and each evaluation has its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: Number of pieces that a trainer of a stopped job may have begun: the one in training, and the one read ahead.
+#: Number of pieces that a trainer of a stopped job may have begun: the one being trained and the one being read ahead.
 _BEGUN_COUNT = 2
 _STOPPED_RETRY_S = 0.1
 
@@ -101,13 +101,14 @@ class Work:
         return lost
 
     def take_back_unbegun(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
-        """Take back a trainer's tasks that it has not begun, if the job is stopped. Return them."""
+        """If the job is stopped, take back the tasks that a trainer has not begun. Return them."""
         if not self.queue.is_stopped:
             return []
         name, generation = ticket.trainer, ticket.generation
         held = [a for a in self.queue.holders().get(name, ()) if self.queue.is_current(name, a.attempt, generation)]
         acknowledged = [each for each in held if each.attempt in ticket.holding]
-        # If the trainer does not list an assignment, its reply was lost. A ticket with want=0 does not list any.
+        # If the trainer does not list an assignment, the reply with that assignment was lost. A ticket with want=0
+        # lists none.
         unheard = [each for each in held if each.attempt not in ticket.holding] if ticket.want else []
         lost = [
             ReturnedTask(epoch=each.epoch, position=each.position, attempt=each.attempt)
@@ -120,7 +121,7 @@ class Work:
         return lost
 
     def hand_out(self, ticket: TasksTicket, now: float, trainer_count: int) -> tuple[list[Assignment], str, float]:
-        """Assign tasks. Return (assignments, outcome, seconds after which to ask again).
+        """Assign tasks. Return (assignments, outcome, seconds after which the trainer should ask again).
 
         ``trainer_count`` trainers share the tasks.
         """
@@ -142,22 +143,22 @@ class Work:
         return given, "given" if given else outcome, retry_after_s
 
     def promise(self, trainer: str) -> list[Assignment]:
-        """Return tasks of the next epoch that a trainer may read ahead, because this epoch has none left for it."""
+        """Return next-epoch tasks that a trainer may read ahead, because the current epoch has none left for it."""
         return [] if self.queue.is_stopped else list(self.queue.promise(trainer))
 
     def change_failed(self, request: FailedTasksRequest) -> int:
-        """Dispatch failed batches again, or drop them. Return their number."""
+        """Retry failed batches, or drop them. Return their number."""
         change = self.queue.drop_failed if isinstance(request, DroppedTasksRequest) else self.queue.retry_failed
         return change(FailedSelector(request.epoch, request.task, request.batch))
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
-        """Take back the pieces of a trainer that is gone. ``is_graceful`` is True if it did not die."""
+        """Take back the pieces of a trainer that has gone. ``is_graceful`` is True if the trainer did not die."""
         self._news(self.queue.trainer_gone(trainer, now, is_graceful))
 
     def forget_the_dead(self, alive: Mapping[str, int], now: float, *, is_graceful: bool = False) -> bool:
-        """Take back the pieces of registrations that are not ``alive`` (trainer -> generation). True if there were any.
+        """Take back the pieces of registrations not in ``alive`` (trainer -> generation). True if there were any.
 
-        ``is_graceful`` is True if they did not necessarily die.
+        ``is_graceful`` is True if these trainers did not necessarily die.
         """
         dead = [name for name, generation in self.queue.registrations().items() if alive.get(name) != generation]
         for trainer in dead:
@@ -165,7 +166,7 @@ class Work:
         return bool(dead)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> bool:
-        """Take back expired pieces; True if there were any. Arguments as in ``TaskQueue.tick``."""
+        """Take back expired pieces. True if there were any. The arguments are those of ``TaskQueue.tick``."""
         effects = self.queue.tick(now, is_held_up=is_held_up, progressed=progressed)
         self._news(effects)
         return bool(effects)

@@ -1,22 +1,22 @@
-"""Promises of tasks of the next epoch, so that trainers can read its first batches before it begins.
+"""Promises of next-epoch tasks, so that trainers can read their first batches before the epoch begins.
 
 Rules:
 
-* When all tasks of an epoch are assigned, a trainer that asks for work is *promised* tasks of the next epoch: the first
-  ones that no other trainer was promised, at most ``PROMISED_COUNT``. The trainer may read them, but does not hold
-  them. A promise has no attempt: the task cannot be trained, reported or lost. Promises are not stored.
-* When the epoch begins, promised tasks wait like any others. A trainer gets its promised tasks first. Others get them
-  only if no other tasks are left, so nothing waits for a trainer that does not return.
+* When all tasks of an epoch are assigned, a trainer that asks for work is *promised* at most ``PROMISED_COUNT`` tasks
+  of the next epoch, the first ones that are not promised to another trainer. The trainer may read them, but does not
+  hold them. A promise has no attempt number, so the task cannot be trained, reported or lost. Promises are not stored.
+* When the epoch begins, promised tasks wait like any others. A trainer gets the tasks promised to it first. Other
+  trainers get them only if no other tasks are left, so no task waits for a trainer that does not return.
 * A growing dataset has no promises, because the order of its next epoch may change.
 
-Not guaranteed: that a promise is kept. A trainer that gets other tasks has read in vain.
+Not guaranteed: that promises are kept. A trainer that is assigned other tasks has read the promised ones in vain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-#: The task to train first, and the one to read ahead.
+#: Number of tasks promised to a trainer: the one to train first, and the one to read ahead.
 PROMISED_COUNT = 2
 
 

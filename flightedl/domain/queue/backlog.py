@@ -2,9 +2,11 @@
 
 Rules:
 
-* Attempts increase along a backlog. The first piece *runs*; all others *wait* until the earlier ones are reported.
+* Attempt numbers increase along a backlog. The first piece *runs*; each of the others *waits* until all earlier pieces
+  are reported.
 * Complete tasks with consecutive positions, consecutive attempts and the same number of failures form one *row*. Pieces
-  assigned together therefore take about 25 stored bytes, whatever their number. A part of a task is a separate row.
+  assigned together therefore take about 25 bytes of storage, however many there are. A part of a task is a separate
+  row.
 * Rows are as long as possible, so equal backlogs have equal rows.
 """
 
@@ -17,8 +19,8 @@ from itertools import islice
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.values import BatchRange
 
-#: [epoch, first position, number of tasks, failures, first attempt]. A part of a task, or a task with done batches,
-#: also has [first batch, end batch, first done batch, end of done batches, …].
+#: [epoch, first position, number of tasks, failures, first attempt]. The row of a part of a task, or of a task with
+#: some batches done, also has [first batch, end batch, first done batch, end of done batches, …].
 Row = list[int]
 _PART_LENGTH = 7
 
@@ -32,9 +34,9 @@ class Holder:
     generation: int = 0
     #: Time at which the piece began to run; None if it waits or its clock is stopped.
     since_s: float | None = None
-    #: Time of the last known progress; time of the start if there was none.
+    #: Time of the last known progress; start time if there was none.
     progress_s: float | None = None
-    #: False if the piece already ran before ``since_s``, for an unknown time.
+    #: False if the piece had already been running for an unknown time before ``since_s``.
     is_timed: bool = True
 
 
@@ -45,7 +47,7 @@ class Pending:
     piece: BatchRange
     task: int
     holders: list[Holder] = field(default_factory=list)
-    #: Batches of the unfinished piece that are done; only for data without a model.
+    #: Done batches of the unfinished piece; used only for data without a model.
     done: IntervalSet = field(default_factory=IntervalSet)
 
     def holder(self, attempt: int) -> Holder:
@@ -58,9 +60,10 @@ class Backlog:
     __slots__ = ("generation", "pieces", "rows")
 
     def __init__(self, generation: int = 0) -> None:
-        #: Generation of the registration that holds the pieces; a later one with the same name does not hold them.
+        #: Generation of the registration that holds the pieces. A later registration with the same name does not hold
+        #: them.
         self.generation = generation
-        #: Attempt -> piece, by increasing attempt. Read-only for other classes.
+        #: Attempt -> piece, in increasing order of attempts. Read-only for other classes.
         self.pieces: dict[int, Pending] = {}
         #: Compact form of ``pieces``, in the same order.
         self.rows: list[Row] = []
@@ -71,11 +74,10 @@ class Backlog:
 
     @property
     def number_count(self) -> int:
-        """Number of stored integers, without those of done batches."""
         return sum(min(len(row), _PART_LENGTH) for row in self.rows)
 
     def waiting(self) -> Iterator[tuple[int, Pending]]:
-        """Return (attempt, piece) of the waiting pieces, the last one first."""
+        """Return (attempt, piece) of the waiting pieces, last piece first."""
         return islice(reversed(self.pieces.items()), len(self.pieces) - 1)
 
     def append(self, attempt: int, pending: Pending) -> None:
@@ -95,7 +97,6 @@ class Backlog:
         self.rows = self.computed_rows()
 
     def computed_rows(self) -> list[Row]:
-        """Return the rows, computed from the pieces."""
         rows: list[Row] = []
         for attempt, pending in self.pieces.items():
             _add(rows, pending, attempt)

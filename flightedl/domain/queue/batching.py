@@ -1,11 +1,12 @@
 """The batches of a task, as pure functions of the task.
 
 A task contains ``records`` consecutive records, numbered from 0. Its batches are ranges of *positions*. Without
-shuffling, position p is record p; with shuffling, it is record ``record_order(...)[p]``. Both are the same for every
-trainer and every version of Python and NumPy, so (epoch, task, batch) identifies a batch.
+shuffling, position p is record p; with shuffling, it is record ``record_order(...)[p]``. Both orders are identical on
+every trainer and for every version of Python and NumPy, so (epoch, task, batch) identifies a batch's records.
 
-Records are sorted by splitmix64 of their numbers, with a key derived from (seed, epoch, task); ties are broken by the
-number. This needs only wrapping uint64 arithmetic and a stable sort, not a random generator whose stream may change.
+Records are sorted by the splitmix64 hash of their numbers, with a key derived from (seed, epoch, task); ties are broken
+by the number. This needs only wrapping uint64 arithmetic and a stable sort, not a random number generator whose output
+may change between versions.
 
 Not guaranteed: cryptographic quality.
 """
@@ -22,7 +23,7 @@ _SECOND = 0x94D049BB133111EB
 
 
 def batch_count(records: int, batch_size: int, *, drop_last: bool = False) -> int:
-    """Return the number of batches in ``records`` records; with ``drop_last``, only full ones count.
+    """Return the number of batches in ``records`` records; with ``drop_last``, only full batches are counted.
 
     Raises:
         ValueError: the number of records is negative, or the batch size is below 1.
@@ -69,7 +70,7 @@ def _mixed(value: int) -> int:
 
 
 def _mixed_all(numbers: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
-    """Return outputs ``numbers + 1`` of the splitmix64 stream that starts at ``key``, (n,) uint64, wrapping."""
+    """Return outputs ``numbers + 1`` of the splitmix64 stream that starts at ``key``: (n,) uint64, wrapping."""
     value = (numbers + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)

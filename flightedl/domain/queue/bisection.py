@@ -1,13 +1,15 @@
-"""Search for the batches that make a piece fail.
+"""Search for the batches that cause a piece to fail.
 
-A piece that has failed fewer than ``limit`` times is retried unchanged. After that it is *suspect*, and each failure
-splits it: around the failing batch if it is known, otherwise in halves, so that n batches take log2(n) failures. A
-single suspect batch is retried ``confirmations`` times, each time by a trainer that holds nothing else, and is then
-quarantined. The confirmations are needed because a trainer that dies for another reason also fails its pieces.
+A piece that has failed fewer than ``limit`` times is retried unchanged. After that it is *suspect* and is split at each
+failure: around the failing batch if that batch is known, otherwise in halves, so that finding one of n batches takes
+log2(n) failures. A single suspect batch is retried ``confirmations`` times, each time by a trainer that holds nothing
+else, and is then quarantined. The confirmations are needed because the pieces of a trainer that dies for another reason
+also count as failed.
 
-A reported failure is due to the batch. The loss of a trainer (it died, its lease ended, or it exceeded the timeout) is
-weak evidence, because machines are also removed. It counts against a single suspect batch only if no trainer without a
-suspect was lost since the previous loss with that batch, and twice as many losses as reports are needed.
+A failure reported by the trainer is attributed to the batch. The loss of a trainer (it died, its lease ended, or it
+exceeded the timeout) is weaker evidence, because machines are also removed for other reasons. A loss counts against a
+single suspect batch only if no trainer without a suspect has been lost since the previous loss with that batch. It
+takes twice as many losses as reported failures to quarantine a batch.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ from dataclasses import replace
 
 from flightedl.domain.queue.values import BatchRange
 
-#: Number of losses of trainers that count as much as one reported failure.
+#: Number of losses of trainers that count as one reported failure.
 LOSSES_PER_REPORT = 2
 
 
 class Losses:
-    """Losses of trainers with and without suspects.
+    """Counts losses of trainers with and without suspects.
 
     The first loss with a batch never counts, because nothing is known about the time before it. Losses are not stored,
-    so after a restart of the master the next loss with a batch is its first one.
+    so after a restart of the master the next loss with a batch is treated as its first.
     """
 
     __slots__ = ("_elsewhere", "_seen")
@@ -32,7 +34,7 @@ class Losses:
     def __init__(self) -> None:
         #: Number of losses of trainers that held no suspect.
         self._elsewhere = 0
-        #: (epoch, position, batch) -> ``_elsewhere`` at the last loss of a trainer that held this suspect.
+        #: (epoch, position, batch) -> value of ``_elsewhere`` when a trainer that held this suspect was last lost.
         self._seen: dict[tuple[int, int, int], int] = {}
 
     def happened_elsewhere(self) -> None:
@@ -46,7 +48,6 @@ class Losses:
         return before == self._elsewhere
 
     def forget(self, piece: BatchRange) -> None:
-        """Forget a batch that is done or quarantined."""
         self._seen.pop((piece.epoch, piece.position, piece.first_batch), None)
 
 
@@ -68,7 +69,7 @@ def after_failure(piece: BatchRange, batch: int | None, limit: int, confirmation
         middle = (first + end) // 2
         stretches = [(first, middle, limit), (middle, end, limit)]
     else:
-        # The batches around a known failing batch are less suspicious.
+        # The batches around a known failing batch are probably not at fault, so they are not suspects yet.
         stretches = [(first, batch, limit - 1), (batch, batch + 1, limit), (batch + 1, end, limit - 1)]
     return tuple(
         replace(piece, first_batch=start, end_batch=stop, failures=failures)

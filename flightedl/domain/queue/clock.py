@@ -1,7 +1,7 @@
-"""Clock that measures how long pieces run: the process's clock, without the time in which no piece can run.
+"""Clock that measures how long pieces run: the process's clock, excluding the time in which no piece can run.
 
-The clock is stopped while trainers need a pserver that is down, because their pieces cannot make progress then.
-Otherwise a long recovery would expire every piece several times and quarantine sound batches.
+The clock stops while trainers wait for a pserver that is down, because their pieces cannot make progress. Otherwise
+every piece would expire several times during a long recovery, and valid batches would be quarantined.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class WorkClock:
     def __init__(self) -> None:
         #: None while the clock runs.
         self._stopped_at: float | None = None
-        #: Total duration of all completed stops.
+        #: Total duration of all completed stops of the clock.
         self._stopped_s = 0.0
 
     def at(self, now: float) -> float:
@@ -23,7 +23,7 @@ class WorkClock:
         return (now if self._stopped_at is None else self._stopped_at) - self._stopped_s
 
     def go(self, now: float, *, is_stopped: bool) -> None:
-        """Stop the clock at ``now``, or let it continue. Does nothing if it is already in that state."""
+        """Stop the clock at ``now``, or let it continue. Does nothing if the clock is already in that state."""
         if is_stopped and self._stopped_at is None:
             self._stopped_at = now
         elif not is_stopped and self._stopped_at is not None:

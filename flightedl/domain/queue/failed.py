@@ -2,12 +2,13 @@
 
 Rules:
 
-* Every quarantined batch is in ``failed``, or in ``dropped`` after a person has dropped it. Both contain ranges of
-  batches per task, so a task whose batches all failed is one entry.
-* Trainer and error are kept for the newest ``DETAILS_LIMIT`` pieces, with the error truncated to ``ERROR_LIMIT``
-  characters. For other pieces only the ranges are known. The master logs each piece when it is quarantined.
+* Every quarantined batch is in ``failed``, or in ``dropped`` once a user has dropped it. Both contain ranges of batches
+  per task, so a task whose batches have all failed is a single entry.
+* The trainer and the error are kept for the newest ``DETAILS_LIMIT`` pieces, with the error truncated to
+  ``ERROR_LIMIT`` characters. For older pieces only the ranges are known. The master logs each piece when it is
+  quarantined.
 * When there are more than ``limit`` ranges, the oldest range of an earlier epoch is forgotten. Forgotten batches count
-  as done; the number of forgotten entries is kept.
+  as done; the number of forgotten entries is counted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Row = list[int]
 
 
 def shortened(error: str) -> str:
-    """Return an error's text, truncated and without invalid characters."""
+    """Return an error's message, truncated and without invalid characters."""
     text = error.encode("utf-8", "replace").decode()
     return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
 
@@ -48,7 +49,6 @@ class BatchTable:
         return iter(self._batches.items())
 
     def at(self, place: Place) -> IntervalSet:
-        """Return the batches of one task. Read-only."""
         return self._batches.get(place, IntervalSet())
 
     def places(self) -> list[Place]:
@@ -95,7 +95,6 @@ class BatchTable:
 
     @property
     def rows(self) -> list[Row]:
-        """All ranges, as plain numbers, oldest task first."""
         return [[*place, *(number for stretch in batches for number in stretch)] for place, batches in self]
 
     @classmethod
@@ -122,7 +121,7 @@ class FailedPieces:
         self.forgotten = 0
         #: Incremented by every change.
         self.serial = 0
-        #: Cache of the stored form: (its serial, bytes). Most events change nothing here.
+        #: Cache of the stored form: (its serial, its bytes). Most events do not change this table.
         self.encoded: tuple[int, bytes] | None = None
 
     def at(self, place: Place) -> tuple[IntervalSet, IntervalSet]:
@@ -149,7 +148,7 @@ class FailedPieces:
         self.details = [piece for piece in self.details if self.failed.at((piece.epoch, piece.position))]
 
     def select(self, is_selected: Callable[[Place], bool], batch: int | None) -> list[tuple[Place, int, int]]:
-        """Return (place, first batch, end batch) of failed ranges of selected tasks; only ``batch`` if it is given."""
+        """Return (place, first batch, end batch) of failed ranges in selected tasks; only ``batch`` if it is given."""
         found: list[tuple[Place, int, int]] = []
         for place, batches in self.failed:
             if is_selected(place):

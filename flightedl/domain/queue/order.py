@@ -1,15 +1,16 @@
-"""Dispatch order of an epoch's tasks. Stays valid while tasks are being added.
+"""Dispatch order of an epoch's tasks, which remains valid while tasks are being added.
 
 Rules:
 
 * An epoch has one position per task. The ``base`` tasks that existed when it began are in the order of a keyed
   permutation (the identity without shuffling). Tasks that join a running epoch follow in the order of their arrival;
-  from the next epoch on they are shuffled with the others. Two numbers thus describe the order of an epoch.
+  from the next epoch on they are shuffled with the others. The order of an epoch is therefore fully described by two
+  numbers, ``base`` and ``size``.
 * The sizes of earlier epochs are kept while a pserver may restart from a checkpoint that lacks these epochs. Only
-  changes of the size are stored, so a dataset that never grew needs one entry. The newest entries are ``recent``.
-  Groups of them become ``older`` entries, which are stored separately because they rarely change.
+  changes of the size are stored, so a dataset that never grew needs one entry. The newest entries are in ``recent``.
+  They move in groups to ``older``, which is stored separately because it rarely changes.
 
-Not guaranteed: that epochs before the newest ``REMEMBERED`` changes can be reopened; ``find`` raises for them.
+Not guaranteed: that epochs before the newest ``REMEMBERED`` changes can be reopened; ``find`` raises for older epochs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class EpochOrder:
         self.base = base
         self.size = size
         self._permutation = None if key is None else KeyedPermutation(base, key)
-        #: Cache of ``at``: assigning a task asks for it twice.
+        #: Cache for ``at``, which is called twice each time a task is assigned.
         self._last = (-1, -1)
 
     def at(self, position: int) -> int:
@@ -66,7 +67,7 @@ class EpochOrder:
         return self._permutation.position_of(task)
 
     def positions(self, tasks: IntervalSet) -> IntervalSet:
-        """Return the positions of ``tasks``. O(tasks), unless they cover the base or the order is the identity."""
+        """Return the positions of ``tasks``. O(tasks), unless they cover the base or if the order is the identity."""
         if self._permutation is None or tasks.covers(0, self.base):
             return tasks.copy()
         found = tasks.within(self.base, self.size)
@@ -101,12 +102,11 @@ class EpochSizes:
 
     @property
     def recent(self) -> list[SizeRow]:
-        """The newest rows, at least one, which change as the dataset grows."""
         return self._rows[self._older_count :]
 
     @property
     def older(self) -> list[SizeRow]:
-        """The older rows, which change only with ``put_away``."""
+        """The older rows, which change only in ``put_away``."""
         return self._rows[: self._older_count]
 
     @property
@@ -115,7 +115,6 @@ class EpochSizes:
 
     @property
     def oldest_epoch(self) -> int:
-        """First epoch whose size is known."""
         return self._rows[0][0]
 
     def find(self, epoch: int) -> tuple[int, int]:
@@ -135,7 +134,7 @@ class EpochSizes:
             self._rows.append((epoch, size, size))
 
     def grow(self, epoch: int, task_count: int, is_begun: bool) -> None:
-        """Add tasks. ``is_begun`` is True if some tasks of the current ``epoch`` were already assigned."""
+        """Add tasks. ``is_begun`` is True if some tasks of the current ``epoch`` have already been assigned."""
         base = self.find(epoch)[0] if is_begun else task_count
         row = (epoch, base, task_count)
         if self._rows[-1][0] == epoch:
@@ -144,9 +143,9 @@ class EpochSizes:
             self._rows.append(row)
 
     def put_away(self, needed_epoch: int) -> bool:
-        """Move the oldest recent rows to ``older`` if there are many. True if ``older`` has changed.
+        """Move the oldest recent rows to ``older`` if there are many. True if ``older`` was changed.
 
-        Also forgets the oldest rows beyond the limit, except for those of ``needed_epoch`` and later epochs.
+        Also forgets the oldest rows beyond the limit, except those of ``needed_epoch`` and later epochs.
         """
         if len(self._rows) - self._older_count < 2 * _PUT_AWAY:
             return False

@@ -1,16 +1,18 @@
-"""Assigned pieces: the holders of each piece, their attempts, and the times at which pieces began to run.
+"""Assigned pieces: the holders of each piece, their attempt numbers, and the times at which pieces began to run.
 
 Rules:
 
-* An attempt number identifies one holder of one piece. A piece has one holder, or two if a copy was assigned.
-* A holder is one *registration* of a trainer: its name and its generation. A name's pieces belong to one registration.
+* An attempt number identifies one holder of one piece. A piece has one holder, or two if a copy of it was assigned.
+* A holder is one *registration* of a trainer, identified by its name and generation. All pieces held under a name
+  belong to the same registration.
 * A trainer works on its pieces in the order of their attempts: the first piece of its backlog *runs*, the others
-  *wait*. A piece's clock starts when it begins to run: when it is assigned to an idle trainer, or when the previous
-  piece is reported or taken back.
-* After a restart of the master, the clock of a running piece is stopped until ``start_clocks``, and its duration
-  remains unknown.
+  *wait*. A piece's clock starts when the piece begins to run, that is, when it is assigned to an idle trainer, or when
+  the previous piece is reported or taken back.
+* After a restart of the master, the clock of a running piece is stopped until ``start_clocks``, and the piece's
+  duration remains unknown.
 
-Not guaranteed: that a trainer has not begun a waiting piece. Its report of the running piece may be in flight.
+Not guaranteed: that a trainer has not begun a waiting piece. The trainer's report of the running piece may be in
+flight.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class PendingPieces:
     __slots__ = ("_backlogs", "_by_attempt", "_by_place", "_epochs", "_has_standing", "_running")
 
     def __init__(self) -> None:
-        #: Attempt -> its piece, by increasing attempt.
+        #: Attempt -> its piece, in increasing order of attempts.
         self._by_attempt: dict[int, Pending] = {}
         #: Trainer -> its backlog; never an empty one.
         self._backlogs: dict[str, Backlog] = {}
@@ -41,13 +43,12 @@ class PendingPieces:
         self._by_place: dict[tuple[int, int], list[Pending]] = {}
         #: Epoch -> number of assigned pieces; never 0.
         self._epochs: dict[int, int] = {}
-        #: Attempt -> holder, of exactly the pieces whose clock is running, by the time at which it started.
+        #: Attempt -> holder, for exactly the pieces whose clock is running, ordered by start time.
         self._running: dict[int, Holder] = {}
-        #: True if clocks of running pieces are stopped.
+        #: True if the clocks of some running pieces are stopped.
         self._has_standing = False
 
     def __iter__(self) -> Iterator[Pending]:
-        """Yield every piece once, the oldest first."""
         for attempt, pending in self._by_attempt.items():
             if pending.holders[0].attempt == attempt:
                 yield pending
@@ -74,7 +75,6 @@ class PendingPieces:
         return self._by_place.get((epoch, position), [])
 
     def places(self) -> list[tuple[int, int]]:
-        """Return (epoch, position) of every task with assigned pieces."""
         return list(self._by_place)
 
     def backlogs(self) -> dict[str, Backlog]:
@@ -85,11 +85,9 @@ class PendingPieces:
         return self._by_attempt.get(attempt)
 
     def backlog_of(self, trainer: str) -> Backlog:
-        """Return a trainer's backlog. Read-only."""
         return self._backlogs.get(trainer, _NOTHING)
 
     def held_by(self, trainer: str) -> dict[int, Pending]:
-        """Return a trainer's pieces by attempt. Read-only."""
         return self.backlog_of(trainer).pieces
 
     def is_holder(self, trainer: str, generation: int, attempt: int) -> bool:
@@ -99,7 +97,7 @@ class PendingPieces:
     def hand_out(
         self, piece: BatchRange, task: int, holder: Holder, now: float | None, done: Iterable[tuple[int, int]] = ()
     ) -> Pending:
-        """Assign a piece to its first holder. ``now`` is None if it was assigned at an unknown earlier time."""
+        """Assign a piece to its first holder. ``now`` is None if it was assigned earlier, at an unknown time."""
         pending = Pending(piece, task, done=IntervalSet(done))
         self._by_place.setdefault((piece.epoch, piece.position), []).append(pending)
         self._epochs[piece.epoch] = self._epochs.get(piece.epoch, 0) + 1
@@ -125,7 +123,7 @@ class PendingPieces:
             self._backlogs[holder.trainer].renew()
 
     def drop_holder(self, pending: Pending, attempt: int, now: float, *, failed: bool) -> None:
-        """Remove a holder, which begins its next piece. Without holders, the piece is removed too."""
+        """Remove a holder of a piece; the holder then begins its next piece. A piece without holders is removed too."""
         holder = pending.holder(attempt)
         pending.holders.remove(holder)
         del self._by_attempt[attempt]
@@ -140,7 +138,7 @@ class PendingPieces:
         if failed:
             pending.piece = replace(pending.piece, failures=pending.piece.failures + 1)
         if pending.holders:
-            self._backlogs[pending.holders[0].trainer].renew()  # Its rows contain the number of failures.
+            self._backlogs[pending.holders[0].trainer].renew()  # The rows contain the number of failures.
             return
         place = (pending.piece.epoch, pending.piece.position)
         self._by_place[place].remove(pending)
@@ -173,12 +171,12 @@ class PendingPieces:
         self._running[holder.attempt] = holder
 
     def running(self) -> Iterator[tuple[Holder, Pending]]:
-        """Yield every running piece whose clock is running, the earliest start first."""
+        """Yield every running piece whose clock is running, earliest start first."""
         for attempt, holder in self._running.items():
             yield holder, self._by_attempt[attempt]
 
     def copyable_waiting(self, epoch: int, failures_below: int) -> Pending | None:
-        """Return the last waiting piece of the longest backlog that may be copied, or None."""
+        """Return the last waiting piece that may be copied from the longest backlog, or None."""
         found: Pending | None = None
         longest = 1
         for backlog in self._backlogs.values():
@@ -189,7 +187,7 @@ class PendingPieces:
         return found
 
     def copyable_running(self, epoch: int, failures_below: int) -> tuple[Pending, float] | None:
-        """Return the piece that has run longest and may be copied, with the time of its start, or None."""
+        """Return the piece that has been running longest and may be copied, with its start time, or None."""
         for attempt, holder in self._running.items():
             pending = self._by_attempt[attempt]
             if _is_copyable(pending, epoch, failures_below) and holder.since_s is not None:

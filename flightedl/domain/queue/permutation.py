@@ -1,18 +1,20 @@
-"""A keyed permutation of 0 … size-1 that needs no memory: the dispatch order of an epoch.
+"""A keyed permutation of 0 … size-1 that needs no memory, used as the dispatch order of an epoch.
 
 Rules:
 
-* ``at(position)`` and ``position_of(task)`` are inverses of each other for every size and key, and take O(1).
-* The order is the same for every release and for every version of Python, NumPy and processor, because it uses only
-  integers modulo 2**64 and an explicit mixing function (the finalizer of splitmix64, Steele, Lea and Flood 2014).
-  Golden values in the tests verify it. Changing the rounds or the mixing changes the stored format.
+* ``at(position)`` and ``position_of(task)`` are inverses of each other for every size and key, and each takes O(1)
+  time.
+* The order is the same in every release, with every version of Python and NumPy, and on every processor, because it
+  uses only integers modulo 2**64 and an explicit mixing function (the finalizer of splitmix64, Steele, Lea and Flood
+  2014). Golden values in the tests verify it. Changing the number of rounds or the mixing function changes the stored
+  format.
 
 A Feistel network over ``bits = bit_length(size - 1)`` bits is a bijection of 0 … 2**bits - 1, for any round function. A
-value outside of 0 … size-1 passes through the network again until it is inside (cycle walking, Black and Rogaway 2002).
-As 2**bits < 2 * size, this takes less than two passes on average. The two halves are updated in turn, so their widths
-may differ by one bit.
+value outside 0 … size-1 passes through the network again until it is inside (cycle walking, Black and Rogaway 2002). As
+2**bits < 2 * size, this takes less than two passes on average. The two halves are updated in turn, so their widths may
+differ by one bit.
 
-Not guaranteed: secrecy, and that all size! orders can occur.
+Not guaranteed: secrecy, or that every one of the size! orders can occur.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ _ROUNDS = 8
 
 
 def mix(value: int) -> int:
-    """Apply the finalizer of splitmix64: a bijection of 0 … 2**64-1 in which every bit affects all others."""
+    """Apply the splitmix64 finalizer, a bijection of 0 … 2**64-1 in which every input bit affects all output bits."""
     value = (value ^ (value >> 30)) * _FIRST & _MASK
     value = (value ^ (value >> 27)) * _SECOND & _MASK
     return value ^ (value >> 31)
 
 
 def key_of(*parts: int) -> int:
-    """Return a 64-bit key from integers, each taken modulo 2**64; their order matters."""
+    """Derive a 64-bit key from integers, each taken modulo 2**64; their order matters."""
     key = 0
     for part in parts:
         key = mix((key + _GOLDEN + mix(part & _MASK)) & _MASK)
@@ -62,7 +64,7 @@ class KeyedPermutation:
         self._keys = tuple(key_of(key, number) for number in range(_ROUNDS))
 
     def at(self, position: int) -> int:
-        """Return the element at ``position``. Raises IndexError outside of 0 … size-1."""
+        """Return the element at ``position``. Raises IndexError outside 0 … size-1."""
         self._check(position)
         value = position
         while True:
@@ -71,7 +73,7 @@ class KeyedPermutation:
                 return value
 
     def position_of(self, element: int) -> int:
-        """Return the position of ``element``. Raises IndexError outside of 0 … size-1."""
+        """Return the position of ``element``. Raises IndexError outside 0 … size-1."""
         self._check(element)
         value = element
         while True:
@@ -80,11 +82,11 @@ class KeyedPermutation:
                 return value
 
     def positions_of(self, elements: Integers) -> Integers:
-        """Return ``position_of`` each element: (n,) int64 -> (n,) int64."""
+        """Vectorized ``position_of``: (n,) int64 -> (n,) int64."""
         return self._walked(elements, self._backward_all)
 
     def elements_at(self, positions: Integers) -> Integers:
-        """Return the elements ``at`` all positions: (n,) int64 -> (n,) int64."""
+        """Return the elements at all positions: (n,) int64 -> (n,) int64."""
         return self._walked(positions, self._forward_all)
 
     def _check(self, value: int) -> None:

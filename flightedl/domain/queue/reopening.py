@@ -2,10 +2,10 @@
 
 Reopened tasks are stored as runs of positions. Usually there are few runs, because done tasks are contiguous in
 *dispatch order*: they are all tasks below the cursor, except for a few open ones. A checkpoint contains the tasks that
-were done at an earlier cursor, so the difference is a few runs, however many tasks it contains. If there are more runs
-than the limit, for example after reopening arbitrary tasks, the narrowest gaps between them are reopened as well. This
-costs only time, because pservers answer repeated batches with "already applied". A gap is filled only if all its tasks
-are done.
+were done at an earlier cursor, so the tasks to reopen form a few runs, however many tasks there are. If there are more
+runs than the limit, for example after reopening arbitrary tasks, the narrowest gaps between the runs are reopened as
+well. Doing so costs only time, because pservers answer repeated batches with "already applied". A gap is filled only if
+all its tasks are done.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def reopen(state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, 
 def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int) -> IntervalSet:
     """Return ``positions`` with the narrowest gaps filled, so that there are at most ``limit`` runs.
 
-    Gaps with obstacles are not filled; if there are many of them, more runs remain.
+    Gaps with obstacles are not filled, so more runs than ``limit`` may remain.
     """
     if positions.interval_count <= limit:
         return positions
@@ -65,7 +65,7 @@ def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int)
     gaps = [gap for gap in gaps if not obstacles.overlaps(*gap)]
     gaps.sort(key=lambda gap: gap[1] - gap[0])
     filled = sorted(gaps[: positions.interval_count - limit])
-    # Rebuild the list once, because filling a single gap would move the list's tail.
+    # Rebuild the list once, because filling each gap separately would move the rest of the list each time.
     joined = dict(filled)
     merged: list[tuple[int, int]] = []
     for start, end in intervals:
@@ -79,7 +79,7 @@ def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int)
 def _checked(
     state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, Stretches]
 ) -> tuple[IntervalSet, dict[int, IntervalSet]]:
-    """Validate the arguments of ``reopen``. Return (tasks, position -> batches of begun tasks)."""
+    """Validate the arguments of ``reopen``. Return (tasks, position -> batches of tasks that have been assigned)."""
     size = state.epoch_size(epoch)
     try:
         wanted = IntervalSet(tasks)
@@ -104,7 +104,7 @@ def _checked(
 
 
 def _reopen_batches(state: QueueState, epoch: int, position: int, wanted: IntervalSet) -> int:
-    """Reopen the done batches among ``wanted`` of one task. Return 1 if there are any, else 0."""
+    """Reopen the done batches among ``wanted`` of one task. Return 1 if there are any, otherwise 0."""
     done = wanted.copy()
     for batches in (*state.open_batches(epoch, position), *state.failed.at((epoch, position))):
         done.difference_update(batches)

@@ -1,13 +1,13 @@
-"""Seeds of the epochs, which determine the order of an epoch's tasks and of the records in each task.
+"""Seeds of the epochs, which determine the order of an epoch's tasks and the order of the records in each task.
 
 Rules:
 
-* A resumed job may get another seed, or begin or cease to be shuffled. The change is effective from the first epoch
-  that has not begun. Running and repeated epochs keep their seed, because a position identifies a task, and a batch its
-  records, only together with the seed. Otherwise pservers that have applied a batch would miss some records and count
-  others twice.
-* All former seeds are kept, with one row per change, because a pserver may restart from a checkpoint that lacks any
-  epoch. They are part of the queue's stored state, and every assignment contains its seed.
+* A resumed job may get another seed, or turn shuffling on or off. The change takes effect with the first epoch that has
+  not begun. Running and repeated epochs keep their seed, because only together with the seed does a position identify a
+  task and a batch identify its records. With another seed, pservers that have already applied a batch would miss some
+  records and count others twice.
+* All previous seeds are kept, one row per change, because a pserver may restart from a checkpoint that lacks any epoch.
+  They are part of the queue's stored state, and every assignment contains its seed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EpochSeeds:
 
     @property
     def last(self) -> int | None:
-        """Seed of the most distant epochs, or None."""
+        """Seed of all epochs from the last change on, or None without shuffling."""
         return self._rows[-1][1]
 
     def find(self, epoch: int) -> int | None:
@@ -45,7 +45,7 @@ class EpochSeeds:
         return self._rows[bisect_right(self._rows, epoch, key=lambda row: row[0]) - 1][1]
 
     def change(self, epoch: int, seed: int | None) -> None:
-        """Use another seed from ``epoch`` on, which must not have begun."""
+        """Use another seed from ``epoch`` on; that epoch must not have begun."""
         while self._rows and self._rows[-1][0] >= epoch:
             del self._rows[-1]
         if not self._rows or self.last != seed:

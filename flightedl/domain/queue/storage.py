@@ -1,4 +1,4 @@
-"""The stored form of a task queue, as JSON.
+"""Stored form of a task queue, as JSON.
 
 Rules:
 
@@ -6,8 +6,8 @@ Rules:
   trainer's name once, and about 30 bytes for each row. Consecutive tasks that were assigned together, or that wait,
   form one row; see ``backlog`` and ``waiting``. The *failures* document changes only when a piece is quarantined,
   retried or dropped, or when old sizes of epochs are moved to it. The dispatch document contains its serial number, so
-  that two documents of different times are detected.
-* Times are not stored, because they are meaningless to another process.
+  that a pair of documents from different times is detected.
+* Times are not stored, because they have no meaning in another process.
 * A document with an unknown version, or with missing or unknown fields, raises CorruptError.
 * A restored queue is checked against all invariants before it is used.
 """
@@ -43,12 +43,12 @@ class HeldDocument(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The backlog of one registration of a trainer."""
 
     generation: Natural
-    #: See ``backlog``; a piece with two holders is in the rows of both.
+    #: See ``backlog``. A piece with two holders appears in the rows of both.
     rows: list[list[Natural]]
 
 
 class DispatchDocument(_Document, kw_only=True):
-    """Counters and open tasks of the queue."""
+    """The queue's counters and open tasks."""
 
     #: (first epoch, seed or None), see ``seeds``.
     seeds: list[tuple[Natural, Natural | None]]
@@ -56,18 +56,18 @@ class DispatchDocument(_Document, kw_only=True):
     epoch: Natural
     cursor: Natural
     next_attempt: Natural
-    #: Recent sizes: (first epoch, base, size), see ``order``.
+    #: Recent epoch sizes: (first epoch, base, size), see ``order``.
     sizes: list[tuple[Natural, Natural, Natural]]
     growth_ended: bool = False
     #: Trainer -> its backlog, which is never empty.
     held: dict[str, HeldDocument] = {}
-    #: Complete tasks that wait: (epoch, start, end, failures).
+    #: Waiting complete tasks: (epoch, start, end, failures).
     runs: list[tuple[Natural, Natural, Natural, Natural]] = []
-    #: Other pieces that wait: (epoch, position, first batch, end batch, failures).
+    #: Other waiting pieces: (epoch, position, first batch, end batch, failures).
     parts: list[tuple[Natural, Natural, Natural, Natural, Natural]] = []
-    #: Finished pieces of tasks with other open pieces: (epoch, position, attempts).
+    #: Finished pieces of tasks that have other open pieces: (epoch, position, attempts).
     finished_parts: list[tuple[Natural, Natural, list[Natural]]] = []
-    #: Positions of tasks that must be done even if the job is stopped: (epoch, ``IntervalSet.encode``).
+    #: Positions of tasks that must be done even though the job is stopped: (epoch, ``IntervalSet.encode``).
     due: list[tuple[Natural, bytes]] = []
     average_s: float | None = None
     average_count: Natural = 0
@@ -76,7 +76,7 @@ class DispatchDocument(_Document, kw_only=True):
 
 
 class FailuresDocument(_Document, kw_only=True):
-    """Data that rarely changes: quarantined batches, and old sizes of epochs."""
+    """Data that rarely changes: quarantined batches and old epoch sizes."""
 
     serial: Natural
     #: (epoch, position, first batch, end batch, …).
@@ -84,7 +84,7 @@ class FailuresDocument(_Document, kw_only=True):
     dropped: list[list[Natural]] = []
     details: list[FailedPiece] = []
     forgotten: Natural = 0
-    #: Older sizes, in the form of the dispatch document's.
+    #: Older epoch sizes, in the same form as in the dispatch document.
     sizes: list[tuple[Natural, Natural, Natural]] = []
 
 
@@ -116,7 +116,7 @@ def _decoded(data: bytes | msgspec.Raw, kind: type[Document]) -> Document:
     return document
 
 
-#: Attributes with the same names in the state and in the dispatch document.
+#: Attributes that have the same names in the state and in the dispatch document.
 _COUNTERS = (
     *("revision", "epoch", "cursor", "next_attempt"),
     *("growth_ended", "average_s", "average_count", "copies"),
@@ -174,9 +174,9 @@ def _encode_failures(state: QueueState) -> bytes:
 
 
 def restore(state: QueueState, data: bytes, failures: bytes | None, *, may_reseed: bool) -> None:
-    """Fill a new ``state`` from its documents. If ``failures`` is None, ``data`` contains both.
+    """Fill a new ``state`` from its documents. If ``failures`` is None, ``data`` contains both documents.
 
-    With ``may_reseed``, epochs that have not begun get the seed of the settings.
+    With ``may_reseed``, epochs that have not begun get the seed in the settings.
 
     Raises:
         CorruptError: the documents cannot be read, or do not belong together.
@@ -206,7 +206,7 @@ def _both_of(data: bytes) -> tuple[DispatchDocument, FailuresDocument]:
 
 
 def progress_of(queue: bytes) -> tuple[int, int, int]:
-    """Return (epoch, number of done or failed tasks, number of tasks) of the last begun epoch of a stored queue.
+    """Return (epoch, number of done or failed tasks, number of tasks) for the last begun epoch of a stored queue.
 
     Raises:
         CorruptError: ``queue`` is not an output of ``encode``.
@@ -224,7 +224,7 @@ def progress_of(queue: bytes) -> tuple[int, int, int]:
 
 
 def is_over(dispatch: bytes, epochs: int | None) -> bool:
-    """True if a stored queue was done: no task of ``epochs`` epochs is open.
+    """True if a stored queue was done, that is, no task of ``epochs`` epochs is open.
 
     Raises:
         CorruptError: ``dispatch`` is not a dispatch document.
@@ -309,7 +309,7 @@ def _restore_held(state: QueueState, document: DispatchDocument) -> None:
 
 
 def _pieces_of(state: QueueState, row: list[int]) -> list[tuple[int, BatchRange, list[tuple[int, int]]]]:
-    """Return (attempt, piece, done ranges) of each piece of a row."""
+    """Return (attempt, piece, done ranges) for each piece of a row."""
     epoch, position, count, failures, attempt, *stretch = row
     if stretch:
         first, end, *done = stretch

@@ -2,46 +2,47 @@
 
 Rules:
 
-* Methods receive events with the time ``now`` (monotonic seconds, from one clock per process) and return values. An
+* Methods take events with the time ``now`` (monotonic seconds, from one clock per process) and return values. An
   invalid event raises one of ``flightedl.errors`` and changes nothing.
-* A trainer is identified by its name and the *generation* of its registration. A name's pieces belong to one
-  generation. Reports of another one are rejected, and it gets no pieces until ``trainer_gone`` has taken back the old
-  ones.
+* A trainer is identified by its name and the *generation* of its registration. All pieces held under a name belong to
+  one generation. Reports from another generation are rejected, and it gets no pieces until ``trainer_gone`` has taken
+  back those of the old generation.
 * A *piece* is a range of batches of one task, usually all of them. Each assignment of a piece has a new *attempt*
   number, which distinguishes current reports from stale ones.
 * A trainer works on its pieces in the order of assignment. Its oldest unreported piece *runs*; the clock of this piece
-  starts when the previous one is reported. All others wait in the trainer's backlog, see ``pending``.
+  starts when the previous one is reported. All other pieces wait in the trainer's backlog, see ``pending``.
 * A piece is taken back if its trainer returns it (``give_back``, not counted as a failure), fails (``fail``), is gone
   (``trainer_gone``), or exceeds the timeout (``tick``). The timeout is a multiple of the average duration of tasks or,
-  before the first finished task, a time without progress. Clocks are stopped while pservers are down, see ``clock``.
-  When a trainer is gone or a timeout expires, its entire backlog is taken back. Only pieces that may be at fault count
-  as failed: the running one and, if the trainer died, the next one, whose records it may have been reading. Waiting
-  pieces are assigned before new ones, so few wait at any time.
+  until the first task is finished, a limit on the time without progress. Clocks are stopped while pservers are down,
+  see ``clock``. When a trainer is gone or a timeout expires, its entire backlog is taken back. Only pieces that may be
+  at fault count as failed: the running one and, if the trainer died, the next one, whose records it may have been
+  reading. Waiting pieces are assigned before new ones, so only a few are waiting at any time.
 * The number of a trainer's pieces is limited, so that no trainer hoards near the end of an epoch: see ``fair_share``.
 * Epochs are a barrier. No task of an epoch is assigned while an earlier epoch has open pieces, including reopened ones.
-  Trainers may read ahead those tasks of the next epoch that they were promised: see ``ahead``.
-* For data without a model, a piece that is taken back loses its batches that are done (``note_done``).
-* A piece that has failed ``attempts_limit`` times is *suspect*. It is split, around the failing batch if that is known,
+  Trainers may read ahead the tasks of the next epoch that were promised to them: see ``ahead``.
+* For data without a model, a piece that is taken back no longer includes its done batches (``note_done``).
+* A piece that has failed ``attempts_limit`` times is *suspect*. It is split, around the failing batch if it is known,
   otherwise in halves, until single batches are left. A batch that fails ``confirmations`` more times is quarantined.
-  The loss of a trainer counts less than a reported failure, and not at all while others are lost, too: see
-  ``bisection``. Suspects are assigned only to trainers that hold nothing else, and such a trainer gets nothing else
-  until it is done, so no sound piece is quarantined because its trainer died of another one. They are assigned last in
-  their epoch, or first once ``SUSPECTS_LIMIT`` of them wait.
-* Near the end of an epoch, an idle trainer gets a copy of the last waiting piece of the longest backlog. If none waits,
-  it gets a copy of the piece that has run longest, if that is clearly longer than average. The first to finish wins.
-* Data without a model is never assigned twice at a time, because duplicates would not be detected. It has no copies,
-  and a piece is taken back only after ``stuck_after_s``. See ``deduplicate``.
+  The loss of a trainer counts less than a reported failure, and does not count at all while other trainers are also
+  being lost: see ``bisection``. Suspects are assigned only to trainers that hold nothing else, and such a trainer gets
+  nothing else until the suspect is done, so no valid piece is quarantined because another piece killed its trainer.
+  They are assigned last in their epoch, or first once ``SUSPECTS_LIMIT`` of them are waiting.
+* Near the end of an epoch, an idle trainer gets a copy of the last waiting piece of the longest backlog. If no piece is
+  waiting, it gets a copy of the piece that has been running longest, provided that this is clearly longer than average.
+  The first trainer to finish wins.
+* Data without a model is never assigned to two trainers at the same time, because duplicates would not be detected. Its
+  pieces are not copied, and a piece is taken back only after ``stuck_after_s``. See ``deduplicate``.
 * A stopped job (``stop``) begins no new tasks. It still assigns tasks that are *due*: reopened tasks, and tasks that
   only some blocks have applied (``claim``). The job is over when no task is pending or due.
 * ``reopen`` repeats done tasks whose updates a pserver has lost. They are stored as a limited number of runs of
-  positions. If there are more runs, the narrowest gaps of done tasks between them are reopened too, which is harmless,
-  because pservers answer their batches with "already applied".
+  positions. If there are more runs than the limit, the narrowest gaps of done tasks between them are reopened too,
+  which is harmless, because pservers answer their batches with "already applied".
 
 Cost: an event is O(log(open pieces) + length of a backlog), looking for a copy is O(trainers), and ``encode`` is O(open
-rows). None depends on the number of tasks.
+rows). None of these costs depends on the number of tasks.
 
-Not guaranteed: that trainers work on their pieces in order, or that the batches of a finished piece were applied. The
-caller decides which reports to accept.
+Not guaranteed: that trainers work on their pieces in order, or that the batches of a finished piece were actually
+applied. The caller decides which reports to accept.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _BEGUN_COUNT = 2
 #: Number of tasks over which the duration is averaged.
 _AVERAGED_COUNT = 10
 _RETRY_FLOOR_S = 0.05
-#: Seconds above the average from which on a task counts as slow.
+#: A task that takes this many seconds more than the average counts as slow.
 _COPY_AFTER_S = 0.05
 _RETRY_CEILING_S = 1.0
 
@@ -143,7 +144,7 @@ class TaskQueue(QueueState):
         return self._copy_or_none(trainer, generation, epoch, now, is_idle=not held)
 
     def promise(self, trainer: str) -> tuple[Assignment, ...]:
-        """Return tasks of the next epoch that a trainer may read, if this epoch has none left for it; see ``ahead``.
+        """Return next-epoch tasks that a trainer may read, if this epoch has none left for it; see ``ahead``.
 
         Their attempts are 0, because the trainer does not hold them.
         """
@@ -182,7 +183,7 @@ class TaskQueue(QueueState):
     ) -> None:
         """Record that some batches of a trainer's piece are done, so that they are not assigned again.
 
-        Does nothing if batches are deduplicated, or if the attempt is no longer current.
+        Does nothing if batches are deduplicated or the attempt is no longer current.
         """
         now = self._time(now)
         if self.settings.is_deduplicated or not self.pending.is_holder(trainer, generation, attempt):
@@ -208,7 +209,7 @@ class TaskQueue(QueueState):
         batch: int | None = None,
         generation: int = 0,
     ) -> Effects:
-        """Handle a trainer's report that a piece failed, at ``batch`` of the task if that is known.
+        """Handle a trainer's report that a piece failed, at ``batch`` of the task if the failing batch is known.
 
         Raises:
             FencedError: the attempt is no longer current, and the piece is not done.
@@ -230,19 +231,19 @@ class TaskQueue(QueueState):
         return () if pending is None else self._lose(pending, attempt, now, None)
 
     def trainer_gone(self, trainer: str, now: float, is_graceful: bool = False) -> Effects:
-        """Take back all pieces of a trainer that is gone.
+        """Take back all pieces of a trainer that has gone.
 
-        Pieces that it may have begun count as failed, unless ``is_graceful``.
+        Pieces that the trainer may have begun count as failed, unless ``is_graceful``.
         """
         now = self._time(now)
         self.promises.forget(trainer)
         return self._lose_all(trainer, now, "its trainer died or lost its lease", 0 if is_graceful else _BEGUN_COUNT)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> Effects:
-        """Take back expired pieces, with their trainers' backlogs. To be called about once per second.
+        """Take back expired pieces together with their trainers' backlogs. Call this about once per second.
 
-        Clocks are stopped while ``is_held_up``: no piece can run, because a pserver is down. ``progressed`` are the
-        trainers that have finished a batch since the last call.
+        Clocks are stopped while ``is_held_up``, because no piece can run while a pserver is down. ``progressed``
+        contains the trainers that have finished a batch since the last call.
         """
         self.clock.go(now, is_stopped=is_held_up)
         now = self._time(now)
@@ -278,7 +279,7 @@ class TaskQueue(QueueState):
         return reopening.reopen(self, epoch, tasks, parts or {})
 
     def stop(self) -> None:
-        """Stop beginning tasks: tasks that are neither pending nor due remain undone."""
+        """Stop beginning new tasks. Tasks that are neither pending nor due remain undone."""
         self.is_stopped = True
         self.revision += 1
 
@@ -292,7 +293,7 @@ class TaskQueue(QueueState):
         count = 0
         for position in sorted(order.position_of(task) for task in tasks):
             if epoch == self.epoch and position >= self.cursor:
-                # The task was assigned after this state was stored.
+                # The task was assigned after this state had been stored.
                 self.waiting.put_run(epoch, self.cursor, position + 1, 0)
                 self.cursor = position + 1
             if self.waiting.at(epoch, position):
@@ -304,9 +305,9 @@ class TaskQueue(QueueState):
         return position in self.due.get(epoch, ())
 
     def deduplicate(self) -> None:
-        """Let repeated batches count once from now on, because trainers have declared a model.
+        """From now on, count repeated batches only once, because trainers have declared a model.
 
-        A batch then counts as done when pservers have applied it, so earlier reports of done batches are dropped.
+        A batch then counts as done once pservers have applied it, so earlier reports of done batches are dropped.
         """
         if self.settings.is_deduplicated:
             return
@@ -317,7 +318,7 @@ class TaskQueue(QueueState):
                 self.revision += 1
 
     def grow(self, task_count: int, batch_counts: Callable[[int], int] | None = None) -> None:
-        """Add tasks to the dataset. They are appended to the current epoch, and belong to all later ones.
+        """Add tasks to the dataset. They are appended to the current epoch and belong to all later epochs.
 
         Args:
             task_count: New number of tasks; existing tasks keep their numbers.
@@ -345,7 +346,7 @@ class TaskQueue(QueueState):
         self.revision += 1
 
     def end_growth(self) -> Effects:
-        """Record that a followed dataset is complete, so its last epoch may end."""
+        """Record that a followed dataset is complete, so that its last epoch may end."""
         if self.growth_ended:
             return ()
         self.growth_ended = True
@@ -353,7 +354,7 @@ class TaskQueue(QueueState):
         return self._advance()
 
     def retry_failed(self, selector: FailedSelector) -> int:
-        """Make quarantined batches todo again, with all their attempts; return their number.
+        """Make quarantined batches todo again, with a full set of attempts; return their number.
 
         Raises:
             NotFoundError: the selector matches no quarantined batch.
@@ -368,7 +369,7 @@ class TaskQueue(QueueState):
         return count
 
     def drop_failed(self, selector: FailedSelector) -> int:
-        """Drop quarantined batches, which are then no longer listed and never trained; return their number.
+        """Drop quarantined batches, which are then no longer listed and never trained on; return their number.
 
         Raises:
             NotFoundError: the selector matches no quarantined batch.
@@ -389,8 +390,8 @@ class TaskQueue(QueueState):
     def encode_parts(self) -> tuple[bytes, bytes]:
         """Return (dispatch, failures), two documents to be written in one transaction.
 
-        The first changes with every assignment and has at most 4 kB + 200 B per live trainer. The second changes only
-        if batches were quarantined, retried or dropped, or if the dataset has grown many times.
+        The first document changes with every assignment and takes at most 4 kB + 200 B per live trainer. The second
+        changes only if batches were quarantined, retried or dropped, or if the dataset has grown many times.
         """
         return storage.encode_parts(self)
 
@@ -416,7 +417,7 @@ class TaskQueue(QueueState):
         """
         queue = cls(settings)
         storage.restore(queue, data, failures, may_reseed=may_reseed)
-        # If epochs were added, the epoch that was the last one and waited for more tasks may end now.
+        # If epochs were added, the previous last epoch, which waited for more tasks, may end now.
         queue._advance()
         try:
             queue.check()
@@ -428,7 +429,7 @@ class TaskQueue(QueueState):
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that a piece may run, or may run without progress if ``_limiting_average_s`` is None."""
+        """Number of seconds that a piece may run, or may run without progress if ``_limiting_average_s`` is None."""
         settings, average_s = self.settings, self._limiting_average_s
         if average_s is None:
             return settings.stuck_after_s
@@ -436,11 +437,11 @@ class TaskQueue(QueueState):
 
     @property
     def _limiting_average_s(self) -> float | None:
-        """Average duration of tasks, which limits the duration of a piece; None if only progress is monitored."""
+        """Average duration of tasks, on which the limit for a piece is based; None if only progress is monitored."""
         return self.average_s if self.settings.is_deduplicated else None
 
     def _time(self, now: float) -> float:
-        """Return the work clock's time, and start stopped clocks of running pieces."""
+        """Return the work clock's time, and start the stopped clocks of running pieces."""
         at = self.clock.at(now)
         self.pending.start_clocks(at)
         return at
@@ -482,7 +483,7 @@ class TaskQueue(QueueState):
     def _copy_or_none(
         self, trainer: str, generation: int, epoch: int, now: float, is_idle: bool
     ) -> TaskGiven | NoTaskNow:
-        """Assign a copy of a piece to a trainer, if there is one to copy.
+        """Assign a copy of a piece to a trainer, if there is a piece to copy.
 
         Only idle trainers get copies, so no trainer gets a copy of a piece that it has.
         """
@@ -560,7 +561,7 @@ class TaskQueue(QueueState):
         *,
         is_reported: bool = False,
     ) -> Effects:
-        """Take back a piece from a holder. It counts as failed unless ``error`` is None."""
+        """Take back a piece from a holder. The piece counts as failed unless ``error`` is None."""
         self.revision += 1
         trainer, piece, settings = pending.holder(attempt).trainer, pending.piece, self.settings
         confirmations = settings.confirmations
@@ -600,7 +601,7 @@ class TaskQueue(QueueState):
         return (Quarantined(failed), *self._settle(piece.epoch, piece.position))
 
     def _settle(self, epoch: int, position: int) -> Effects:
-        """Record that a piece is closed, and end its task or epoch if it was the last one."""
+        """Record that a piece is closed. If it was the last open piece of its task or epoch, end that too."""
         self.revision += 1
         if not self.pending.at(epoch, position) and not self.waiting.at(epoch, position):
             self.finished_parts.pop((epoch, position), None)
@@ -631,7 +632,8 @@ class TaskQueue(QueueState):
 
     def _note_duration(self, pending: Pending, attempt: int, now: float) -> None:
         holder = pending.holder(attempt)
-        # If several pieces are reported together, their durations are unknown: all but the first appear to take 0 s.
+        # If several pieces are reported together, their individual durations are unknown; all but the first seem to
+        # take 0 s.
         duration_s = 0.0 if holder.since_s is None else now - holder.since_s
         if duration_s <= 0 or not holder.is_timed or not pending.piece.is_complete_task:
             return

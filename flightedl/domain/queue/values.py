@@ -1,6 +1,6 @@
 """Inputs and outputs of the task queue: settings, pieces, answers and effects.
 
-Answers are for the trainer that asks; effects are for the master, which logs them or acts on them.
+Answers are meant for the trainer that asks, effects for the master, which logs them or acts on them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class TaskGiven:
-    """A piece was assigned. ``is_copy`` is True if another trainer holds it, too; the first to finish wins."""
+    """A piece was assigned. ``is_copy`` is True if another trainer also holds the piece; the first to finish wins."""
 
     assignment: Assignment
     is_copy: bool = False
@@ -106,7 +106,7 @@ class TaskGiven:
 
 @dataclass(frozen=True, slots=True)
 class NoTaskNow:
-    """No piece is available to this trainer now; one may be later."""
+    """No piece is available to this trainer now, but one may become available later."""
 
     retry_after_s: float
 
@@ -118,7 +118,7 @@ class EpochsDone:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone:
-    """The piece was already done, by an earlier copy of this report or by another trainer."""
+    """The piece was already done, reported earlier by this trainer or by another one."""
 
 
 # --- effects ---
@@ -126,14 +126,14 @@ class AlreadyDone:
 
 @dataclass(frozen=True, slots=True)
 class EpochFinished:
-    """Every task of ``epoch`` is done or failed. Emitted again when a reopened epoch is finished again."""
+    """Every task of ``epoch`` is done or failed. Emitted again whenever a reopened epoch is finished again."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class FailedPiece:
-    """A quarantined range of batches, which is not trained in this epoch unless a person retries it."""
+    """A quarantined range of batches. It is not trained on in this epoch unless a user retries it."""
 
     epoch: int
     position: int
@@ -158,7 +158,7 @@ class Expired:
 
     trainer: str
     assignment: Assignment
-    #: Duration, limit, and the settings that determine the limit.
+    #: Duration of the piece, the limit, and the settings that determine the limit.
     reason: str = ""
 
 
@@ -168,7 +168,7 @@ Effects = tuple[Effect, ...]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The report was accepted: the piece is done."""
+    """The report was accepted, so the piece is done."""
 
     effects: Effects = ()
 
@@ -179,11 +179,11 @@ class Finished:
 class Counts(TaskCounts, frozen=True, kw_only=True):
     """Number of tasks of the current epoch by state; todo + pending + done + failed = total.
 
-    A split task counts once, by the state of its pieces that comes first in: pending, todo, failed, done.
+    A split task is counted once, in the first of these states that one of its pieces has: pending, todo, failed, done.
     """
 
     epoch: int
-    #: Number of ``todo`` tasks that were assigned before.
+    #: Number of ``todo`` tasks that had already been assigned before.
     retries: int
     #: Number of reopened tasks of earlier epochs that are not done yet.
     reopened: int
@@ -191,7 +191,7 @@ class Counts(TaskCounts, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskBatches:
-    """All batches of one task of one epoch by state, as half-open ranges."""
+    """The batches of one task of an epoch, by state, as half-open ranges."""
 
     todo: tuple[tuple[int, int], ...]
     pending: tuple[tuple[int, int], ...]

@@ -1,13 +1,14 @@
-"""Pieces that were assigned before and wait to be assigned again.
+"""Pieces that were assigned before and are waiting to be assigned again.
 
 Rules:
 
-* Complete tasks are stored as *runs* of positions with their number of failures, so that a million reopened tasks are
-  one entry. Parts of tasks, and pieces that failed often, are stored individually.
-* A piece is *suspect* from ``attempts_limit`` failures on. The caller assigns suspects only to trainers that hold
-  nothing else, so that the next failure is certainly due to this piece. All other pieces are *ready* for any trainer.
-* Earlier epochs are served first, and lower positions within an epoch. A split task is thus finished before the next
-  one begins, so few pieces wait at any time.
+* Complete tasks are stored as *runs* of positions with their number of failures, so that a million reopened tasks can
+  be a single entry. Parts of tasks, and pieces that have failed often, are stored individually.
+* A piece that has failed ``attempts_limit`` times or more is *suspect*. The caller assigns suspects only to trainers
+  that hold nothing else, so that the next failure is certainly due to this piece. All other pieces are *ready* for any
+  trainer.
+* Earlier epochs are served first, and lower positions first within an epoch. A split task is thus finished before the
+  next one begins, so only a few pieces are waiting at any time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from flightedl.domain.queue.values import BatchRange
 
 
 class Runs:
-    """Disjoint half-open runs of positions, each with a number of failures; adjacent equal runs are merged."""
+    """Disjoint half-open runs of positions, each with a number of failures. Adjacent equal runs are merged."""
 
     __slots__ = ("_ends", "_failures", "_starts", "size")
 
@@ -32,7 +33,6 @@ class Runs:
         self.size = 0
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, end, failures) in increasing order."""
         return zip(self._starts, self._ends, self._failures, strict=True)
 
     def __contains__(self, position: int) -> bool:
@@ -40,7 +40,7 @@ class Runs:
         return index >= 0 and position < self._ends[index]
 
     def add(self, start: int, end: int, failures: int) -> None:
-        """Add the positions [start, end), none of which may be in a run yet."""
+        """Add the positions [start, end), none of which may already be in a run."""
         index = bisect_left(self._starts, start)
         self.size += end - start
         low, high = index, index
@@ -53,7 +53,6 @@ class Runs:
         self._failures[low:high] = [failures]
 
     def take(self, position: int) -> int:
-        """Remove a position from its run; return its number of failures."""
         index = bisect_right(self._starts, position) - 1
         start, end, failures = self._starts[index], self._ends[index], self._failures[index]
         assert start <= position < end, "it is in a run"
@@ -89,7 +88,7 @@ class WaitingPieces:
     def __init__(self, suspect_from: int, batch_count: Callable[[int, int], int]) -> None:
         self._suspect_from = suspect_from
         self._batch_count = batch_count
-        #: Epoch -> complete tasks that are not suspect; never empty.
+        #: Epoch -> complete tasks that are not suspect; never an empty set.
         self._runs: dict[int, Runs] = {}
         #: Parts of tasks that are not suspect, by place.
         self._parts: list[BatchRange] = []
@@ -104,7 +103,7 @@ class WaitingPieces:
 
     @property
     def runs(self) -> list[tuple[int, int, int, int]]:
-        """(epoch, start, end, failures) of complete tasks that are not suspect, sorted."""
+        """(epoch, start, end, failures) of the complete tasks that are not suspect, sorted."""
         return [(epoch, *run) for epoch in sorted(self._runs) for run in self._runs[epoch]]
 
     @property
@@ -113,7 +112,6 @@ class WaitingPieces:
         return sorted(self._parts + self._suspects, key=_place)
 
     def count_complete(self, epoch: int) -> int:
-        """Return the number of waiting complete tasks of ``epoch`` that are not suspect."""
         return self._runs[epoch].size if epoch in self._runs else 0
 
     def suspect_count(self, epoch: int) -> int:
@@ -147,18 +145,18 @@ class WaitingPieces:
         self._runs.setdefault(epoch, Runs()).add(start, end, failures)
 
     def unfailed(self, epoch: int) -> IntervalSet:
-        """Return the positions of waiting complete tasks of ``epoch`` that never failed."""
+        """Return the positions of the waiting complete tasks of ``epoch`` that have never failed."""
         runs = self._runs.get(epoch, ())
         return IntervalSet((start, end) for start, end, failures in runs if failures == 0)
 
     def replace_unfailed(self, epoch: int, positions: IntervalSet) -> None:
-        """Replace the complete tasks that never failed by those at ``positions``, none of which may wait otherwise."""
+        """Replace the complete tasks that have never failed by those at ``positions``, which must not be waiting."""
         self._runs.setdefault(epoch, Runs()).replace_unfailed(positions)
         if not self._runs[epoch].size:
             del self._runs[epoch]
 
     def take_ready(self, epoch: int, excluded: Collection[int] = ()) -> BatchRange | None:
-        """Remove and return the first ready piece of ``epoch``, except for complete tasks at ``excluded`` positions."""
+        """Remove and return the first ready piece of ``epoch``, skipping complete tasks at ``excluded`` positions."""
         runs = self._runs.get(epoch, ())
         complete = next((each for start, end, _ in runs for each in range(start, end) if each not in excluded), None)
         part = self._parts[0] if self._parts and self._parts[0].epoch == epoch else None
@@ -167,7 +165,7 @@ class WaitingPieces:
         return None if complete is None else self.take_complete(epoch, complete)
 
     def take_of(self, epoch: int, positions: IntervalSet, *, has_suspects: bool) -> BatchRange | None:
-        """Remove and return the first piece of ``epoch`` at ``positions``; suspects only with ``has_suspects``."""
+        """Remove and return the first piece of ``epoch`` at ``positions``, suspects only if ``has_suspects``."""
         runs = IntervalSet((start, end) for start, end, _ in self._runs.get(epoch, ()))
         if complete := runs.intersection(positions):
             return self.take_complete(epoch, next(iter(complete))[0])
@@ -178,11 +176,11 @@ class WaitingPieces:
         return None
 
     def take_complete(self, epoch: int, position: int) -> BatchRange | None:
-        """Remove and return the complete task at a position, if it waits and is not suspect."""
+        """Remove and return the complete task at a position if it is waiting and not suspect."""
         runs = self._runs.get(epoch)
         if runs is None or position not in runs:
             return None
-        # This may fail, so it comes before any change.
+        # This call may fail, so it must precede any change.
         batch_count = self._batch_count(epoch, position)
         failures = runs.take(position)
         if not runs.size:

@@ -95,7 +95,6 @@ class Audit:
         return torn_tasks([summary for _, summary in self._answered.values()], self._end_epoch, task_count_of)
 
     def found(self, reopened: int) -> None:
-        """Record the number of done tasks that a process lacks."""
         if reopened:
             self._has_found = True
             self.missing_count += reopened

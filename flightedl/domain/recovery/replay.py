@@ -153,7 +153,6 @@ def _count_or(known: int, task_count_of: Callable[[int], int], epoch: int) -> in
 
 
 def _clear_bits(bitmap: bytes, count: int) -> IntervalSet:
-    """Return the runs of clear bits below ``count``."""
     bits = np.zeros(count + 2, np.int8)
     known = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:count]
     bits[1 : count + 1] = 1
@@ -258,7 +257,6 @@ class PserverRecovery:
         self._pinned = (checkpoint,)
 
     def settled(self) -> dict[int, int]:
-        """Return the generations of settled processes, by index."""
         return dict(self._settled)
 
     def reinitialize(self) -> None:
