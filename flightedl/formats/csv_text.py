@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 
@@ -27,10 +28,18 @@ _HEAD_BYTES = 1 << 16
 _BLOCK_BYTES = 1 << 18
 _MAX_BLOCK_BYTES = 1 << 30
 _MARK = b"\xef\xbb\xbf"
+_NEWLINE, _RETURN = 0x0A, 0x0D
 
 
-def _parsing(delimiter: str) -> pc.ParseOptions:
-    return pc.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+def _parsing(delimiter: str, *, is_by_line: bool = False) -> pc.ParseOptions:
+    return pc.ParseOptions(delimiter=delimiter, newlines_in_values=not is_by_line)
+
+
+def _is_by_line(text: Any, records: int | None) -> bool:
+    """True if each of the records is one line. Threads start sooner if no newline is within quotes."""
+    values = np.frombuffer(text, np.uint8)
+    lines = records and np.count_nonzero(values == _NEWLINE) + (values[-1] != _NEWLINE)
+    return bool(lines and lines == records and not (values == _RETURN).any())
 
 
 @lru_cache(maxsize=256)
@@ -64,8 +73,7 @@ class CommaSeparated(TextFormat):
             raise CorruptChunkError(f"{url} has no header line: the first line has to name the columns")
         return _names(line, self.delimiter), mark + end, text[mark + end :]
 
-    def parse(self, text: bytes, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
-        # With a schema, the text is a chunk of an indexed file, where this was checked.
+    def parse(self, text: Any, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
         if request.schema is None and ends_quoted(text, self.delimiter.encode()):
             raise ValueError("the text ends within a quoted field")
         assert names is not None  # head() finds them or raises
@@ -74,26 +82,31 @@ class CommaSeparated(TextFormat):
         if missing:
             raise DataError(f"there is no column {missing[0]!r}: the header has {', '.join(names)[:300]}")
         types = {} if request.schema is None else {field.name: field.type for field in request.schema}
-        if not text or text.isspace():
-            fields = [pa.field(name, types.get(name, pa.null())) for name in (names if needed is None else needed)]
-            return pa.schema(fields).empty_table()
+        if request.schema is None and (not text or text.isspace()):
+            return pa.schema(
+                [pa.field(name, pa.null()) for name in (names if needed is None else needed)]
+            ).empty_table()
         convert = pc.ConvertOptions(
             column_types={name: kind for name, kind in types.items() if name in names},
             include_columns=None if needed is None else list(needed),
         )
         try:
-            return self._table(text, names, convert, _BLOCK_BYTES)
+            return self._table(text, names, convert, _BLOCK_BYTES, request.records)
         except pa.ArrowInvalid:
             # A record may be longer than a block, and only a single block reports the damaged row.
             return self._table(text, names, convert, _MAX_BLOCK_BYTES)
 
-    def _table(self, text: bytes, names: Sequence[str], convert: pc.ConvertOptions, block_bytes: int) -> pa.Table:
+    def _table(
+        self, text: Any, names: Sequence[str], convert: pc.ConvertOptions, block_bytes: int, records: int | None = None
+    ) -> pa.Table:
         options = pc.ReadOptions(
             column_names=list(names),
             use_threads=block_bytes < len(text),
             block_size=min(len(text) + 1, block_bytes),
         )
-        return pc.read_csv(pa.py_buffer(text), options, _parsing(self.delimiter), convert)
+        return pc.read_csv(
+            pa.py_buffer(text), options, _parsing(self.delimiter, is_by_line=_is_by_line(text, records)), convert
+        )
 
     def _joined(self, schema: pa.Schema | None, found: pa.Schema, url: str, offset: int) -> pa.Schema:  # noqa: ARG002
         """Join two inferred schemas. A column that has several types in one file becomes text."""

@@ -35,13 +35,13 @@ class JsonLines(TextFormat):
     def head(self, source: Readable, url: str) -> tuple[tuple[str, ...] | None, int, bytes]:  # noqa: ARG002
         return None, 0, b""
 
-    def parse(self, text: bytes, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:  # noqa: ARG002
+    def parse(self, text: Any, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:  # noqa: ARG002
         needed = request.needed()
         schema = request.schema
         if schema is not None and needed is not None:
             schema = pa.schema([field for field in schema if field.name in needed])
-        if not text or text.isspace():
-            return (schema or pa.schema([])).empty_table()
+        if request.schema is None and (not text or text.isspace()):
+            return pa.schema([]).empty_table()
         reading = pj.ReadOptions(use_threads=False, block_size=min(len(text) + 1, _MAX_BLOCK_BYTES))
         # The schema may lack columns that conditions name: their types are still inferred.
         is_complete = schema is not None and set(needed or schema.names) <= set(schema.names)

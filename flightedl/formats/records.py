@@ -36,6 +36,8 @@ class ReadRequest:
     conditions: tuple[Condition, ...] = ()
     #: Schema of the dataset: the order of columns and, for text formats, their types.
     schema: pa.Schema | None = None
+    #: Records of the chunk, if text formats know it.
+    records: int | None = None
 
     def needed(self) -> tuple[str, ...] | None:
         """Return the columns to read: the requested ones, then those that only conditions use. None: all."""

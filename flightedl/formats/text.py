@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from flightedl.errors import DataError
@@ -28,6 +30,7 @@ from flightedl.ports import Files, FileStat
 #: Minimum number of chunks of a file, unless they would be smaller than ``_WORTH_A_TASK_BYTES``.
 _CHUNKS_OF_A_FILE = 32
 _WORTH_A_TASK_BYTES = 16 << 10
+_ASCII_END = 0x80
 
 
 def chunk_bytes(size_bytes: int, options: IndexOptions) -> int:
@@ -52,8 +55,10 @@ class TextFormat:
         """Return the column names stated in the file's head, the size of the head, and bytes read beyond it."""
         raise NotImplementedError
 
-    def parse(self, text: bytes, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
+    def parse(self, text: Any, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
         """Parse the records in ``text``. Types come from ``request.schema`` or are inferred for unknown columns.
+
+        With a schema, the text is a chunk of an indexed file, in any kind of memory. Otherwise it is ``bytes``.
 
         Raises:
             pa.ArrowInvalid: it cannot be parsed.
@@ -113,9 +118,11 @@ class TextFormat:
                     text = ahead[chunk.offset - head_bytes :][: chunk.size_bytes]
                 else:
                     source.seek(chunk.offset)
-                    text = source.exactly(chunk.size_bytes)
+                    text = (
+                        source.exactly(chunk.size_bytes) if request.schema is None else source.buffer(chunk.size_bytes)
+                    )
             _require_utf8(text)
-            table = self.parse(text, names, request)
+            table = self.parse(text, names, replace(request, records=chunk.records))
             if len(table) != chunk.records:
                 raise ValueError(f"there are {len(table)} records, not {chunk.records}")
             table = _with_missing(table, request)
@@ -152,9 +159,9 @@ def _plain(source: WatchedFile, compression: str | None) -> Iterator[Readable]:
         yield stream
 
 
-def _require_utf8(text: bytes) -> None:
+def _require_utf8(text: Any) -> None:
     """Raise ValueError if the text is not UTF-8. pyarrow would accept some invalid text unchanged."""
-    if text.isascii():
+    if np.frombuffer(text, np.uint8).max(initial=0) < _ASCII_END:
         return
     try:
         str(text, "utf-8")
