@@ -4,7 +4,7 @@ The server's side:
 
 * ``routes``: table of a server's verbs and handlers. ``call``: a running call, and the limits of calls.
 * ``server``: lifecycle of a server. ``admission``: checks before a handler runs. ``service``: the methods of Flight.
-* ``streams``: uploads and streams in both directions.
+* ``streams``: uploads and bidirectional streams.
 
 The client's side:
 
@@ -15,8 +15,8 @@ Both sides:
 
 * ``identity``: names and generations in headers. ``authentication``: certificates that prove a role.
 * ``errors``: encoding of errors. ``validation``: checks of received batches. ``integrity``: use of checksums.
-* ``same_host``: shared memory of two processes on one host. ``line``: their Unix socket. ``channel``: a stream together
-  with both.
+* ``same_host``: shared memory between two processes on one host. ``line``: their Unix socket. ``channel``: a stream
+  combined with both.
 * ``arrow_flight``: import of pyarrow.flight in the right order.
 
 A call goes from ``client`` to ``service``, which admits it, looks up its handler in ``routes`` and runs the handler.
@@ -29,7 +29,8 @@ Guarantees for every call:
   ends streams that exceed their deadline, by closing the connection if the peer does not read.
 * The request names the expected server, and the reply names the answering one. A call for another generation is refused
   before anything is done.
-* It returns a value or raises an error of :mod:`flightedl.errors`. *Refused* and *unknown outcome* differ.
+* It returns a value or raises an error from :mod:`flightedl.errors`. A *refused* call is distinct from one with an
+  *unknown outcome*.
 * An upload is complete only if its commit record was received and matches the received batches.
 
 The names below are imported at first use, so that :mod:`flightedl.process.tuning` can run before pyarrow is loaded.

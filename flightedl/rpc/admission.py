@@ -49,7 +49,7 @@ class Admission:
         #: Notified when a call ends while the server is closing.
         self.idle = threading.Condition(self._lock)
         self._refusals: Counter[str] = Counter()
-        #: How often memory of refused messages still has to be returned to the system.
+        #: Number of times that memory freed by refused messages still has to be returned to the system.
         self._givings_left = 0
 
     def serve_as(self, identity: ServerIdentity) -> None:
@@ -93,7 +93,7 @@ class Admission:
             raise NotReadyError(f"{self.identity} is starting")
 
     def release(self, call: Call) -> None:
-        """Note that a call has ended. Releasing it twice is harmless."""
+        """Record that a call has ended. Releasing a call twice is harmless."""
         call.end()
         with self._lock:
             self.running.discard(call)
@@ -111,7 +111,7 @@ class Admission:
         with self._lock:
             self._refusals[code] += 1
             if isinstance(error, MessageError | AuthenticationError):
-                # Twice, because the memory of this call is freed later.
+                # Return memory twice, because the memory of this call is freed only later.
                 self._givings_left = 2
 
     @property
@@ -121,7 +121,7 @@ class Admission:
             return dict(self._refusals)
 
     def has_memory_to_give_back(self) -> bool:
-        """Return True if memory that refused messages have left should be returned to the system now."""
+        """Return True if memory freed by refused messages should now be returned to the system."""
         with self._lock:
             has_some = self._givings_left > 0
             self._givings_left -= has_some

@@ -1,7 +1,7 @@
 """Authentication by mutual TLS, and authorization by the role that a certificate proves.
 
 With :class:`Credentials` the TLS handshake rejects peers without a certificate of the job's authority before any byte
-of a request is read. This is the only protection against large requests of strangers. The :class:`Role` of a member
+of a request is read. This is the only protection against large requests from strangers. The :class:`Role` of a member
 determines its permissions: each verb lists the roles that may call it (``roles`` of
 :class:`~flightedl.rpc.routes.Routes`), and a verb without roles is closed.
 
@@ -105,13 +105,13 @@ class Credentials:
 
 
 def place_of(directory: str, role: Role) -> Path:
-    """Return the directory with the files of a role: its subdirectory if that exists, else ``directory``."""
+    """Return the directory with a role's files: the role's subdirectory if it exists, else ``directory``."""
     own = Path(directory) / role
     return own if own.is_dir() else Path(directory)
 
 
 def pem_files_of(directory: str, role: Role) -> tuple[Path, Path, Path] | None:
-    """Return the paths of a role's authorities, certificate and key, or None if ``directory`` is empty."""
+    """Return the paths of a role's CA file, certificate and key, or None if ``directory`` is empty."""
     if not directory:
         return None
     ca, cert, key = (place_of(directory, role) / name for name in FILES)

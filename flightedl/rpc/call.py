@@ -23,7 +23,7 @@ Message = tuple[pa.RecordBatch | None, bytes | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one call, and of all calls of a server."""
+    """Limits on a single call, and on all calls of a server together."""
 
     #: Maximum number of running calls, each in a thread. Others are refused as *busy*.
     running_calls: int = 1024
@@ -35,7 +35,7 @@ class Limits:
     call_s: float = 60.0
     #: Maximum duration of a stream, even if the client requests more.
     stream_s: float = 600.0
-    #: Time after its deadline at which the connection of a stream that waits for its peer is closed.
+    #: Seconds after a stream's deadline until its connection is closed, if the stream still waits for its peer.
     sever_after_s: float = 1.0
     batches: BatchLimits = field(default_factory=BatchLimits)
 
@@ -94,7 +94,7 @@ class Call:
         self.is_writing = False
         #: True while the handler waits for the stream's next request.
         self.is_resting = False
-        #: Set by a thread of the server at most a quarter of a second after the deadline. Cheap to read.
+        #: Set by one of the server's threads within a quarter of a second of the deadline. Cheap to read.
         self.is_late = False
         self._clock = clock
         self._cancelled = cancelled
@@ -112,7 +112,7 @@ class Call:
         return self.deadline - self._clock.now()
 
     def is_cancelled(self) -> bool:
-        """Return True if the client is known to be gone. Not reliable for uploads, whose commit record is."""
+        """Return True if the client is known to be gone. Not reliable for uploads: use their commit record."""
         return self._cancelled()
 
     def check_time(self) -> None:

@@ -1,4 +1,4 @@
-"""Channel: one end of an open stream for messages of parts (``wire.parts``), whatever carries the messages.
+"""Channel: one end of an open stream of messages made of parts (``wire.parts``), regardless of what carries them.
 
 * The Flight stream carries messages in record batches. It carries small messages in metadata alone if the peer also
   sends such messages.
@@ -29,7 +29,7 @@ Received = tuple[list[ReceivedBlocks], bytes]
 
 
 class MessageStream(Protocol):
-    """One end of a Flight stream in both directions."""
+    """One end of a bidirectional Flight stream."""
 
     columns: Sequence[pa.Array]
 
@@ -64,7 +64,7 @@ class Channel:
         self._inbox: Inbox | None = None
 
     def _share(self, line: Line, outbox: Outbox, inbox: Inbox) -> None:
-        """Start to use a line and shared memory."""
+        """Start using a line and shared memory."""
         self._line, self._outbox, self._inbox = line, outbox, inbox
 
     def _post(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> None:
@@ -92,7 +92,7 @@ class Channel:
         return self._exchange.read() if message[0] is None and not message[1] else message
 
     def is_over(self) -> bool:
-        """Return True if there is no reason to wait at the line any longer."""
+        """Return True if there is no reason to keep waiting on the line."""
         raise NotImplementedError
 
     def _line_ended(self) -> NoReturn:

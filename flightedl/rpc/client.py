@@ -52,7 +52,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Servers of a job are never behind a proxy for the internet.
+    # A job's servers are never behind an internet proxy.
     ("grpc.enable_http_proxy", 0),
     # Each Connection has its own TCP connection.
     ("grpc.use_local_subchannel_pool", 1),
@@ -60,7 +60,7 @@ _CHANNEL_OPTIONS = [
 
 
 class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
-    """Middleware of one call that stores the header with the server's identity.
+    """Per-call middleware; stores the header that carries the server's identity.
 
     pyarrow only calls builtins of this object, and no Python code. A signal that arrives while Flight waits is handled
     by the next Python code that runs. If that were a method of this class, SystemExit or KeyboardInterrupt would end up
@@ -85,7 +85,7 @@ class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
 
 
 class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
-    """Middleware of all calls. pyarrow starts a call's middleware in the caller's thread, which identifies the call."""
+    """Middleware factory. pyarrow starts a call's middleware in the caller's thread, which identifies the call."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -100,7 +100,7 @@ class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
 
 
 class Connection:
-    """A connection to a server. The first call opens it, and so does the next call after it broke. Thread-safe.
+    """A connection to a server. The first call opens it; after it breaks, the next call reopens it. Thread-safe.
 
     Args:
         address: ``host:port``.
@@ -125,7 +125,7 @@ class Connection:
         self.shares_memory = shares_memory
         self.has_checksums = has_checksums
         self.expected = expected
-        #: Role of the server, for people.
+        #: Role of the server, as shown to users.
         self._role = "server" if expected is None else expected.role
         self._headers = [(CALLER_HEADER.encode(), (caller or Caller()).to_header().encode())]
         if expected is not None:
@@ -242,7 +242,7 @@ class Connection:
         return upload(call, writer, reader, schema, batches)
 
     def exchange(self, descriptor: bytes, schema: pa.Schema, *, timeout_s: float) -> ClientExchange:
-        """Open a stream in both directions. Use it in a ``with`` statement.
+        """Open a bidirectional stream. Use it in a ``with`` statement.
 
         Args:
             descriptor: A JSON object with a verb.

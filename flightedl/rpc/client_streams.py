@@ -74,7 +74,7 @@ class ClientCall:
         self.is_checked = True
 
     def _check_place(self) -> None:
-        """Do the same for a refusal, which a server may send before it knows its index and generation."""
+        """Check a refusal in the same way; a server may send one before it knows its index and generation."""
         if self._expected is None:
             return
         server = self._answered_by()
@@ -133,7 +133,7 @@ class Download:
 
 
 class ClientExchange:
-    """A stream in both directions. One thread writes, and the same or another thread reads.
+    """A bidirectional stream. One thread writes; the same or another thread reads.
 
     If the ``with`` block is left before ``done_writing`` or by an exception, the stream is aborted and the server
     considers it incomplete. If it is left after ``done_writing``, the remaining answers are read and dropped, in order
@@ -252,7 +252,7 @@ class ClientExchange:
         Raises:
             FlightedlError: the server's error, or a failure of the connection.
         """
-        # Frees its memory for the next batch.
+        # Free the old batch's memory for the next one.
         self.columns = ()
         if self._is_ended:
             return None
@@ -342,5 +342,5 @@ def _checked(chunk: flight.FlightStreamChunk, not_null: list[int]) -> Message:
         check_batch(batch, _UNLIMITED, not_null)
     if metadata is None:
         return batch, None
-    # A get cannot send metadata alone. It sends an empty batch with it.
+    # A get cannot send metadata alone, so it sends the metadata with an empty batch.
     return (batch if batch is not None and batch.num_rows else None), metadata.to_pybytes()

@@ -64,7 +64,7 @@ class Connector:
                     self._credentials = Credentials.load(self._directory, self._role)
                     self._state = state
                 except UsageError:
-                    # The files are being replaced. Until then, the old certificate remains valid.
+                    # The files are just being replaced. Until that is done, the old certificate remains in use.
                     pass
             return self._credentials
 

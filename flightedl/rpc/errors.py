@@ -2,8 +2,8 @@
 
 An encoded error is a FlightError. Its text is ``code: sentence``, at most 512 bytes: above 5 kB gRPC changes the type
 of the exception, and above 16 kB it loses the text. Its ``extra_info`` is ``{"code", "retryable", "text"}``, at most
-1 kB. The gRPC status corresponds to the code, for clients in other languages. Tracebacks, paths and texts of foreign
-exceptions never leave the server. It logs them with the incident number that the client receives.
+1 kB. The gRPC status corresponds to the code, for clients in other languages. Tracebacks, paths and messages of foreign
+exceptions never leave the server, which logs them with the incident number that the client receives.
 
 The client maps foreign exceptions to ours by this table. The first match wins:
 
@@ -52,7 +52,7 @@ _TEXT_LIMIT_BYTES = 460
 #: Exceptions of pyarrow's client. Any other exception is a bug of ours and is not caught.
 FOREIGN_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
-#: Texts of gRPC if there was no connection, so that the request cannot have arrived.
+#: gRPC's messages for a missing connection, in which case the request cannot have arrived.
 _NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 _TLS_TROUBLE = ("handshake failed", "SSL_ERROR", "CERTIFICATE_VERIFY_FAILED", "Peer name")
 
@@ -128,7 +128,7 @@ def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
 
 
 def decoded(error: BaseException) -> FlightedlError | None:
-    """Return the error that a server of ours has sent, or None if this exception is not one."""
+    """Return the error that one of our servers sent, or None if the exception does not carry one."""
     detail = getattr(error, "extra_info", None)
     if not detail:
         return None

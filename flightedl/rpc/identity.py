@@ -121,7 +121,7 @@ def checksum_of(request: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(request)
 
 
-#: Length of a checksum, with which a sealed message begins.
+#: Length of the checksum at the start of a sealed message.
 SEAL_BYTES = 16
 
 

@@ -1,4 +1,4 @@
-"""Use of checksums for values between trainers and pservers.
+"""Checksums of the values that trainers and pservers exchange.
 
 TCP's checksum misses one damaged segment in several million, and a flipped bit would then be a wrong number. Therefore
 values carry checksums (xxh3-64). The exceptions are connections with TLS, which authenticates every byte, and values
@@ -15,7 +15,7 @@ import ipaddress
 def has_checksums(ours: str, theirs: str, *, is_protected: bool) -> bool:
     """Return True if values carry checksums, in both directions, between two processes with these settings.
 
-    A process with "always" always gets them. On an unprotected connection they are off only if both have "never".
+    If either process has "always", they do. On an unprotected connection they lack checksums only if both have "never".
 
     Args:
         ours: "auto", "always" or "never".

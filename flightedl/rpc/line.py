@@ -1,15 +1,15 @@
 """A line: a Unix socket that carries a stream's small messages between two processes on the same host.
 
-gRPC's threads take ten times as long for a message as the kernel takes to copy its bytes. Therefore both processes keep
-the Unix connection on which they have authenticated each other and exchanged memory (``same_host``). It preserves the
-boundaries and the order of messages and loses none.
+gRPC's threads take ten times as long to pass on a message as the kernel takes to copy its bytes. Therefore both
+processes keep the Unix connection on which they have authenticated each other and exchanged memory (``same_host``). It
+preserves the boundaries and the order of messages and loses none.
 
 * The line determines the order of the stream's messages. It carries small messages completely. For a large message it
   carries a marker, and the message follows on the Flight stream.
 * The kernel copies the values, so the sender cannot change them after they are checked. They are valid until the next
   message.
-* The Flight stream has the deadline and carries the server's errors. If the line ends, the reason is on the stream. The
-  line is closed with the stream.
+* The Flight stream enforces the deadline and carries the server's errors. If the line ends, the stream has the reason.
+  The line is closed with the stream.
 * While a side waits, it checks every ``_LOOK_MS`` whether there is still a reason to wait.
 * A client never has more unanswered bytes than the kernel buffers without a reader (``AHEAD_BYTES``). So client and
   server never both wait for room.
@@ -33,15 +33,15 @@ from flightedl.errors import MessageError
 
 #: Maximum size of a message on a line. Longer ones travel on the stream.
 LIMIT_BYTES = 64 << 10
-#: Limit of a client's unanswered bytes. Each message counts with an overhead, as in the kernel.
+#: Limit on a client's unanswered bytes. As in the kernel, an overhead is added for each message.
 AHEAD_BYTES = 80 << 10
-#: Interval of the checks whether there is still a reason to wait.
+#: Interval at which a waiting side checks that there is still a reason to wait.
 _LOOK_MS = 100
 _TIME = Struct("@ll")
 _NO_DATA: tuple[()] = ()
 _ALIGNMENT_BYTES = 64
 _END = Struct("<IB")
-#: Limit of the values and the header of a message on a line.
+#: Limit on the values and the header of a message on a line, in bytes.
 SMALL_BYTES = LIMIT_BYTES - _END.size
 _BY_STREAM, _WITH_VALUES, _ALONE = range(3)
 
@@ -66,7 +66,7 @@ class Line:
         self._connection = connection
         self._writable = select.poll()
         self._writable.register(connection, select.POLLOUT)
-        # One more byte than a message may have, to detect longer ones.
+        # One byte more than the longest allowed message, to detect longer ones.
         raw = np.empty(LIMIT_BYTES + 1 + _ALIGNMENT_BYTES, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT_BYTES
         self._buffer = raw[start : start + LIMIT_BYTES + 1].data

@@ -54,7 +54,7 @@ class Held(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeldStream:
-    """An open stream without further state."""
+    """An open stream with no other state."""
 
     connection: Connection
     exchange: ClientExchange

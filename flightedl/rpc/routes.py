@@ -5,8 +5,8 @@ with a field ``verb``; the handler receives the complete object as bytes. A hand
 service once, and encodes the result. It raises errors of :mod:`flightedl.errors`; the client receives any other
 exception as *internal*.
 
-A handler may wait, for at most 20 s in all per call. It returns early if ``call.is_cancelled()`` or ``call.closing`` is
-set, for which ``call.check()`` raises. Its arguments must not be used after it has returned.
+A handler may wait for at most 20 s in total per call. It must return early if ``call.is_cancelled()`` or
+``call.closing`` is set; ``call.check()`` raises in both cases. Its arguments must not be used after it has returned.
 """
 
 from __future__ import annotations

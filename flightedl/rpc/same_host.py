@@ -31,11 +31,11 @@ from flightedl.rpc.identity import SEAL_BYTES, sealed, unsealed
 from flightedl.rpc.line import Line
 from flightedl.rpc.streams import Exchange
 
-#: Seconds that the server waits for the client, and the client, which waits for the answer, for the server.
+#: Seconds that the server waits for the client to connect, and that the client waits for the server's answer.
 _WAIT_S = 0.5
 _CLIENT_WAIT_S = 0.75
 _DONE = b"1"
-#: Names of the two memories of a stream in /proc, for people.
+#: Names under which a stream's two shared memories appear in /proc.
 TRAINERS_MEMORY = "flightedl-values-of-trainer"
 PSERVERS_MEMORY = "flightedl-values-of-pserver"
 _CREDENTIALS = Struct("3i")
@@ -43,15 +43,15 @@ _CREDENTIALS = Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class SharedPair:
-    """Memory of both ends of a stream, and their line."""
+    """The shared memory of both ends of a stream, and the line between them."""
 
     own: SharedMemory
     other: SharedMemory
     #: Carries the stream's small messages. It is closed with the stream.
     line: Line
-    #: Memory of no stream from which the server lends its values; None if it does not.
+    #: Memory outside any stream from which the server lends values; None if it lends none.
     store: SharedMemory | None = None
-    #: Memory of no stream from which the client lends its gradients; None if it does not.
+    #: Memory outside any stream from which the client lends gradients; None if it lends none.
     gradients: SharedMemory | None = None
 
 
@@ -170,7 +170,7 @@ def _listening(name: str) -> Iterator[socket.socket]:
 def _wait_for_client(
     listener: socket.socket, own: SharedMemory, store: SharedMemory | None, clock: Clock
 ) -> SharedPair:
-    """Accept connections until one is from the client. All users of the host can read the name and connect."""
+    """Accept connections until one comes from the client. Any user on the host can read the name and connect."""
     until = clock.now() + _WAIT_S
     why = "no client connected"
     while (left_s := until - clock.now()) > 0:

@@ -2,15 +2,16 @@
 
 The constructor binds the port, and the server answers *not ready* to all calls. The owner registers the address, learns
 its generation, and calls ``start_serving``. ``stop`` refuses new calls, wakes handlers that wait for ``closing``, gives
-running calls a grace time, and then closes their connections. It always returns. There is no blocking "serve" method:
+running calls a grace period, and then closes their connections. It always returns. There is no blocking "serve" method:
 the main thread waits for an event of its own, so that it receives signals.
 
 Checks of each call, in this order and before a handler runs: process not forked, server not closing, server ready,
 caller a member of this job, generation as expected, fewer running calls than the limit (``admission``); then the size,
 the verb, and the caller's role (``service``). Each refusal means that nothing was done.
 
-gRPC runs each call in a separate thread without a limit of their number, so admission limits it. The server cannot
-interrupt a handler; it can only end a handler's wait for the peer (:mod:`flightedl.process.socket_abort`).
+gRPC runs each call in a separate thread and does not limit the number of threads, so admission limits the number of
+calls. The server cannot interrupt a handler; it can only end a handler's wait for the peer
+(:mod:`flightedl.process.socket_abort`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _SHUTDOWN_WAIT_S = 5.0
 _WATCH_INTERVAL_S = 0.25
-#: Number of rounds of the watching thread after which it returns memory to the system.
+#: Number of iterations after which the watching thread returns memory to the system.
 _LOOKS_A_GIVING = 4
 _REST_POLL_S = 0.05
 
@@ -112,9 +113,8 @@ class FlightServer:
     def stop(self, grace_s: float) -> bool:
         """Refuse new calls, wait up to ``grace_s`` seconds for running ones, then close all connections.
 
-        Does not wait for streams between two requests. Takes at most ``grace_s`` + 5 seconds. Returns False if a
-        handler is still running then: the process should exit by ``os._exit``, because gRPC's threads would keep it
-        alive.
+        Idle request streams are not waited for. This takes at most ``grace_s`` + 5 seconds. Returns False if a handler
+        is still running then: the process should exit by ``os._exit``, because gRPC's threads would keep it alive.
         """
         GUARD.check()
         self.closing.set()

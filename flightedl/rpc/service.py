@@ -50,11 +50,11 @@ _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
 
 
 class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Middleware that rejects invalid headers, and stores those of each call until its method takes them."""
+    """Middleware that rejects invalid headers and stores each call's headers until its method fetches them."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        #: Headers of the call that each thread runs, by thread id.
+        #: Thread id -> headers of the call that the thread runs.
         self._headers: dict[int, _Headers] = {}
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str | bytes]]) -> None:

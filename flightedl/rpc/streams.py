@@ -1,9 +1,9 @@
 """The server's end of a stream, wrapped so that a handler can neither skip a check nor use the stream after its end.
 
-:class:`Incoming` is an upload (DoPut), and :class:`Exchange` a stream in both directions (DoExchange). Both return only
+:class:`Incoming` is an upload (DoPut), and :class:`Exchange` is a bidirectional stream (DoExchange). Both return only
 validated batches. Reading ends normally only after a commit record that matches the received batches, and raises if the
-stream breaks off. So a loop that ends has received everything. The deadline is checked at every message. Both are
-unusable after the handler has returned, when pyarrow frees the memory of its reader and writer.
+stream breaks off. So a loop that ends has received everything. The deadline is checked at every message. Neither can be
+used after the handler has returned, because pyarrow then frees its reader and writer.
 
 Batches are read-only views of network memory, possibly unaligned. Copy data that is needed longer than the batch.
 """
@@ -35,7 +35,7 @@ class BrokenOffError(MessageError):
 class _Upload:
     """Reader of one direction of a stream, up to its commit record.
 
-    ``read`` and ``Exchange.write`` call few functions, because they run between two messages of a megabyte, when every
+    ``read`` and ``Exchange.write`` call few functions, because they run between messages of a megabyte each, when every
     Python frame costs a few cache misses.
     """
 
@@ -76,7 +76,7 @@ class _Upload:
             DeadlineError: the deadline has passed.
         """
         call, reader = self._call, self._reader
-        # Frees its memory for the next batch.
+        # Free the old batch's memory for the next one.
         self.columns = ()
         if self.is_complete:
             return None
@@ -161,7 +161,7 @@ class Incoming(_Upload):
 
 
 class Exchange(_Upload):
-    """A stream in both directions. One thread reads, and the same or another thread writes.
+    """A bidirectional stream. One thread reads; the same or another thread writes.
 
     If a client writes more than a few MiB without reading the answers, and the handler answers as it reads, both block
     until the deadline. See ``client.model.step_channel``.
@@ -196,7 +196,7 @@ class Exchange(_Upload):
     def at_rest(self, read: Callable[[], _Result | None]) -> _Result | None:
         """Read the first message of the stream's next request. Returns None if the client sends no more requests.
 
-        No request is in progress here, so the end of the client or of the stream's time is not an error.
+        No request is in progress here, so it is not an error if the client ends or the stream's deadline passes.
 
         Raises:
             MessageError: invalid batch.

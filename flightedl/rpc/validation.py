@@ -4,10 +4,10 @@ The checks are, in this order because each one makes the next safe: sizes, ``val
 with offsets outside of its data crashes the process), and nulls. The schema is compared once, when the stream opens,
 because all batches of an Arrow stream have the same one. Handlers check the values themselves.
 
-Uploads have flat columns only (fixed width, binary, text), because checking and counting them takes a time that does
-not depend on their content. Arrow ends an aborted upload exactly like a complete one. Therefore the last message of
-every upload is the *commit record*, a message without a batch: ``{"commit": {"batches": n, "rows": n, "bytes": n}}``.
-``bytes`` counts values without padding, validity bits and offsets, so that all languages compute the same number.
+Uploads have only flat columns (fixed width, binary, text), because the time to check and count these does not depend on
+their content. Arrow ends an aborted upload exactly like a complete one. Therefore the last message of every upload is
+the *commit record*, a message without a batch: ``{"commit": {"batches": n, "rows": n, "bytes": n}}``. ``bytes`` counts
+values without padding, validity bits and offsets, so that all languages compute the same number.
 
 A message is completely in memory before it can be checked. The limits prevent a large message from being used, but not
 from being received. Only TLS keeps strangers from sending one.
@@ -64,10 +64,10 @@ def check_schema(received: pa.Schema, declared: pa.Schema) -> None:
 
 
 class Tally:
-    """Counts the batches in one direction of an upload, and creates or checks its commit record.
+    """Counts the batches that travel in one direction of a stream, and creates or checks the commit record.
 
-    The cost depends on the number of columns, not of values. It matters because this code runs between two messages of
-    a megabyte, which have evicted Python's data from the processor's cache.
+    The cost depends on the number of columns, not on the number of values. It matters because this code runs between
+    messages of a megabyte each, which evict Python's data from the processor's cache.
     """
 
     __slots__ = ("_binary", "_limits", "_not_null", "_odd_bits", "_row_bytes", "_totals")
@@ -113,7 +113,7 @@ class Tally:
         return size_bytes
 
     def add_known(self, rows: int, size_bytes: int) -> None:
-        """Count a valid batch whose rows and bytes are known. Raises as ``add``."""
+        """Count a valid batch whose rows and bytes are known. Raises the same errors as ``add``."""
         totals, limits = self._totals, self._limits
         totals.batches += 1
         totals.rows += rows

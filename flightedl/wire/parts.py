@@ -2,14 +2,14 @@
 
 A *part* is a range of consecutive blocks with one version and one outcome; all of its blocks have values, or none has.
 A message is a record batch of ``STEP_SCHEMA`` with one row, which contains the values of all parts. Its app_metadata is
-the header. Columns in place of the header, as in ``wire.rows``, would cost more than the rest of a message's handling.
+the header. Columns instead of the header, as in ``wire.rows``, would cost more than all other handling of a message.
 
 The header is little-endian:
 
 * ``uint64`` xxh3-64 of the rest of the header, ``uint32`` layout, ``uint32`` number of parts
 * 32 bytes for each part: ``int32`` first block, ``int32`` number of blocks, ``int64`` version, ``int32`` outcome (0 in
   messages to the server), ``uint32`` bytes of values, ``uint64`` xxh3-64 of these bytes. The checksum is 0 if there are
-  no values, and in odd layouts, whose values are protected otherwise (``rpc.integrity``)
+  no values, and in odd layouts, whose values are protected by other means (``rpc.integrity``)
 * attached bytes, often none: in the first message of a step to the server the request; in the last message from the
   server ``STEP_END``
 
@@ -66,7 +66,7 @@ class Place(IntEnum):
 
     BATCH = 0
     MEMORY = 1
-    #: After the header, in the same bytes.
+    #: The values follow the header in the same bytes.
     HEADER = 2
 
 
@@ -283,7 +283,7 @@ def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, P
 
 
 def place_of(header: bytes | None) -> Place:
-    """Return the place of a message's values according to its header; BATCH for bytes of any other kind."""
+    """Return where a message's values are, according to its header; BATCH if the bytes are no header."""
     if header is None or len(header) < _START.size:
         return Place.BATCH
     return _LAYOUTS.get(_START.unpack_from(header)[1], (Place.BATCH, False))[0]

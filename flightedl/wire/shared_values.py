@@ -2,7 +2,8 @@
 
 Such a message has an offset in place of a batch (see ``parts``). The sender copies the values to free memory of its own
 (:class:`Outbox`) and reuses that memory when the receiver has consumed the values, which happens in the order of
-sending. It always uses the lowest free place. This is mostly the same few MiB, which stay in the processor's cache.
+sending. It always uses the lowest free offset, so that it mostly reuses the same few MiB, which stay in the processor's
+cache.
 
 Values in the sender's *store*, memory outside of any stream that the receiver maps, are lent instead of copied. They
 must not change until the receiver has consumed them.
@@ -23,9 +24,9 @@ from flightedl.errors import MessageError, UnavailableError
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Smaller values travel in the message, because placing them would cost as much.
+#: Smaller values travel in the message, because placing them in shared memory would cost just as much.
 SHARED_FROM_BYTES = 4096
-#: Limit of the values that are not consumed yet; a single message may exceed it.
+#: Limit on the values that are not yet consumed; a single message may exceed it.
 UNTAKEN_LIMIT_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
 #: Added to an offset to mark it as an offset in the store.
@@ -94,7 +95,7 @@ class Outbox:
         return first if first >= 0 and place <= self._store.size else None
 
     def end(self) -> None:
-        """Forget all values. The caller has revoked what was lent."""
+        """Forget all values. The caller has revoked the values that were lent."""
         self._untaken.clear()
         self.untaken = 0
 
