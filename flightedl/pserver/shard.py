@@ -33,7 +33,6 @@ from flightedl.domain.pserver.block_values import (
     BlocksDue,
     CopyBlocks,
     Effect,
-    Joined,
     Needs,
     Push,
     ReleasedBlocks,
@@ -67,8 +66,6 @@ from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
 _NO_FILE = SnapshotRequest(OrderNumber(0, 0, 0), None, "", plan_hash="")
 _UPDATE = Needs(has_update=True)
-#: Largest number of buckets whose rows one push moves to join two spans.
-_JOINED_AT_ONCE = 16
 
 
 class Shard:
@@ -266,12 +263,8 @@ class Shard:
         with self.rows.lock, self._soundness:
             for border in self.rows.borders(blocks):
                 with self._deciding:
-                    joined = self._protocol.join(border, _JOINED_AT_ONCE)
-                if isinstance(joined, Split):
-                    self._split(joined)
-                    with self._deciding:
-                        joined = self._protocol.join(border, _JOINED_AT_ONCE)
-                if isinstance(joined, Joined):
+                    joined = self._protocol.join(border, self.rows.joined_at_once())
+                if joined is not None:
                     self.rows.join(joined, self._protocol.version(border))
                     break
 

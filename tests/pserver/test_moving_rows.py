@@ -33,6 +33,7 @@ from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember,
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, Placement
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.restoring import load_newest
+from flightedl.pserver.rows import store
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.stores import distinct
@@ -51,6 +52,11 @@ TABLES = [
 DIMS = np.array([spec.dim for spec in TABLES], np.int64)
 PLACES = [buckets_of(IDS, spec.salt) for spec in TABLES]
 MEMBERS = (1, 2)
+
+
+@pytest.fixture(autouse=True)
+def _few_buckets_are_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_JOINED_BYTES", 1 << 13)
 
 
 def plan_of(borders: Sequence[int], version: int) -> ShardPlan:

@@ -163,9 +163,11 @@ class Split(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """One span has replaced two adjacent ones. The caller joins the arrays before it does anything else."""
+    """Blocks have joined an adjacent span. The caller moves their values before it does anything else."""
 
-    numbers: range
+    #: First block of the adjacent span, as it was before.
+    kept: int
+    moved: range
 
 
 class CutBegun(NamedTuple):

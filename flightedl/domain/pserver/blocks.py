@@ -214,31 +214,35 @@ class BlockProtocol:
             self._span_of.update((number, part) for part in parts for number in part.numbers)
         return Split(first, into)
 
-    def join(self, number: int, most: int) -> Joined | Split | None:
+    def join(self, number: int, most: int) -> Joined | None:
         """Join a span with the one before it, if cuts copy both at once and their states have become equal.
 
         Args:
             number: First block of the span.
-            most: Largest number of blocks that the shorter span may have.
+            most: Largest number of blocks of the shorter span that join the longer one now; the others remain a span.
 
         Returns:
-            ``Split`` if the shorter span is longer; call again afterwards. None if nothing was changed.
+            None if nothing was changed.
         """
         second, first = self._span_of[number], self._span_of.get(number - 1)
         if first is None or self._cuts or not first.is_like(second) or not self._applied.are_alike(number - 1, number):
             return None
         self._applied.merge()
-        shorter = min(first.numbers, second.numbers, key=len)
-        if len(shorter) > most:
-            at = number - most if shorter.stop == number else number + most
-            return self.split(shorter.start, [range(shorter.start, at), range(at, shorter.stop)])
-        numbers = range(first.numbers.start, second.numbers.stop)
-        joined = BlockSpan(numbers, first.rounds, is_copied_at_once=True)
-        joined.updates = first.updates
-        at = self.spans.index(first)
-        self.spans = [*self.spans[:at], joined, *self.spans[at + 2 :]]
-        self._span_of.update(dict.fromkeys(numbers, joined))
-        return Joined(numbers)
+        start, stop = first.numbers.start, second.numbers.stop
+        if len(first.numbers) < len(second.numbers):
+            kept, moved = second, range(max(start, number - most), number)
+            border = moved.start
+        else:
+            kept, moved = first, range(number, min(stop, number + most))
+            border = moved.stop
+        spans = [span for span in self.spans if span not in (first, second)]
+        for numbers in filter(None, (range(start, border), range(border, stop))):
+            span = BlockSpan(numbers, first.rounds.copy(), is_copied_at_once=True)
+            span.updates = first.updates
+            self._span_of.update(dict.fromkeys(numbers, span))
+            spans.append(span)
+        self.spans = sorted(spans, key=lambda known: known.numbers.start)
+        return Joined(kept.numbers.start, moved)
 
     # first values
 
