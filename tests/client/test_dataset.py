@@ -313,7 +313,7 @@ def test_a_loop_interrupted_during_a_wait_can_be_restarted(make: Make) -> None:
     assert master.queue.is_done
 
 
-def test_a_loop_over_finished_data_says_so(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_over_finished_data_reports_that(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     master, listener = Master(1), Listener()
     data = make(master, listener)
     list(data)

@@ -82,7 +82,7 @@ def test_parameters_of_16_bits_have_a_float32_master_copy(kind: str, mode: objec
                 assert set(block.values.tolist()) == {updates * 2**-12}
 
 
-def test_a_master_copy_keeps_what_16_bits_would_lose() -> None:
+def test_a_master_copy_keeps_digits_that_16_bits_would_lose() -> None:
     with Cluster({"a": (4,)}, Async(), dtype="bfloat16", optimizer=SGD(lr=1.0)) as cluster:
         trainer = cluster.trainer()
         for batch, value in enumerate([1.0] + [2**-10] * 32):

@@ -155,7 +155,7 @@ def test_a_pull_looks_up_the_placement() -> None:
         assert trainer.parameters.plan is cluster.plan
 
 
-def test_a_request_without_block_names_is_told_that_blocks_have_moved() -> None:
+def test_a_request_without_block_names_learns_that_blocks_have_moved() -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
         shard, before = cluster.shards[0], cluster.plan.hash
         number = shard.numbers[0]

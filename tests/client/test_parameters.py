@@ -39,7 +39,7 @@ def test_values_are_read_only() -> None:
             trainer.parameters["w"][0] = 1
 
 
-def test_omitted_parameters_are_only_told_of_the_batch() -> None:
+def test_omitted_parameters_only_count_the_batch() -> None:
     with Cluster(SHAPES, Sync(reduce="sum"), pservers=2) as cluster:
         trainer = cluster.trainer()
         trainer.begin(0)
@@ -321,7 +321,7 @@ class TestSums:
             assert first.must_repeat
             assert not first.waits
 
-    def test_a_new_loop_is_not_told_of_batches_of_an_abandoned_loop(self) -> None:
+    def test_a_new_loop_gets_no_answers_for_batches_of_an_abandoned_loop(self) -> None:
         with Cluster(SHAPES, Async(push_every=3)) as cluster:
             trainer = cluster.trainer()
             trainer.begin(0)

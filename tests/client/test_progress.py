@@ -44,7 +44,7 @@ def test_idle_batches_are_reported_and_survive_a_lost_message() -> None:
     assert [(each.batches, each.idle_batches) for each in sent] == [(3, 2)]
 
 
-def test_a_script_with_a_process_group_at_its_end_says_so_in_its_last_report() -> None:
+def test_the_last_report_of_a_script_says_that_it_had_a_process_group() -> None:
     sent: list[LogRequest] = []
 
     def send(body: bytes) -> bytes:

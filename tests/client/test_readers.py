@@ -128,7 +128,7 @@ def test_a_result_that_cannot_be_sent_is_an_error_in_order(through: Through) -> 
 
 
 @pytest.mark.parametrize("readers", [0, 2])
-def test_elements_come_by_index_and_an_error_names_the_index(readers: int, through: Through) -> None:
+def test_elements_are_read_by_index_and_an_error_names_the_index(readers: int, through: Through) -> None:
     by_index = ByIndex(of_tests.halved, is_batched=False, columns=(), first=0)
     found = through(by_index, readers).all_of((n, batch_of(n, n + 1)) for n in (2, 4, 6))
     assert [batch["half"].to_pylist() for _, batch in found[:2] if isinstance(batch, pa.RecordBatch)] == [

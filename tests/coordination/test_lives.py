@@ -121,7 +121,7 @@ def test_a_rollback_of_etcd_ends_the_process_and_says_how_to_resume(store: Memor
     assert len(over) == 1
 
 
-def test_a_life_begun_by_another_process_ends_this_process(store: MemoryCoordinator) -> None:
+def test_a_new_life_started_by_another_process_ends_this_process(store: MemoryCoordinator) -> None:
     over: list[FlightedlError] = []
     coordinator = job(store, over)
     watch = coordinator.watch(KEYS.prefix, coordinator.list(KEYS.prefix).revision)

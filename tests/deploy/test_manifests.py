@@ -77,7 +77,7 @@ def built(overlay: str) -> list[Object]:
 
 
 @pytest.mark.slow
-def test_overlays_equal_what_submit_applies() -> None:
+def test_overlays_equal_the_objects_of_submit() -> None:
     assert shutil.which("kubectl"), "install kubectl 1.27 or newer: Debian's package kubectl or kubernetes-client"
     names = [*manifests.OVERLAYS, "one-pod"]
     with ThreadPoolExecutor(4) as executor:

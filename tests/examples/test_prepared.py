@@ -40,7 +40,7 @@ def test_relative_paths_become_absolute(tmp_path, monkeypatch):
     assert prepared_directory(Path("data"), "kind-1", write_one, silent) == tmp_path / "data"
 
 
-def test_the_second_of_two_processes_waits_and_says_so(tmp_path):
+def test_the_second_of_two_processes_waits_and_reports_that(tmp_path):
     writing, waiting = Event(), Event()
     lines = []
 

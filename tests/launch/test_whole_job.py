@@ -169,7 +169,7 @@ def test_a_signal_stops_all_processes(run: Callable[..., Run], until: Until, num
     job.check_nothing_is_left()
 
 
-def test_a_job_stops_when_the_reader_of_its_output_is_gone(workplace: Path) -> None:
+def test_a_job_stops_when_the_reader_of_its_output_has_ended(workplace: Path) -> None:
     temporary = workplace / "temporary"
     command = ["run", "train.py", "--trainers", "2", "--output", "out", "--lease-ttl-s", "2"]
     with (

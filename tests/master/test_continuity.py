@@ -149,7 +149,7 @@ def another_cluster(job: Job) -> None:
 
 
 @pytest.mark.parametrize("happens", [older, slightly_older, another_cluster])
-def test_a_state_that_went_back_is_refused_until_the_job_is_resumed(job: Job, happens: Callable[[Job], None]) -> None:
+def test_a_rolled_back_state_is_refused_until_the_job_is_resumed(job: Job, happens: Callable[[Job], None]) -> None:
     assert job.begin()
     job.reach(1)
     job.reach(2)

@@ -102,7 +102,7 @@ def test_a_deposed_master_writes_nothing_and_steps_down(counter: Counter) -> Non
     assert counter.reasons
 
 
-def test_bytes_of_another_writer_make_it_step_down(counter: Counter) -> None:
+def test_bytes_of_another_writer_depose_the_master(counter: Counter) -> None:
     counter.coordinator.transact([], [Put("state", b"not mine")])
     counter.value = 1
     with pytest.raises(NotReadyError):

@@ -195,7 +195,7 @@ def test_the_job_is_not_done_while_a_round_may_be_open(make_job: MakeJob, is_kep
     assert not pserver.views[-1].members
 
 
-def test_a_master_that_shuts_down_waits_for_a_last_checkpoint_unless_a_pserver_is_gone(make_job: MakeJob) -> None:
+def test_a_master_that_shuts_down_waits_for_a_last_checkpoint_unless_a_pserver_has_ended(make_job: MakeJob) -> None:
     job = make_job()
     master, (pserver,), _ = trained(job)
     master.service.drain(5.0)

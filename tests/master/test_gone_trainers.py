@@ -155,7 +155,7 @@ def test_a_waiting_request_for_tasks_ends_with_its_trainer(
     assert len(given) == 2
 
 
-def test_gone_and_unknown_trainers_get_an_error(master: Master, trainers: Trainers) -> None:
+def test_departed_and_unknown_trainers_get_an_error(master: Master, trainers: Trainers) -> None:
     generation = trainers.live("a")
     until_ready(lambda: master.work("a", generation))
     with pytest.raises(FencedError, match="no lease of generation"):
@@ -168,7 +168,7 @@ def test_gone_and_unknown_trainers_get_an_error(master: Master, trainers: Traine
         master.work("b", generation, evaluation="e")
 
 
-def test_a_trainer_that_dies_while_a_master_starts_is_gone(
+def test_a_trainer_that_dies_while_a_master_starts_is_removed(
     master: Master, start: Callable[[], Master], trainers: Trainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directory reports only changes after the subscription; the earlier state is read at that time."""

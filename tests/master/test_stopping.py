@@ -49,7 +49,7 @@ def work() -> Work:
     return Work(TaskQueue(QueueSettings(8, lambda _: 1, epochs=2)), Outbox())
 
 
-def test_begun_tasks_are_finished_and_no_others_are_assigned(work: Work) -> None:
+def test_started_tasks_are_finished_and_no_others_are_assigned(work: Work) -> None:
     first, second = Trainer(work, "a"), Trainer(work, "b")
     first.ask(5)
     second.ask(1)

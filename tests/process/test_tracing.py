@@ -78,7 +78,7 @@ def test_a_step_is_one_trace_on_both_sides_of_the_wire(spans: Spans) -> None:
     assert len({each.context.trace_id for each in served}) == 2
 
 
-def test_a_call_carries_its_span_in_a_header_and_says_how_it_ended(spans: Spans) -> None:
+def test_a_call_has_its_span_in_a_header_and_the_span_has_its_outcome(spans: Spans) -> None:
     def refuse(_body: bytes, _call: Call) -> bytes:
         raise MessageError("no: /a/path")
 

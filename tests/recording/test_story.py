@@ -336,7 +336,7 @@ def test_the_story_of_a_sum_names_its_batches(tmp_path: Path) -> None:
     assert "0 trainer a: must compute 1/1/1 again" in run.lines("task", "1/1")
 
 
-def test_the_story_of_an_evaluation_is_told(tmp_path: Path) -> None:
+def test_the_story_of_an_evaluation_shows_its_tasks(tmp_path: Path) -> None:
     run = Run(tmp_path)
     feed = recorded(run.recorder("trainer"), {"trainer": "a", "evaluation": "late"}, Feed, 0.0)
     ask = feed.next_step(run.clocks[-1].now())

@@ -98,7 +98,7 @@ def test_a_server_enforces_its_own_deadline(serve: Callable[..., FlightServer], 
         connection.action("wait", b"", timeout_s=TIMEOUT_S)
 
 
-def test_stop_wakes_waiters_and_lets_them_answer(
+def test_stop_wakes_waiters_so_that_they_can_answer(
     serve: Callable[..., FlightServer], handlers: Handlers, pool: ThreadPoolExecutor
 ) -> None:
     server = serve(handlers.routes())

@@ -75,7 +75,7 @@ def test_a_master_may_report_the_job_as_done_when_everything_is_saved(ended):
 
 
 @pytest.mark.usefixtures("makes_another_checkpoint")
-def test_a_decision_from_before_a_pserver_came_back_may_still_be_reported(ended):
+def test_a_decision_made_before_a_pserver_restarted_may_still_be_reported(ended):
     """The master has only waited for its state to be stored; the last checkpoint still has everything."""
     ended.reports_as_done()
 

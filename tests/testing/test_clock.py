@@ -10,7 +10,7 @@ from flightedl.testing.clock import FakeClock
 from flightedl.testing.contracts.coordinator import eventually
 
 
-def test_the_clock_stands_still_until_advanced(fake_clock: FakeClock) -> None:
+def test_the_clock_does_not_move_until_advanced(fake_clock: FakeClock) -> None:
     start, wall = fake_clock.now(), fake_clock.wall_time()
     fake_clock.advance(2.5)
     assert fake_clock.now() - start == 2.5

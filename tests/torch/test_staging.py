@@ -233,7 +233,7 @@ def test_a_gradient_that_is_not_finite_is_rejected_before_anything_is_sent() -> 
         assert torch.equal(net.inner.weight, before)
 
 
-def test_hooks_do_nothing_once_the_optimizer_is_gone() -> None:
+def test_hooks_do_nothing_after_the_optimizer_is_deleted() -> None:
     net = Net()
     with TorchBench() as bench:
         optimizer = Optimizer(net, bench.job, fe.SGD(1.0), overlap_backward=True)

@@ -61,7 +61,7 @@ def test_a_round_closes_when_all_members_have_arrived(make):
     assert push(rounds, B) == Accumulate(is_first=True)
 
 
-def test_members_are_awaited_in_a_round_that_has_begun_or_precedes_a_joining_member(make):
+def test_members_are_awaited_in_an_open_round_and_before_a_member_joins(make):
     rounds = make()
     assert rounds.holds_up() == []
     push(rounds, A)
@@ -77,7 +77,7 @@ def test_nothing_is_awaited_without_members():
     assert BlockRounds(Bounded(staleness=1)).holds_up() == []
 
 
-def test_a_member_too_far_behind_is_awaited(make):
+def test_a_member_that_lags_too_far_is_awaited(make):
     rounds = make(Bounded(staleness=1))
     push(rounds, A, step=1)
     assert rounds.holds_up() == []
@@ -203,7 +203,7 @@ def test_a_member_that_returns_with_its_id_has_still_arrived(make):
     assert rounds.waits_for() == [B]
 
 
-def test_blocks_that_are_behind_catch_up_in_one_step_when_no_member_is_due(make):
+def test_lagging_blocks_catch_up_in_one_step_when_no_member_is_due(make):
     rounds = make(version=3)
     push(rounds, A)
     rounds.change({21: 1_000_000, 22: 1_000_005}, [A, B])

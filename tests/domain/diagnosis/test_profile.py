@@ -22,6 +22,6 @@ def test_a_script_that_works_most_of_the_time_needs_no_advice() -> None:
     assert advice({"script": 90.0, "data": 5.0, "push": 5.0}) == ""
 
 
-def test_a_short_profile_says_nothing() -> None:
+def test_a_short_profile_has_no_findings() -> None:
     assert shares({"data": 1.0}) == {}
     assert in_words({}) == advice({}) == ""

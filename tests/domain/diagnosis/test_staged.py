@@ -379,7 +379,7 @@ def test_every_cause_is_staged() -> None:
     assert {cause for _, cause, _ in STAGED.values()} == set(Cause)
 
 
-def test_the_worst_finding_comes_first() -> None:
+def test_the_worst_finding_is_first() -> None:
     seen = with_status(with_trainers(healthy()), checkpoint_alarm=FULL, missing_tasks=1)
     found = examine(replace(seen, etcd=(UP, CLOSED)))
     assert [each.severity for each in found] == sorted(each.severity for each in found)

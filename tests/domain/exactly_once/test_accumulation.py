@@ -52,7 +52,7 @@ def test_a_block_answers_with_bits(count: int) -> None:
     assert len(applied_bits(having)) == (count + 7) // 8
 
 
-def test_a_group_is_pushed_when_it_is_full_and_settled_by_what_blocks_lack() -> None:
+def test_a_group_is_pushed_when_it_is_full_and_settled_by_the_batches_that_blocks_lack() -> None:
     group: BatchGroup[str] = BatchGroup(3)
     for name in "abc":
         assert not group.is_full

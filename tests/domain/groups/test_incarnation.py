@@ -277,7 +277,7 @@ def test_only_a_newer_process_takes_the_place_of_a_rank_that_waits():
     assert not group.at(one.at(10), 0.0).is_current
 
 
-def test_a_rank_that_dies_before_the_others_have_come_is_missing_again():
+def test_a_rank_that_dies_before_the_others_arrive_is_missing_again():
     group = Group(LIMIT)
     zero, one, two = (Process("a", rank, 10 + rank, 3) for rank in range(3))
     for each in (zero, one):
@@ -406,7 +406,7 @@ def test_suspects_at_the_round_of_the_slowest_rank_stay():
     assert group.record is before, "nothing to store"
 
 
-def test_a_rank_that_has_left_cleanly_is_not_the_one_that_ended_without_a_word():
+def test_a_rank_that_has_left_cleanly_is_not_reported_as_dead():
     group = Group(LIMIT)
     zero, one = processes = pair("a", 10)
     begin(group, processes)

@@ -211,7 +211,7 @@ def test_shares_of_different_records(records, world_size, batch_size, remainder,
     assert shares.repeated == (len(rounds) * world_size * batch_size - records if remainder == "pad" else 0)
 
 
-def test_tasks_that_end_with_a_round_are_not_open_behind_it():
+def test_tasks_that_end_with_a_round_are_closed_after_it():
     ranks = Group([10] * 6, 2, 5, seed=None)
     rounds = [[[msgspec.structs.astuple(piece) for piece in each.pieces] for each in ranks.next()] for _ in range(2)]
 
@@ -220,7 +220,7 @@ def test_tasks_that_end_with_a_round_are_not_open_behind_it():
     assert [msgspec.structs.astuple(each.pieces[0]) for each in ranks.next()] == [(2, 0, 5), (3, 0, 5)]
 
 
-def test_padding_begins_with_the_first_task_also_behind_a_position():
+def test_padding_begins_with_the_first_task_also_after_a_position():
     (order,) = [each.pieces for each in Group([10] * 3, 1, 30, seed=42).next()]
     ranks = Group([10] * 3, 1, 7, "pad", Position(0, 10, 1), seed=42)
     steps = [ranks.next()[0] for _ in range(3)]

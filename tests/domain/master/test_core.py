@@ -176,7 +176,7 @@ def test_a_ticket_that_only_reports_is_answered_at_once(wait_s: float) -> None:
     assert bench.reply(bench.ask(want=0, wait_s=wait_s)).outcome == "none_now"
 
 
-def test_a_waiting_request_of_a_gone_trainer_is_refused() -> None:
+def test_a_waiting_request_of_a_departed_trainer_is_refused() -> None:
     bench = Bench(tasks=1)
     bench.take()
     waiting = bench.ask("b", B, wait_s=2.0)

@@ -49,7 +49,7 @@ def test_a_trainer_that_has_done_the_remaining_rounds_stays(round_: int, stays: 
     assert ends.should_stay(queue, ticket("a", A, round_), 1.0) is stays
 
 
-def test_a_gone_trainer_is_forgotten() -> None:
+def test_a_departed_trainer_is_forgotten() -> None:
     ends = EpochEnds()
     queue = at_the_last_piece(ends)
     ends.promised(ticket("b", B), [work(3)])

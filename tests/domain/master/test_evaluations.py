@@ -108,7 +108,7 @@ def test_a_successor_continues_running_evaluations_and_knows_results(evaluations
     assert [each.name for each in results.status()] == ["through"], "running evaluations begin again"
 
 
-def test_pieces_of_a_gone_trainer_are_assigned_again(evaluations: Evaluations) -> None:
+def test_pieces_of_a_departed_trainer_are_assigned_again(evaluations: Evaluations) -> None:
     do(evaluations, begin(evaluations, "through", task_count=1))
     found = begin(evaluations, task_count=1, attempts_limit=1, confirmations=0)
     assert found.work is not None

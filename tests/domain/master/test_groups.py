@@ -57,7 +57,7 @@ def _own(start: int, rank: int) -> dict[str, Any]:
     return {"trainer": f"{start}-{rank}", "generation": start + rank, "job": "j", "rank": rank}
 
 
-def test_a_rank_waits_until_all_have_come_unless_it_has_no_time_or_this_is_the_last_moment() -> None:
+def test_a_rank_waits_for_all_others_unless_it_has_no_time_or_the_deadline_is_near() -> None:
     ranks = Ranks()
     assert ranks.enter(10, 0) is None, "it has joined, and waits for the other"
     assert ranks.enter(10, 0) is None

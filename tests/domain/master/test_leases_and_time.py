@@ -113,7 +113,7 @@ def test_members_that_died_without_a_master_are_removed() -> None:
     assert [member.trainer for member in successor.members.membership.members] == ["b"]
 
 
-def test_a_gone_or_excess_pserver_gets_no_view() -> None:
+def test_a_departed_or_excess_pserver_gets_no_view() -> None:
     bench = Bench()
     bench.serve()
     members = bench.core.members

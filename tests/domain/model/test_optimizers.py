@@ -86,7 +86,7 @@ def Ftrl_after_small_gradients() -> list[float]:  # noqa: N802
     return values.tolist()
 
 
-def test_ftrl_stands_still_at_a_rate_of_zero() -> None:
+def test_ftrl_changes_nothing_at_a_rate_of_zero() -> None:
     values, optimizer = np.ones(3), Ftrl(LinearWarmup(2, 0.1))
     slots = initial_slots(optimizer, 3, "float64")
     update(optimizer, values, np.ones(3), slots, 0)

@@ -54,7 +54,7 @@ def test_an_intent_names_the_generations_and_compares_them():
     assert transaction.excludes_checkpoint
 
 
-def test_the_intent_of_a_predecessor_and_one_whose_pserver_is_gone_are_cancelled():
+def test_intents_of_a_predecessor_and_of_a_departed_pserver_are_cancelled():
     stored = StoredIntent(9, INTENT)
     assert Director(1, OWNERS, stored).cancel_if_failed(SEEN) is None
     assert Director(1, OWNERS, None).cancel_if_failed({}) is None

@@ -132,7 +132,7 @@ def after(world: World, events: Iterable[str]) -> World:
 
 
 @pytest.mark.parametrize("name", SMALL | PREPARED)
-def test_every_order_of_events_keeps_what_is_done(name: str) -> None:
+def test_every_order_of_events_keeps_done_batches(name: str) -> None:
     found = explored(name)
     assert found.events.keys() >= {"push", "report", "outcome", "end"}
     assert len(found.parents) > 300
@@ -141,7 +141,7 @@ def test_every_order_of_events_keeps_what_is_done(name: str) -> None:
 @pytest.mark.storm
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", LARGE)
-def test_every_order_of_events_with_faults_keeps_what_is_done(name: str) -> None:
+def test_every_order_of_events_with_faults_keeps_done_batches(name: str) -> None:
     assert explored(name).events["end"]
 
 

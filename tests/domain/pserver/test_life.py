@@ -546,6 +546,6 @@ def test_applied_batches_are_reported_with_their_checkpoint(lived: Lived):
     assert (reply.checkpoint, reply.rejected, reply.lacks_election) == (None, [], None)
 
 
-def test_a_pserver_that_has_not_read_the_model_says_so() -> None:
+def test_a_pserver_that_has_not_read_the_model_reports_that() -> None:
     with pytest.raises(NotReadyError, match="has not read the model's declaration yet"):
         Lived().life.require_blocks(HASH)

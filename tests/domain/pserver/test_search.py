@@ -136,7 +136,7 @@ def test_checkpoints_that_were_never_completed_are_listed_too():
     assert [each.number for each in found.skipped] == [4]
 
 
-def test_the_store_is_listed_again_when_all_listed_files_are_gone():
+def test_the_store_is_listed_again_when_all_listed_files_are_deleted():
     store = Store(1)
     search = CheckpointSearch("job", None)
     search.begin()

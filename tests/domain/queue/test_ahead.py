@@ -104,7 +104,7 @@ def test_every_task_is_done_once_whichever_trainer_gets_promised_ones(make: Make
     assert queue.is_done
 
 
-def test_others_get_promised_tasks_last_unless_their_trainer_is_gone(make: Make) -> None:
+def test_others_get_promised_tasks_last_unless_their_trainer_has_departed(make: Make) -> None:
     queue = make(8)
     last = at_the_end(queue, "a", "b")
     queue.promise("a")

@@ -10,7 +10,7 @@ from flightedl.errors import NotFoundError
 
 
 @pytest.mark.parametrize("key", [None, 7])
-def test_tasks_that_join_a_running_epoch_come_last_in_the_order_of_their_arrival(key) -> None:
+def test_tasks_that_join_a_running_epoch_are_last_in_the_order_of_their_arrival(key) -> None:
     order = EpochOrder(4, 6, key)
     assert [order.at(position) for position in (4, 5)] == [4, 5]
     assert [order.position_of(order.at(position)) for position in range(6)] == list(range(6))

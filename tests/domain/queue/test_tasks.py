@@ -269,7 +269,7 @@ def test_a_repeated_report_is_already_done(make):
     assert queue.encode() == before
 
 
-def test_returned_pieces_come_first_and_are_not_counted(make):
+def test_returned_pieces_are_assigned_first_and_are_not_counted(make):
     queue = make(attempts_limit=1)
     first, second = take(queue), take(queue)
     give_back(queue, second)
@@ -448,7 +448,7 @@ def test_the_clock_of_a_waiting_piece_is_stopped(make):
     assert expired(queue.tick(297.5)) == [("a", second)]
 
 
-def test_only_pieces_that_a_dead_trainer_may_have_begun_are_blamed(make):
+def test_only_pieces_that_a_dead_trainer_may_have_started_are_blamed(make):
     """The running piece and the next one, which is being read; with a limit of 1 they are suspect at once."""
     queue = make(60, attempts_limit=1)
     held = [take(queue, holding_limit=9) for _ in range(9)]
@@ -857,7 +857,7 @@ def test_a_suspect_is_assigned_alone(make):
     assert take(queue, "b").task == 2
 
 
-def test_many_suspects_come_before_new_tasks(make):
+def test_many_suspects_are_assigned_before_new_tasks(make):
     queue = make(100, attempts_limit=1)
     take(queue, "busy")
     for _ in range(8):
@@ -974,7 +974,7 @@ def test_a_failure_in_another_epoch_does_not_prevent_reopening_a_task(make):
     assert queue.reopen(1, [(0, 1)]) == 0, "it waits already"
 
 
-def test_a_part_of_a_task_that_has_not_begun_is_todo_anyway(make):
+def test_a_part_that_was_not_started_is_todo_in_any_case(make):
     queue = make(3)
     run(queue, count=1)
     assert queue.reopen(0, [], {1: [(0, 1)]}) == 0

@@ -38,7 +38,7 @@ def test_a_store_with_a_rising_revision_is_the_same() -> None:
 
 
 @pytest.mark.parametrize(("now", "word"), [(Sighting(A, 8), "revision 8"), (Sighting(B, 100), f"cluster id {B}")])
-def test_a_store_that_went_back_is_refused_permanently(now: Sighting, word: str) -> None:
+def test_a_rolled_back_store_is_refused_permanently(now: Sighting, word: str) -> None:
     seen = witness(Sighting(A, 9))
     assert word in seen.saw(seen.seen, now)
     # Even if its revision has caught up.
@@ -92,7 +92,9 @@ def test_a_state_older_than_the_newest_checkpoint_is_detected(
         (Sighting(B, LIFE_REVISIONS + 1), False),
     ],
 )
-def test_a_job_resumed_behind_its_checkpoint_begins_a_new_life(present: Sighting, *, expected: bool) -> None:
+def test_a_job_resumed_from_a_state_older_than_its_checkpoint_begins_a_new_life(
+    present: Sighting, *, expected: bool
+) -> None:
     assert is_behind(present, Sighting(A, 700)) is expected
 
 
@@ -129,5 +131,5 @@ def test_a_master_decides_by_the_stored_state(
     assert found == verdict or (isinstance(verdict, type) and isinstance(found, verdict))
 
 
-def test_without_a_checkpoint_a_state_that_went_back_is_refused() -> None:
+def test_without_a_checkpoint_a_rolled_back_state_is_refused() -> None:
     assert isinstance(judge(Sighting(A, 30), 0, B, 1, 0, None, resume=True), Refuse)

@@ -103,7 +103,7 @@ def ahead(*tasks: int) -> TasksReply:
     return structs.replace(reply(retry_after_s=1.0), ahead=promised)
 
 
-def test_promised_tasks_may_be_read_once_and_are_never_begun() -> None:
+def test_promised_tasks_may_be_read_once_and_are_never_started() -> None:
     feed = Feed()
     told(feed, reply(1))
     task = begun(feed)
@@ -120,7 +120,7 @@ def test_promised_tasks_may_be_read_once_and_are_never_begun() -> None:
     assert not feed.has_news
 
 
-def test_assigned_tasks_come_before_promised_ones() -> None:
+def test_assigned_tasks_precede_promised_ones() -> None:
     feed = Feed()
     told(feed, ahead(7))
     feed.answered(asks(feed, 3.0), reply(2), 3.0)
@@ -146,7 +146,7 @@ def test_a_request_names_the_current_registration() -> None:
     assert (ticket.holding, ticket.want, ticket.wait_s) == ([2], 1, 0.0)
 
 
-def test_at_most_two_tasks_are_begun_at_once() -> None:
+def test_at_most_two_tasks_are_in_progress_at_once() -> None:
     feed = Feed(1000.0)
     told(feed, reply(1, 2))
     feed.finished(begun(feed), [], 1.0)
@@ -203,7 +203,7 @@ def test_it_asks_again_after_temporary_errors(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [JobFailedError("over"), FencedError("no"), ZeroDivisionError("a bug")])
-def test_it_ends_with_a_permanent_error_when_all_tasks_are_begun(error: Exception) -> None:
+def test_it_ends_with_a_permanent_error_when_all_tasks_are_started(error: Exception) -> None:
     feed = Feed()
     told(feed, reply(1))
     asks(feed)
@@ -215,7 +215,7 @@ def test_it_ends_with_a_permanent_error_when_all_tasks_are_begun(error: Exceptio
     assert feed.has_news
 
 
-def test_revoked_tasks_are_neither_begun_nor_reported() -> None:
+def test_revoked_tasks_are_neither_started_nor_reported() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     first = begun(feed)
@@ -255,7 +255,7 @@ def test_a_task_returned_since_the_request_is_not_held_again() -> None:
     assert returned(feed) == [1]
 
 
-def test_a_repeated_task_that_was_not_begun_is_begun_once() -> None:
+def test_a_repeated_task_that_was_not_started_is_started_once() -> None:
     feed = Feed()
     told(feed, reply(1))
     told(feed, reply(1))
@@ -263,7 +263,7 @@ def test_a_repeated_task_that_was_not_begun_is_begun_once() -> None:
     assert feed.begin() is None
 
 
-def test_a_task_returned_before_it_was_begun_is_not_begun() -> None:
+def test_a_task_returned_before_its_start_is_not_started() -> None:
     feed = Feed()
     told(feed, reply(1, 2))
     feed.hand_back(feed.held[0], 0.0)

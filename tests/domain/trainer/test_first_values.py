@@ -51,7 +51,7 @@ def test_a_loser_waits_for_the_winner() -> None:
     assert election.next_step() == Elected(4, 9)
 
 
-def test_others_may_stand_after_a_winner_is_gone() -> None:
+def test_others_may_be_elected_after_a_winner_has_died() -> None:
     election = ElectionOfFirstValues("me", 1)
     election.key_read(None)
     election.creation_attempted()

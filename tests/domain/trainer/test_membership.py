@@ -22,7 +22,7 @@ def test_without_a_model_no_membership_is_needed() -> None:
     assert TrainerMembership().begin_batch(0) == Begun(0, 1)
 
 
-def test_with_a_model_a_batch_is_begun_as_a_member() -> None:
+def test_with_a_model_only_members_start_batches() -> None:
     membership = TrainerMembership()
     membership.has_model(Sync())
     assert membership.begin_batch(0) is None

@@ -105,7 +105,7 @@ def test_a_batch_that_cannot_be_pushed_alone_is_rejected() -> None:
     assert (first.must_repeat, first.rejection) == (True, error)
 
 
-def test_a_dropped_sum_is_repeated_as_if_it_had_not_begun() -> None:
+def test_the_complete_batches_of_a_dropped_sum_are_repeated_in_new_sums() -> None:
     sums, members = BatchSums(3), batches(2)
     added(sums, members[0])
     sums.begin(members[1])
@@ -165,7 +165,7 @@ def test_a_repeated_sum_is_divided_as_before_or_weighted_by_its_round(keeps_shar
 
 
 @pytest.mark.parametrize(("kept_by_the_first", "divisor"), [(True, 8), (False, 5)])
-def test_a_share_survives_a_change_of_the_mode_unless_rounds_came_between(
+def test_a_share_survives_a_change_of_the_mode_unless_rounds_closed_in_between(
     kept_by_the_first: bool, divisor: int
 ) -> None:
     before, (first, second) = BatchSums(2, keeps_shares=kept_by_the_first), (batch_of(0, 3), batch_of(1, 5))
