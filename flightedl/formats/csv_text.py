@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pc
 
@@ -29,17 +30,30 @@ _BLOCK_BYTES = 1 << 18
 _MAX_BLOCK_BYTES = 1 << 30
 _MARK = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN = 0x0A, 0x0D
+_SLICE = 1 << 16
 
 
 def _parsing(delimiter: str, *, is_by_line: bool = False) -> pc.ParseOptions:
     return pc.ParseOptions(delimiter=delimiter, newlines_in_values=not is_by_line)
 
 
-def _is_by_line(text: Any, records: int | None) -> bool:
-    """True if each of the records is one line. Threads start sooner if no newline is within quotes."""
+def _count(values: npt.NDArray[np.uint8], byte: int) -> int:
+    """Return how often a byte occurs. Works on small slices, whose memory is reused."""
+    return sum(int(np.count_nonzero(values[at : at + _SLICE] == byte)) for at in range(0, len(values), _SLICE))
+
+
+def _blocks(text: Any, records: int | None) -> tuple[int, bool]:
+    """Return the size of blocks that threads may parse, and True if each record is one line, so that they start sooner.
+
+    If there are as many lines as records, no newline is within quotes, unless a return ends a record.
+    """
     values = np.frombuffer(text, np.uint8)
-    lines = records and np.count_nonzero(values == _NEWLINE) + (values[-1] != _NEWLINE)
-    return bool(lines and lines == records and not (values == _RETURN).any())
+    returns = _count(values, _RETURN)
+    is_by_line = bool(records) and _count(values, _NEWLINE) + (values[-1] != _NEWLINE) == records
+    if is_by_line and (not returns or bytes(text).count(b"\r\n") == returns):
+        return _BLOCK_BYTES, True
+    # Arrow drops the newline if a block ends between "\r" and "\n" within quotes.
+    return _MAX_BLOCK_BYTES if returns else _BLOCK_BYTES, False
 
 
 @lru_cache(maxsize=256)
@@ -90,23 +104,28 @@ class CommaSeparated(TextFormat):
             column_types={name: kind for name, kind in types.items() if name in names},
             include_columns=None if needed is None else list(needed),
         )
+        block_bytes, is_by_line = _blocks(text, request.records)
         try:
-            return self._table(text, names, convert, _BLOCK_BYTES, request.records)
+            return self._table(text, names, convert, block_bytes, is_by_line=is_by_line)
         except pa.ArrowInvalid:
             # A record may be longer than a block, and only a single block reports the damaged row.
             return self._table(text, names, convert, _MAX_BLOCK_BYTES)
 
     def _table(
-        self, text: Any, names: Sequence[str], convert: pc.ConvertOptions, block_bytes: int, records: int | None = None
+        self,
+        text: Any,
+        names: Sequence[str],
+        convert: pc.ConvertOptions,
+        block_bytes: int,
+        *,
+        is_by_line: bool = False,
     ) -> pa.Table:
         options = pc.ReadOptions(
             column_names=list(names),
             use_threads=block_bytes < len(text),
             block_size=min(len(text) + 1, block_bytes),
         )
-        return pc.read_csv(
-            pa.py_buffer(text), options, _parsing(self.delimiter, is_by_line=_is_by_line(text, records)), convert
-        )
+        return pc.read_csv(pa.py_buffer(text), options, _parsing(self.delimiter, is_by_line=is_by_line), convert)
 
     def _joined(self, schema: pa.Schema | None, found: pa.Schema, url: str, offset: int) -> pa.Schema:  # noqa: ARG002
         """Join two inferred schemas. A column that has several types in one file becomes text."""

@@ -8,16 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
 from flightedl.errors import DataError, UsageError
+from flightedl.formats import csv_text
 from flightedl.formats.chunks import CorruptChunkError
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import ReadCounts, first_records, read_task
 from flightedl.formats.recordio import encode_chunk
+from flightedl.testing.memory import MemoryFiles
 
 JSON_RECORDS = [json.dumps({"n": number, "t": str(number)}).encode() for number in range(10)]
 
@@ -237,3 +240,23 @@ def test_the_first_records_are_read(world: Any) -> None:
     chunks = [index.chunk(number) for number in range(3)]
     assert first_records(world.files, chunks, spec, 5).column("n").to_pylist() == [0, 1, 2, 3, 4]
     assert first_records(world.files, chunks, spec, 500).num_rows == 9
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("text", ["plain", '"two\nlines"', '"two\r\nlines"', '"a ""quote"" "'])
+def test_csv_is_read_as_it_was_indexed_whatever_ends_its_lines(
+    end: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newline within quotes and a return that ends a record may hide each other in the number of lines."""
+    monkeypatch.setattr(csv_text, "_BLOCK_BYTES", 1000)
+    records = [f"{number},{text if number % 3 else 'plain'}" for number in range(12_000)]
+    content = (
+        "number,text\n" + "".join(record + (end if number % 2 else "\n") for number, record in enumerate(records))
+    ).encode()
+    files = MemoryFiles({"/a.csv": content})
+    spec = DatasetSpec(("/a.csv",), batch_size=5000)
+    index = build_index(files, spec)
+    chunks = [index.chunk(number) for number in range(len(index))]
+    found = pa.Table.from_batches(read_task(files, chunks, spec, None, 0, 0, schema=index.schema))
+    expected = pa.csv.read_csv(pa.py_buffer(content), parse_options=pa.csv.ParseOptions(newlines_in_values=True))
+    assert found.to_pydict() == expected.to_pydict()
