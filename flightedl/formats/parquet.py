@@ -76,7 +76,7 @@ class Parquet:
             group_start = sum(metadata.row_group(number).num_rows for number in range(chunk.number))
             start = chunk.first_record - group_start
             if start + chunk.records > metadata.row_group(chunk.number).num_rows:
-                raise ValueError(f"it does not have the {chunk.records} records that the index says")
+                raise ValueError(f"it does not have {chunk.records} records, the number in the index")
             where = expression(schema, request.conditions)
             bounded = [each for each in request.conditions if _is_bounded(schema.field(each[0]).type, each)]
             if bounded and footer.excludes(chunk.number, bounded):

@@ -41,7 +41,7 @@ def _use(storage: Storage, record: Callable[[str, float], None], clock: Clock) -
     try:
         start = clock.now()
         if storage.read(name) != content:
-            raise DamagedError("what was read is not what was written")
+            raise DamagedError("the file has other content than was written")
         record("read", start)
     finally:
         start = clock.now()

@@ -95,7 +95,7 @@ class DurableState:
             self._waiters = [(other, lock) for other, lock in self._waiters if lock is not waiter]
         if not is_answered:
             raise NotReadyError(f"the master cannot save its state: {self._trouble or 'etcd is slow'}")
-        raise NotReadyError("the master is stepping down: ask the next one")
+        raise NotReadyError("the master is stepping down: retry with its successor")
 
     def close(self) -> None:
         """Stop the thread. Requests whose state is not durable yet fail."""

@@ -182,7 +182,7 @@ class DatasetIndexing:
             if scan := look(self._files, following, declared.urls).stable:
                 return scan
             if self._closing.wait(self._follow_every_s):
-                raise NotReadyError("the master is stepping down: ask the next one")
+                raise NotReadyError("the master is stepping down: retry with its successor")
 
 
 def look(

@@ -222,7 +222,7 @@ class JobState:
                 self.apply(WaitEnded(call))
                 # Another thread may have caused the answer, which then arrives soon.
                 if not slot.is_answered.wait(_DURABLE_S):
-                    raise NotReadyError("the master is busy: ask again")
+                    raise NotReadyError("the master is busy: try again")
         finally:
             with self.lock:
                 del self._slots[call]

@@ -81,7 +81,7 @@ class Admission:
         )
         with self._lock:
             if len(self.running) >= self.limits.running_calls:
-                raise BusyError(f"{self.identity} runs {self.limits.running_calls} calls already, ask again")
+                raise BusyError(f"{self.identity} already runs {self.limits.running_calls} calls: try again later")
             self.running.add(call)
         return call
 

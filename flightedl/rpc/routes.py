@@ -113,7 +113,7 @@ class Routes:
             except UsageError as error:
                 raise UsageError(f"route {verb!r}: {error}") from None
         if strange := self.roles.keys() - self.verbs:
-            raise UsageError(f"roles are named for verbs that nobody serves: {', '.join(sorted(strange))}")
+            raise UsageError(f"roles are declared for verbs that are not served: {', '.join(sorted(strange))}")
 
     @property
     def verbs(self) -> set[str]:

@@ -221,6 +221,6 @@ def _receive(connection: socket.socket, nonce: bytes) -> tuple[SharedMemory, Sha
         for each in descriptors:
             stack.callback(os.close, each)
         if said != _DONE or not 0 < len(descriptors) <= 2:
-            raise MessageError(f"a message with 1 or 2 descriptors was expected, {len(descriptors)} came")
+            raise MessageError(f"a message must have 1 or 2 descriptors, but has {len(descriptors)}")
         found = [SharedMemory.received(os.dup(each), nonce if not n else None) for n, each in enumerate(descriptors)]
         return found[0], found[1] if len(found) > 1 else None

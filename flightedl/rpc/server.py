@@ -107,7 +107,7 @@ class FlightServer:
     def start_serving(self, identity: ServerIdentity) -> None:
         """Answer calls from now on, as ``identity``, whose generation is known."""
         if identity.generation <= 0:
-            raise UsageError("a server serves only under a generation of its own")
+            raise UsageError("a server needs its generation before it serves")
         self._admission.serve_as(identity)
 
     def stop(self, grace_s: float) -> bool:
@@ -141,7 +141,7 @@ class FlightServer:
                 return
             has_garbage = look % _LOOKS_A_GIVING == 0 and self._admission.has_memory_to_give_back()
             if has_garbage and give_back(self._admission.limits.kept_free_bytes):
-                logger.info("gave memory back after a refused message")
+                logger.info("returned memory to the system after a refused message")
             for call in self._admission.late():
                 call.is_late = True
                 port = port_of_peer(call.peer)

@@ -77,7 +77,7 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     def _checked(self, method: flight.FlightMethod, headers: Mapping[str, Sequence[str | bytes]]) -> _Headers:
         texts = {name: values[0] for name, values in headers.items() if values and isinstance(values[0], str)}
         if any(len(values) > 1 for name, values in headers.items() if name.startswith(_OURS)):
-            raise MessageError("a header of this protocol comes twice")
+            raise MessageError("a header of this protocol occurs twice")
         if method == flight.FlightMethod.GET_SCHEMA:
             # Rejected here, because errors of that method would reach the client with a traceback.
             raise MessageError("this server does not implement GetSchema")
@@ -311,7 +311,7 @@ def _acknowledge(writer: flight.FlightMetadataWriter, acknowledgement: bytes) ->
     try:
         writer.write(acknowledgement)
     except OSError:
-        logger.info("a client was gone when its upload was acknowledged")
+        logger.info("a client disconnected before its upload was acknowledged")
 
 
 def _flight_info(descriptor: flight.FlightDescriptor, found: Endpoints, *, is_secured: bool) -> flight.FlightInfo:

@@ -235,7 +235,7 @@ def _decoded(
         data = batch if isinstance(batch, memoryview) else _values_of(batch, columns)
     elif where is Place.HEADER:
         if batch is not None or header is None:
-            raise MessageError("a message's header says that its values follow it, but other values came with it")
+            raise MessageError("a message's header says that its values follow it, but other values arrived with it")
         data = memoryview(header)[start:]
     else:
         if inbox is None or batch is not None:
@@ -249,14 +249,14 @@ def _decoded(
             raise MessageError(f"a message has {length} blocks from {first}")
         stop = place + size_bytes
         if stop > len(data):
-            raise MessageError(f"a message's header declares {stop} bytes or more, {len(data)} came")
+            raise MessageError(f"a message's header declares at least {stop} bytes, but {len(data)} arrived")
         values = data[place:stop] if size_bytes else _NOTHING
         if is_checked and size_bytes and _digest(values) != expected:
             raise DamagedError(f"the values of blocks {first} to {first + length - 1} do not match their checksum")
         parts.append(ReceivedBlocks(range(first, first + length), version, outcome, values, is_finite))
         place = stop
     if place != len(data):
-        raise MessageError(f"a message's header declares {place} bytes, {len(data)} came")
+        raise MessageError(f"a message's header declares {place} bytes, but {len(data)} arrived")
     return parts, attached
 
 
@@ -274,7 +274,7 @@ def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, P
         (start,) = _OFFSET.unpack_from(header, _START.size)
     if where is Place.HEADER:
         if not end <= start <= stop:
-            raise MessageError(f"a header of {start} bytes with {count} parts came in a message of {stop} bytes")
+            raise MessageError(f"a header of {start} bytes with {count} parts arrived in a message of {stop} bytes")
         stop = start
     if _digest(memoryview(header)[8:stop]) != checksum:
         raise DamagedError("a message's header does not match its checksum")
@@ -291,7 +291,7 @@ def place_of(header: bytes | None) -> Place:
 
 def _values_of(batch: pa.RecordBatch | None, columns: Sequence[pa.Array]) -> memoryview:
     if batch is None:
-        raise MessageError("a message's header declares values, and none came with it")
+        raise MessageError("a message's header declares values, but none arrived with it")
     if batch.num_rows != 1:
         raise MessageError(f"a message has {batch.num_rows} rows of values, not 1")
     return _value(columns[0] if columns else batch.column(0))

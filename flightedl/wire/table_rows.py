@@ -172,12 +172,12 @@ def decode_sections(data: memoryview, dims: Numbers, kinds: Iterable[int]) -> Se
     _require_sound(found, tables, len(dims), kinds)
     most = len(data) // _VALUE_BYTES
     if count and (largest := int(fields["rows"].max())) > most:
-        raise MessageError(f"rows of tables declare {largest} rows or more, {len(data)} bytes came")
+        raise MessageError(f"rows of tables declare at least {largest} rows, but {len(data)} bytes arrived")
     counts, of_tables = fields["rows"].astype(np.int64), dims[tables]
     values_at = start + int((counts * _HAS_IDS[found]).sum()) * _ID_BYTES
     end = values_at + int((counts * of_tables * _HAS_VALUES[found]).sum()) * _VALUE_BYTES
     if end != len(data):
-        raise MessageError(f"rows of tables declare {end} bytes, {len(data)} came")
+        raise MessageError(f"rows of tables declare {end} bytes, but {len(data)} arrived")
     ids = np.frombuffer(data[start:values_at], np.uint64)
     return Sections(found, tables, of_tables, counts, ids, np.frombuffer(data[values_at:], np.float32))
 
@@ -190,5 +190,5 @@ def _require_sound(kinds: Numbers, tables: Numbers, table_count: int, expected: 
         if kind not in allowed or pair in seen:
             raise MessageError(f"rows of tables have an unexpected section of kind {kind} for table {table}")
         if table >= table_count:
-            raise MessageError(f"there is no table of number {table}: {table_count} are declared")
+            raise MessageError(f"there is no table number {table}: {table_count} are declared")
         seen.add(pair)

@@ -318,7 +318,7 @@ def test_a_loop_over_finished_data_reports_that(make: Make, capsys: pytest.Captu
     data = make(master, listener)
     list(data)
     assert capsys.readouterr().err == ""
-    with pytest.raises(UsageError, match=r"this loop has had all batches of all epochs \(1\)"):
+    with pytest.raises(UsageError, match=r"this loop has already received all batches of all epochs \(1\)"):
         iter(data)
     assert list(make(master, listener)) == []
     assert "the job is done, with all its epochs (1): there are no batches left" in capsys.readouterr().err

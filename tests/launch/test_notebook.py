@@ -61,7 +61,7 @@ def test_interrupted_cells_can_be_run_again(tmp_path: Path, capsys: pytest.Captu
                 cell(data, model, interrupt_at=7, after_s=after_s)
         cell(data, model)
         np.testing.assert_array_equal(model["w"], [RECORDS, RECORDS])
-        with pytest.raises(UsageError, match="this loop has had all batches"):
+        with pytest.raises(UsageError, match="this loop has already received all batches"):
             cell(data, model)
         capsys.readouterr()
         with cluster.connect() as again:

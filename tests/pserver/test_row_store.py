@@ -532,7 +532,7 @@ def test_invalid_pushes_are_rejected() -> None:
     assert "declare" in problem(ids(inside[0]), ones(1, 3))
     for wrong in (np.inf, -np.inf, np.nan):
         assert "NaN or infinity" in problem(ids(*inside[:2]), ones(2) * np.float32([1, wrong]))
-    assert "no table of number 1" in problem(ids(), table=1)
+    assert "no table number 1" in problem(ids(), table=1)
     with pytest.raises(MessageError, match="unexpected section of kind 1 for table 0"):
         incoming.asked(encode_sections([Section(Kind.GRADIENTS, 0, ids(inside[0]), ones(1))]).data, buckets)
 
@@ -645,7 +645,7 @@ def test_the_number_of_concurrent_cuts_is_limited() -> None:
     store = RowTables([SPEC], range(1024))
     push(store, 1, *range(20))
     cuts = [store.begin_cut(1, 0, is_base=True) for _ in range(MAX_CUTS)]
-    with pytest.raises(UnavailableError, match="ask again"):
+    with pytest.raises(UnavailableError, match="try again later"):
         store.begin_cut(1, 0, is_base=True)
     cuts[3].drop()
     push(store, 2, 1)

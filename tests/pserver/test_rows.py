@@ -414,7 +414,7 @@ GRADIENT = Section(Kind.GRADIENTS, 0, IDS[:2], np.ones((2, 2), np.float32))
 @pytest.mark.parametrize(
     ("section", "text"),
     [
-        (GRADIENT._replace(table=3), "no table of number 3"),
+        (GRADIENT._replace(table=3), "no table number 3"),
         (GRADIENT._replace(ids=IDS[[1, 1]]), "an id of table 'plain' twice"),
         (GRADIENT._replace(values=np.array([[1, 1], [np.nan, 1]], np.float32)), "'plain' has NaN or infinity for id 1"),
         (GRADIENT._replace(values=np.ones((2, 3), np.float32)), "declare"),
@@ -433,9 +433,9 @@ def test_ids_of_another_pserver_are_rejected() -> None:
     with pytest.raises(MessageError, match=r"id .* of table 'plain' does not belong to this pserver"):
         pserver.push_sections(0, 0, [Section(Kind.WANTED, 0, IDS)])
     for shard_of in (pserver.shard.lookup, pserver.shard.rows.pushed):
-        with pytest.raises(MessageError, match="come together"):
+        with pytest.raises(MessageError, match="must cover all buckets"):
             shard_of(ReceivedBlocks(range(605, 609), 0, 0, memoryview(b"")))
-    with pytest.raises(MessageError, match="come together"):
+    with pytest.raises(MessageError, match="must cover all buckets"):
         pserver.shard.rows.pushed(ReceivedBlocks(range(5, 9), 0, 0, memoryview(b"")))
 
 

@@ -63,7 +63,7 @@ def test_calls_beyond_the_admission_limit_are_answered_busy(
     with Connection(server.address) as connection:
         waiting = [wait_call(pool, connection) for _ in range(2)]
         eventually(lambda: server.running_calls == 2, "two calls run")
-        with pytest.raises(BusyError, match="runs 2 calls already"):
+        with pytest.raises(BusyError, match="already runs 2 calls"):
             connection.action("echo", b"", timeout_s=TIMEOUT_S)
         with pytest.raises(BusyError), connection.get(b'{"verb": "numbers"}', timeout_s=TIMEOUT_S) as download:
             list(download)

@@ -154,7 +154,7 @@ def test_a_reference_to_unshared_memory_is_rejected() -> None:
     batch, plain = encode_parts(_pieces())
     with pytest.raises(MessageError, match="none is shared"):
         decode_message(batch, header, inbox=Inbox(_memory()))[0]
-    with pytest.raises(MessageError, match="none came"):
+    with pytest.raises(MessageError, match="none arrived"):
         decode_message(None, plain, inbox=Inbox(_memory()))[0]
 
 

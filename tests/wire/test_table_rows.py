@@ -57,9 +57,9 @@ def _header(count: int, kind: int = 1, table: int = 0, rows: int = 0, layout: in
         (_header(1)[:-1], "another version"),
         (_header(1, kind=7), "kind 7"),
         (_header(2), "unexpected section"),
-        (_header(1, table=5), "no table of number 5"),
-        (_header(1, rows=1), "declare 44 bytes, 24 came"),
-        (_header(1, rows=2**60), "or more"),
+        (_header(1, table=5), "no table number 5"),
+        (_header(1, rows=1), "declare 44 bytes, but 24 arrived"),
+        (_header(1, rows=2**60), "at least"),
         (_header(1) + b"x", "declare"),
     ],
 )

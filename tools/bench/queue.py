@@ -178,7 +178,7 @@ class _Asking:
             break
         reply = decode(text, TasksReply)
         if not reply.assignments:
-            raise JobFailedError("the bench has used up its tasks: ask for fewer dispatches")
+            raise JobFailedError("the bench has used up its tasks: reduce the number of dispatches")
         self.assignment = reply.assignments[0]
 
     def work(self, times: int, started: threading.Barrier, seconds: list[float]) -> None:

@@ -162,7 +162,7 @@ class Dataset:
             UsageError: no batch is current.
         """
         if self._at is None:
-            raise UsageError("no batch is current: ask for the epoch inside `for batch in data`")
+            raise UsageError("no batch is current: read the epoch inside `for batch in data`")
         return self._at.assignment.epoch
 
     @property
@@ -173,7 +173,7 @@ class Dataset:
             UsageError: no batch is current.
         """
         if self._at is None:
-            raise UsageError("no batch is current: ask for its step inside `for batch in data`")
+            raise UsageError("no batch is current: read its step inside `for batch in data`")
         return self._number % self._declared.declaration.steps_per_batch
 
     @property
@@ -244,8 +244,8 @@ class Dataset:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._is_finished:
             raise UsageError(
-                f"this loop has had all batches of all epochs ({self._declared.declaration.epochs}): "
-                f"one loop over a dataset goes through all of them, see epochs=; {self._begin_again}"
+                f"this loop has already received all batches of all epochs ({self._declared.declaration.epochs}): "
+                f"a single loop covers all of them, see epochs=; {self._begin_again}"
             )
         if self.explicit_done:
             self._resumable = self._resumable or self._acknowledged_batches()

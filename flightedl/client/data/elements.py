@@ -80,7 +80,7 @@ class ByIndex:
     def _parts(self, element: Any) -> dict[str, Any]:
         if isinstance(element, Mapping):
             if self.columns:
-                raise DataError("an element is a dict, which has names of its own: leave out columns=")
+                raise DataError("an element is a dict, whose keys are the column names: leave out columns=")
             return {str(name): value for name, value in element.items()}
         parts = element if isinstance(element, tuple | list) else (element,)
         names = self.columns or tuple(map(str, range(len(parts))))

@@ -156,7 +156,7 @@ class GroupDataset:
             UsageError: no batch is current.
         """
         if self._handed_out is None:
-            raise UsageError("no batch is current: ask for the epoch inside `for batch in data`")
+            raise UsageError("no batch is current: read the epoch inside `for batch in data`")
         return self._handed_out.epoch
 
     @property
@@ -183,13 +183,13 @@ class GroupDataset:
         After ``break``, a new loop continues with the next round.
 
         Raises:
-            UsageError: an earlier loop has had all rounds; or the ranks have loaded different positions.
+            UsageError: an earlier loop has received all rounds; or the ranks have loaded different positions.
             DataError: a file cannot be read.
         """
         if self._is_over:
             epochs = self._declared.declaration.epochs
             raise UsageError(
-                f"this loop has had all rounds of all epochs ({epochs}): one loop goes through all of them, see epochs="
+                f"this loop has received all rounds of all epochs ({epochs}): one loop covers them all, see epochs="
             )
         return self._rounds()
 
@@ -236,7 +236,7 @@ class GroupDataset:
         if self._has_begun:
             raise UsageError("the loop over the data has begun: load its position before the first batch")
         if not isinstance(state, Mapping) or _KEY not in state:
-            raise UsageError("this is no position of flightedl's data: load what data.state_dict() returned")
+            raise UsageError("this is not a position in flightedl's data: load the result of data.state_dict()")
         token = decode(state[_KEY])
         require_same_data(token, self._data, self._seed)
         self._loaded = token

@@ -103,8 +103,8 @@ class RowStore:
 
     def _misplaced(self, blocks: range) -> FlightedlError:
         if self._is_placed:
-            return StalePlacementError(f"the buckets {blocks} are not together here: read the job's placement again")
-        return MessageError(f"the buckets of a pserver come together, and {blocks} are not those here")
+            return StalePlacementError(f"the buckets {blocks} are not all here: read the job's placement again")
+        return MessageError(f"a message must cover all buckets of a pserver, but {blocks} do not")
 
     def asked(self, part: ReceivedBlocks) -> ReceivedRows:
         """Return the ids of a lookup. Errors as of ``pushed``."""
@@ -224,7 +224,7 @@ class RowStore:
         elif isinstance(stored, StoredRowSpan):
             self._taken.span(stored.numbers, span.numbers, stored.version, stored.updates, stored.epoch)
         elif stored.table >= len(self.tables):
-            raise CorruptError(f"there is no table of number {stored.table}")
+            raise CorruptError(f"there is no table number {stored.table}")
         elif stored.kind == TABLE:
             span.rows.restore_removed(stored.table, stored.ids, self._counting)
             if self._is_newest:

@@ -275,7 +275,7 @@ class RowTables:
         self._cuts = {line: cut for line, cut in self._cuts.items() if not cut.is_over}
         line = next((line for line in range(MAX_CUTS) if line not in self._cuts), None)
         if line is None:
-            raise UnavailableError(f"{MAX_CUTS} cuts of these rows are being read: ask again")
+            raise UnavailableError(f"{MAX_CUTS} cuts of these rows are being read: try again later")
         changes = None
         if file:
             removed = [table.remove_small(version, epoch) for table in self._tables]
@@ -327,7 +327,7 @@ class RowTables:
         self._require_no_round()
         room_bytes = self.memory.room_bytes()
         if room_bytes < sum(self._tables[chunk.table].bytes_of(chunk) for chunk in moved.chunks):
-            raise BusyError("there is no memory for the rows of the buckets that move here: give the pserver more")
+            raise BusyError("there is no memory for the rows of the buckets that move here: increase --table-memory-mb")
         self.take(moved, version)
 
     def take(self, moved: MovedBuckets, version: int) -> None:
