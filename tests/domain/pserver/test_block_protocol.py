@@ -22,6 +22,7 @@ from flightedl.domain.pserver.block_values import (
     Effect,
     EmptyRound,
     Extent,
+    Joined,
     Needs,
     Push,
     Pushed,
@@ -852,6 +853,47 @@ def test_a_range_of_absent_blocks_is_not_released():
     bench.adopt(*found)
     with pytest.raises(MessageError, match="already here"):
         bench.adopt(*found)
+
+
+def test_adjacent_spans_are_joined_when_their_states_have_become_equal():
+    protocol = BlockProtocol([Extent(range(10, 16), True), Extent(range(16, 20), True), Extent(SECOND)], Async())
+    protocol.apply_view(
+        ViewRequest(
+            plan_hash="p",
+            master_generation=1,
+            serial=1,
+            members=[ViewMember(trainer="t", generation=1, member=1, first_round=0)],
+        )
+    )
+
+    def push(first: int, number: int) -> None:
+        assert isinstance(
+            protocol.push(first, Push("t", 1, 1, [(batch(number), TASK_SIZE)]), 0, has_gradient=True), Pushed
+        )
+
+    assert protocol.join(10, 9) is None, "no block precedes these"
+    assert protocol.join(20, 9) is None, "blocks of parameters are copied one by one"
+    push(10, 0)
+    assert protocol.join(16, 9) is None
+    push(16, 1)
+    assert protocol.join(16, 9) is None, "the versions are equal, the batches are not"
+    push(10, 1)
+    push(16, 0)
+    cut = protocol.begin_cut(None).cut
+    assert protocol.join(16, 9) is None, "a cut may have one of them"
+    protocol.drop_cut(cut)
+    assert protocol.join(16, 3) == Joined(10, range(16, 19))
+    assert [span.numbers for span in protocol.spans] == [range(10, 19), range(19, 20), SECOND]
+    push(10, 2)
+    assert protocol.join(19, 3) is None
+    push(19, 2)
+    assert protocol.join(19, 3) == Joined(10, range(19, 20))
+    assert [(span.numbers, span.updates) for span in protocol.spans] == [(range(10, 20), 3), (SECOND, 0)]
+    protocol.check()
+    protocol.split(10, [range(10, 13), range(13, 20)])
+    assert protocol.join(13, 2) == Joined(13, range(11, 13))
+    assert [span.numbers for span in protocol.spans] == [range(10, 11), range(11, 20), SECOND]
+    protocol.check()
 
 
 def test_moved_blocks_accept_the_same_initial_values_as_before():

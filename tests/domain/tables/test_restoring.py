@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.evict import Evict
-from flightedl.domain.tables.restoring import RestoredSpans
+from flightedl.domain.tables.restoring import FileBuckets, RestoredSpans, buckets_of_chain
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.testing.reference_table import ReferenceTable, Row
 
@@ -21,6 +21,16 @@ def taken() -> RestoredSpans[str]:
     found.span(range(30, 50), own, 9, 4, 0)
     found.table(30, 0, "c")
     return found
+
+
+def test_rows_of_a_bucket_begin_with_the_newest_file_that_has_all_of_them() -> None:
+    files = [({1, 2, 3}, ()), ({1, 2, 4}, [4]), ({1, 3, 4}, [3])]
+    assert buckets_of_chain(files) == [
+        FileBuckets(frozenset({1}), is_newest=False),
+        FileBuckets(frozenset({1, 4}), is_newest=False),
+        FileBuckets(frozenset({1, 3, 4}), is_newest=True),
+    ]
+    assert buckets_of_chain(files[:1]) == [FileBuckets(frozenset({1, 2, 3}), is_newest=True)]
 
 
 def test_positions_are_those_of_this_pserver() -> None:
