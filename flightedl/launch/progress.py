@@ -281,7 +281,7 @@ def _without_prefix(text: str) -> str:
 
 
 def _print(console: Console, *lines: str) -> None:
-    """Print lines with their colours. Many lines at once cost little more than one."""
-    has_colours = any("\x1b" in line for line in lines)
-    text = Text("\n").join(map(Text.from_ansi, lines)) if has_colours else Text("\n".join(lines))
+    """Print lines with their colors. Many lines at once cost little more than one."""
+    has_colors = any("\x1b" in line for line in lines)
+    text = Text("\n").join(map(Text.from_ansi, lines)) if has_colors else Text("\n".join(lines))
     console.print(text, soft_wrap=True)

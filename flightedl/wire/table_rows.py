@@ -5,7 +5,7 @@ The bytes of one part are a *payload*, little-endian:
 * ``uint32`` 2, the version of this layout, and ``uint32`` number of sections
 * 16 bytes for each section: ``uint16`` kind, ``uint16`` 0, ``uint32`` number of the table, ``uint64`` number of rows
 * the ids of all sections with ids, in the order of the sections, as ``uint64``
-* the values of all sections with values, likewise, as ``float32``
+* the values of all sections with values, in the order of the sections, as ``float32``
 
 So the ids and the values of many tables are sent and received as two arrays. The kinds of sections:
 

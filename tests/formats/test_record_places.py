@@ -40,6 +40,6 @@ def test_shuffled_batches_are_scattered_and_disjoint() -> None:
     assert described(record_ranges(many, 0, 100, 7, 1, 2)).endswith(" more")
 
 
-def test_neighbours_are_reported_as_one_range() -> None:
+def test_neighbors_are_reported_as_one_range() -> None:
     chunks = tuple(chunk("a.csv", number, 2 * number, 2) for number in range(3))
     assert described(record_ranges(chunks, 1, 5, None, 0, 0)) == "a.csv, records 1-4"

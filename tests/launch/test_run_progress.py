@@ -165,15 +165,15 @@ def test_the_live_display_shows_bars_and_prints_lines() -> None:
     assert "trainer-0 | flights: 40 %" not in out.getvalue()
 
 
-@pytest.mark.parametrize("in_colour", [False, True])
-def test_lines_that_arrive_together_are_shown_unchanged(in_colour: bool) -> None:
+@pytest.mark.parametrize("in_color", [False, True])
+def test_lines_that_arrive_together_are_shown_unchanged(in_color: bool) -> None:
     out = io.StringIO()
     with PlainDisplay(
-        Console(file=out, width=20, no_color=not in_colour, force_terminal=in_colour), StoodStill()
+        Console(file=out, width=20, no_color=not in_color, force_terminal=in_color), StoodStill()
     ) as display:
         display.lines("trainer-0", ["\x1b[31mred", "[b]no markup[/b], and as long as it is", "", "last"])
     shown = out.getvalue()
-    assert ("\x1b[31m" in shown) is in_colour
+    assert ("\x1b[31m" in shown) is in_color
     plain = re.sub(r"\x1b\[\d*m", "", shown)
     assert (
         plain == "trainer-0 | red\ntrainer-0 | [b]no markup[/b], and as long as it is\ntrainer-0 | \ntrainer-0 | last\n"

@@ -61,10 +61,10 @@ def test_values_are_in_shared_memory_while_there_is_room() -> None:
     line = np.zeros(4096, np.uint8)
     arena = Arena(line)
     values = arena.allocate(100, "float32", 1.0, is_values=True)
-    neighbours = arena.allocate(100, "float32", 2.0, is_values=True)
+    neighbors = arena.allocate(100, "float32", 2.0, is_values=True)
     slots = arena.allocate(100, "float32")
     assert np.shares_memory(values, line)
-    assert neighbours.ctypes.data == values.ctypes.data + 448, "not aligned"
+    assert neighbors.ctypes.data == values.ctypes.data + 448, "not aligned"
     assert not np.shares_memory(slots, line)
     lent = values[:]
     moved = arena.move(values, [weakref.ref(lent)])

@@ -254,7 +254,7 @@ def _begun(attack: Attack, *pieces: OutgoingBlocks) -> Message:
         lambda a: (_begun(a, OutgoingBlocks(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0], ()))[0], None),
         lambda a: _begun(a, OutgoingBlocks(range(a.numbers[0], a.numbers[0] + 1), 0, 0, a.arrays()[0] * np.nan, ())),
     ],
-    ids=["size", "foreign neighbours", "no block", "more than all", "header", "no header", "nan"],
+    ids=["size", "foreign neighbors", "no block", "more than all", "header", "no header", "nan"],
 )
 def test_an_invalid_message_of_a_step_is_rejected(attack: Attack, message: Callable[[Attack], Message]) -> None:
     before = attack.state()

@@ -1,7 +1,7 @@
 """``flightedl bench sparse``: lookup, push and optimizer of embedding tables between a trainer and a pserver.
 
 The sides are the product, the product with prefetched rows, the floor (``floor_rows``), and peers that a caller adds.
-All sides are started together and measured alternately for each workload, so a ratio compares neighbouring runs.
+All sides are started together and measured alternately for each workload, so a ratio compares neighboring runs.
 """
 
 from __future__ import annotations

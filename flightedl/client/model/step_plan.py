@@ -61,7 +61,7 @@ class _Declared:
 
 
 class _Stretch(NamedTuple):
-    """Neighbouring blocks of one parameter in a run."""
+    """Adjacent blocks of one parameter in a run."""
 
     name: str
     blocks: range
@@ -83,7 +83,7 @@ class Line(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Neighbouring blocks of a run that have one line's gradients, or none."""
+    """Adjacent blocks of a run that have one line's gradients, or none."""
 
     blocks: range
     #: Number of the line; None if the blocks get no gradient, only the batch's arrival.
@@ -365,10 +365,10 @@ class StepPlans:
 
 
 def at_one_version(blocks: range, bases: Mapping[int, int], wanted: Collection[int] | None) -> list[range]:
-    """Return ranges of neighbours with the same base version, of all or only of the ``wanted`` blocks."""
+    """Return ranges of neighbors with the same base version, of all or only of the ``wanted`` blocks."""
     numbers = [number for number in blocks if wanted is None or number in wanted]
     stretches = groupby(enumerate(numbers), lambda pair: (pair[1] - pair[0], bases[pair[1]]))
-    return [range(found[0][1], found[-1][1] + 1) for _, neighbours in stretches if (found := list(neighbours))]
+    return [range(found[0][1], found[-1][1] + 1) for _, neighbors in stretches if (found := list(neighbors))]
 
 
 def converted(array: Array, dtype: np.dtype[Any], what: str, where: object) -> Array:

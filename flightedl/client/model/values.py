@@ -1,4 +1,4 @@
-"""The model's values in a trainer's memory: one contiguous line in which the blocks of a message are neighbours.
+"""The model's values in a trainer's memory: one contiguous line in which the blocks of a message are neighbors.
 
 With ``lending``, values are not stored here but shown as they arrive.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
 Array = npt.NDArray[np.generic]
-#: Fewer bytes are copied without arrays, which take longer to make than the copy itself.
+#: Below this size, bytes are copied without creating arrays, which would take longer than the copy.
 _FEW_BYTES = 16 << 10
 
 
@@ -87,7 +87,7 @@ class ModelValues:
         return self._bounds[blocks[-1]][1] - self._bounds[blocks[0]][0]
 
     def sent_bytes(self, blocks: range) -> int:
-        """Return the bytes of neighbouring blocks' values as they are sent."""
+        """Return the bytes of adjacent blocks' values as they are sent."""
         return self.nbytes(blocks) // 2 if self._halves_of(blocks) else self.nbytes(blocks)
 
     def _halves_of(self, blocks: range) -> HalfKernels | None:
@@ -95,7 +95,7 @@ class ModelValues:
         return self._half if self._is_float32[self._parameters[blocks[0]]] else None
 
     def store(self, blocks: range, data: memoryview) -> None:
-        """Store the values of neighbouring blocks of one run, which are neighbours in the line as in the message.
+        """Store the values of neighboring blocks of one run, which are neighbors in the line as in the message.
 
         Raises:
             MessageError: the number of bytes is wrong.
@@ -143,7 +143,7 @@ class ModelValues:
             place = end
 
     def outgoing(self, gradient: Array, blocks: range, part: range) -> Array:
-        """Return the ``part`` of neighbouring blocks' (n,) gradient in the form in which it is sent."""
+        """Return the ``part`` of adjacent blocks' (n,) gradient as it is sent."""
         if part != blocks:
             bounds, item_bytes = self._bounds, self.nbytes(blocks) // gradient.size
             first = bounds[blocks[0]][0]
@@ -168,7 +168,7 @@ def _widened(data: memoryview, halves: HalfKernels | None) -> memoryview:
 def _places_in_line(plan: ShardPlan) -> tuple[list[int], int]:
     """Return where each parameter starts in a line of all parameters in declared order, and where it ends, in bytes.
 
-    Neighbours of one dtype are adjacent, so that the values of a message are contiguous.
+    Neighbors of one dtype are adjacent, so that the values of a message are contiguous.
     """
     starts: list[int] = []
     end = 0

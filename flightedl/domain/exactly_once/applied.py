@@ -130,7 +130,7 @@ class AppliedBatches:
         return sum((cohort.mask(batch) & mask).bit_count() for cohort, mask in self._masks_of(blocks))
 
     def alike(self, blocks: range) -> list[range]:
-        """Divide the blocks into ranges of neighbours that have the same batches."""
+        """Divide the blocks into ranges of neighbors that have the same batches."""
         found: list[range] = []
         masks = {id(cohort): cohort.partial_masks() for cohort in self._cohorts}
         last: tuple[int, tuple[bool, ...]] | None = None

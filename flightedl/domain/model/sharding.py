@@ -13,7 +13,7 @@ Derivation. Lay all T bytes of the model in one line, in declared order. With P 
 ``j * T / (P * R)``; stretch j belongs to pserver ``j % P``. So each pserver gets R stretches of equal length, whatever
 the parameters look like: one giant, thousands of tiny ones, or both. R is the smallest number for which a stretch has
 at most ``STRETCH_BYTES``. This is short enough that any few layers are distributed over all pservers, and long enough
-that most neighbours (a small weight and its bias) stay together and share a message.
+that most neighbors (a small weight and its bias) stay together and share a message.
 
 A cut inside a parameter moves to the nearest end of the parameter if a piece would otherwise be shorter than a 64th of
 a stretch or ``MINIMUM_ELEMENTS``; other cuts inside a parameter are at multiples of ``CUT_ELEMENTS``. Cuts are computed
@@ -160,7 +160,7 @@ class ShardPlan:
         if not own.size:
             return range(first, first)
         found = range(first + int(own[0]), first + int(own[-1]) + 1)
-        assert own.size == len(found), "the buckets of a pserver are not neighbours"
+        assert own.size == len(found), "the buckets of a pserver are not neighbors"
         return found
 
     def positions_of(self, pserver: int) -> list[int]:
@@ -203,9 +203,9 @@ def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:
 
 
 def runs_of(plan: ShardPlan, pserver: int) -> list[range]:
-    """Return a pserver's runs: neighbouring blocks of one dtype, at most ``block_limit`` bytes, sent in one message.
+    """Return a pserver's runs: neighboring blocks of one dtype, at most ``block_limit`` bytes, sent in one message.
 
-    The blocks of a run are neighbours in the line of the model, so both sides can keep them in one array. All processes
+    The blocks of a run are neighbors in the line of the model, so both sides can keep them in one array. All processes
     cut the same runs, whatever the transport, because the limit keeps the values of both ends in the cache.
 
     Returns:
@@ -396,7 +396,7 @@ def _divide(parameters: tuple[ParameterSpec, ...], pserver_count: int, block_byt
     ends = np.cumsum([parameter.size for parameter in parameters], dtype=np.int64)
     cuts = np.array(_cuts(parameters, ends, 1 if pserver_count == 1 else pserver_count * rounds), np.int64)
 
-    # Pieces between neighbouring cuts and ends of parameters, in elements of the line. (pieces,)
+    # Pieces between neighboring cuts and ends of parameters, in elements of the line. (pieces,)
     borders = np.union1d(np.union1d(0, ends), cuts)
     starts, sizes = borders[:-1], np.diff(borders)
     owners = np.searchsorted(cuts, starts, side="right") % pserver_count

@@ -579,7 +579,7 @@ class BlockProtocol:
         """
         if not applied.numbers == sorted(blocks) == sorted(self._span_of):
             raise CorruptError(f"restored {len(blocks)} blocks, which are not the {self.block_count} of this pserver")
-        splits = [self.split(span.numbers.start, _neighbours_with_same(blocks, span.numbers)) for span in self.spans]
+        splits = [self.split(span.numbers.start, _neighbors_with_same(blocks, span.numbers)) for span in self.spans]
         self._applied = applied
         splits += [self.split(span.numbers.start, self._alike(span)) for span in self.spans if span.is_copied_at_once]
         for span in self.spans:
@@ -608,6 +608,6 @@ def around(blocks: range, part: range) -> list[range]:
     return [numbers for numbers in ranges if numbers]
 
 
-def _neighbours_with_same(restored: Restored, numbers: range) -> list[range]:
+def _neighbors_with_same(restored: Restored, numbers: range) -> list[range]:
     bounds = [number for number in numbers[1:] if restored[number] != restored[number - 1]]
     return [range(start, stop) for start, stop in pairwise([numbers.start, *bounds, numbers.stop])]

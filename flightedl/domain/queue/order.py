@@ -67,7 +67,7 @@ class EpochOrder:
         return self._permutation.position_of(task)
 
     def positions(self, tasks: IntervalSet) -> IntervalSet:
-        """Return the positions of ``tasks``. O(tasks), unless they cover the base or if the order is the identity."""
+        """Return the positions of ``tasks``. O(tasks), unless they cover the base or the order is the identity."""
         if self._permutation is None or tasks.covers(0, self.base):
             return tasks.copy()
         found = tasks.within(self.base, self.size)

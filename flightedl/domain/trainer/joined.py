@@ -3,9 +3,9 @@
 A pserver answers for ranges of buckets: usually one range, or several if their histories differ. The block that
 represents all buckets has the number of the first one. Its answer is
 
-* "too late" or "not a member" if any range answers so;
+* "too late" or "not a member" if any range gives this answer;
 * the batches that each range already has, if a range rejected a sum;
-* otherwise that the batch is applied, with the lowest version, once all ranges have answered.
+* "applied" with the lowest version otherwise, once all ranges have answered.
 """
 
 from __future__ import annotations

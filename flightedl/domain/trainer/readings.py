@@ -71,7 +71,7 @@ class Handed(msgspec.Struct, eq=False):
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Sort key of batches that are repeated; batches of one sum are neighbours."""
+        """Sort key of batches that are repeated; batches of one sum are neighbors."""
         again, number = self.state.again, self.batch.number
         return (number if again is None else again.first, number)
 

@@ -28,7 +28,7 @@ def _those(found: Numbers, ids: Ids, values: Floats = _NO_VALUES) -> TableRows:
 
 
 class IncomingRows:
-    """Decoder of messages about neighbouring buckets.
+    """Decoder of messages about neighboring buckets.
 
     Args:
         tables: The job's tables.

@@ -1,6 +1,6 @@
 """The rows of embedding tables in a range of buckets: reads, updates, rounds, cuts.
 
-``flightedl.testing.reference_table`` specifies the behaviour of a row; this module implements it fast and in little
+``flightedl.testing.reference_table`` specifies the behavior of a row; this module implements it fast and in little
 memory. All buckets of a store have the same history. A pserver has a store for each range of buckets whose history
 differs.
 

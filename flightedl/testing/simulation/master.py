@@ -1,4 +1,4 @@
-"""A master of the simulated cluster: driver of the product's core, with a modelled etcd, store and network.
+"""A master of the simulated cluster: driver of the product's core, with a modeled etcd, store and network.
 
 The core makes all decisions. The driver passes events to it, and carries out the effects once the state that they are
 based on is stored. One write at a time stores everything that has changed. Each write compares the lock's generation

@@ -1,4 +1,4 @@
-"""A pserver of the simulated cluster: the product's lifecycle and blocks, with a ledger, modelled etcd and store."""
+"""A pserver of the simulated cluster: the product's lifecycle and blocks, with a ledger, modeled etcd and store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scenario that follows from a seed: the job's shape, its programs' behaviour, and the rates of faults."""
+"""The scenario that follows from a seed: the job's shape, its programs' behavior, and the rates of faults."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def drawn(
         is_patchy=mode_name != "sync" and data.random() < _PATCHY_SHARE,
     )
     if has_rows:
-        # Blocks that were cut for three pservers are not neighbours on two.
+        # Blocks that were cut for three pservers are not neighbors on two.
         shape = replace(shape, table=_table(Random(f"rows {seed}")), is_patchy=False, cut_for=min(2, pserver_count))  # noqa: S311
     return Scenario(
         shape=shape,

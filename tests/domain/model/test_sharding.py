@@ -103,7 +103,7 @@ def test_the_models_are_the_real_ones() -> None:
     assert (len(bert_base()), sum(p.size for p in bert_base())) == (199, 109_482_240)
 
 
-def test_neighbours_stay_together() -> None:
+def test_neighbors_stay_together() -> None:
     plan = plan_shards(bert_base(), 4)
     pairs = [(p.name, p.name.replace("weight", "bias")) for p in plan.parameters if len(p.shape) == 2 and "." in p.name]
     pairs = [(weight, bias) for weight, bias in pairs if bias in plan.numbers_by_name]

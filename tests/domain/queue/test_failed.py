@@ -17,7 +17,7 @@ def test_an_error_of_maximum_length_is_not_truncated() -> None:
     assert shortened("x" * (ERROR_LIMIT + 1)) == "x" * (ERROR_LIMIT - 1) + "…"
 
 
-def test_a_released_range_is_no_longer_listed_but_its_neighbours_are() -> None:
+def test_a_released_range_is_no_longer_listed_but_its_neighbors_are() -> None:
     failed = FailedPieces(limit=10)
     for each in (piece(0, 0, 2), piece(0, 2, 4), piece(0, 4, 6), piece(1, 2, 4)):
         failed.quarantine(each)

@@ -58,7 +58,7 @@ GOLDEN_HUGE = [1474068022528313800, 3132285368828289244]
 
 
 def test_orders_look_shuffled():
-    """Neighbours are far apart, epochs differ, and every place gets about every element."""
+    """Neighbors are far apart, epochs differ, and every place gets about every element."""
     permutation = KeyedPermutation(10_000, key_of(0, 0))
     order = np.array([permutation.at(position) for position in range(10_000)])
     assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05
