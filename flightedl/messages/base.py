@@ -24,7 +24,7 @@ from flightedl.messages.decoding import from_json
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-#: W3C's traceparent of the span that a request belongs to, or empty.
+#: W3C traceparent of the span to which the request belongs, or empty.
 Traceparent = Annotated[str, msgspec.Meta(max_length=64)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 

@@ -48,7 +48,7 @@ class ViewReply(Reply, frozen=True, kw_only=True):
 
 
 class OrderNumber(msgspec.Struct, frozen=True):
-    """Position of a snapshot request among all of a job. A pserver carries out only the newest that it has received."""
+    """Position of a snapshot request among all of a job's. A pserver carries out only the newest one it received."""
 
     master_generation: Natural
     #: Number of the checkpoint.
@@ -105,7 +105,7 @@ class SnapshotReply(Reply, frozen=True):
     file: WrittenFile | None = None
     #: Cause of the failure.
     reason: str = ""
-    #: Upper bound of the seconds for which copying stopped training, and seconds of writing.
+    #: Upper bound on the seconds for which copying stopped training, and seconds that writing took.
     copied_s: float = 0.0
     written_s: float = 0.0
 

@@ -81,7 +81,7 @@ class EvaluationsRecord(Reply, frozen=True, kw_only=True):
     """The value of ``evaluations``."""
 
     evaluations: list[EvaluationRecord]
-    #: Life of the model that they belong to; 0 if unknown.
+    #: Life of the model to which they belong; 0 if unknown.
     life: int = 0
 
 
@@ -106,7 +106,7 @@ class ModelDeclaration(Request, frozen=True, kw_only=True):
 
 
 class Placement(Reply, frozen=True, kw_only=True):
-    """Owners of all blocks and buckets, as stored by the master. Another version is another distribution of them.
+    """Owners of all blocks and buckets, as stored by the master. A different version means a different distribution.
 
     Each is a list of runs in the order of the blocks: index of a pserver, and number of consecutive blocks.
     """

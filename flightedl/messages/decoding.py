@@ -29,7 +29,7 @@ def made_alone(make: Callable[[], Value]) -> Value:
 
 
 def builtins_from_json(data: bytes | str | msgspec.Raw) -> Any:
-    """Decode JSON to dicts, lists and texts. Raises as ``msgspec.json.decode`` does."""
+    """Decode JSON to dicts, lists and strings. Raises the same errors as ``msgspec.json.decode``."""
     return _of_anything.decode(data)
 
 
@@ -42,13 +42,13 @@ def decoder_of(kind: type[Value]) -> msgspec.json.Decoder[Value]:
 
 
 def from_json(data: bytes | str | msgspec.Raw, kind: type[Value]) -> Value:
-    """Decode JSON to a value of a type. Raises as ``msgspec.json.decode`` does."""
+    """Decode JSON to a value of a type. Raises the same errors as ``msgspec.json.decode``."""
     value: Value = (_of_json.get(kind) or decoder_of(kind)).decode(data)
     return value
 
 
 def from_msgpack(data: bytes, kind: type[Value]) -> Value:
-    """Decode MessagePack to a value of a type. Raises as ``msgspec.msgpack.decode`` does."""
+    """Decode MessagePack to a value of a type. Raises the same errors as ``msgspec.msgpack.decode``."""
     decoder = _of_msgpack.get(kind)
     if decoder is None:
         decoder = _of_msgpack[kind] = made_alone(lambda: msgspec.msgpack.Decoder(kind))

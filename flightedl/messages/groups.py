@@ -44,15 +44,15 @@ class GroupStartReply(Reply, frozen=True, kw_only=True):
 
     #: 0 if it has not started yet: ask again.
     incarnation: int = 0
-    #: Cause of the wait if the incarnation has not started.
+    #: Reason for waiting if the incarnation has not started.
     waiting_for: str = ""
     #: True if the master knows of no current start of that name: look the name up again before asking again.
     is_stale: bool = False
     token: str = ""
     #: Records that no rank gets, because they have killed their ranks too often.
     left_out: list[Piece] = []
-    #: Position up to which, and for a moment longer, this rank reports each round to the master before it hands the
-    #: round out; 0 disables the reports.
+    #: Up to this position, and for a moment beyond it, the rank reports each round to the master before handing it out;
+    #: 0 disables these reports.
     watched_until: int = 0
 
 
@@ -72,7 +72,7 @@ class GroupPlaceReply(Reply, frozen=True, kw_only=True):
 
     #: False if the incarnation is over. The rank must then stop.
     is_current: bool = True
-    #: Seconds until the next report is welcome.
+    #: Seconds to wait before the next report.
     every_s: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 0.5
 
 
@@ -115,7 +115,7 @@ class Suspect(Reply, frozen=True, kw_only=True):
 
 
 class GroupRecord(Reply, frozen=True, kw_only=True):
-    """Value of ``group`` in etcd: the current incarnation, and what it knows about harmful records."""
+    """Value of ``group`` in etcd: the current incarnation, and records suspected or known to kill their ranks."""
 
     #: Generation of its rank 0; 0: no group has started.
     incarnation: int = 0

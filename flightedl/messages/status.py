@@ -12,7 +12,7 @@ USUAL_REFUSALS = frozenset({"not_ready", "busy", "fenced", "replaced", "unregist
 
 
 class PserverFigures(Reply, frozen=True, kw_only=True):
-    """Figures that a pserver reports, and its master passes on."""
+    """Figures that a pserver reports and the master passes on."""
 
     blocks: int = 0
     #: Lowest and highest version among its blocks.
@@ -26,7 +26,7 @@ class PserverFigures(Reply, frozen=True, kw_only=True):
     waits_s: float = 0.0
     #: Hash of the plan by which it has cut the model; empty if it has no blocks.
     plan_hash: str = ""
-    #: Seconds of writing the newest snapshot, and bytes of its file.
+    #: Seconds taken to write the newest snapshot, and size of its file in bytes.
     written_s: float = 0.0
     written_bytes: int = 0
     facts: HostFacts | None = None
@@ -146,13 +146,13 @@ class RaisedError(Reply, frozen=True, kw_only=True):
     place: str
     #: Text of the newest one.
     error: str
-    #: Number of batches at which it was raised, and of those at which it was raised more than once.
+    #: Number of batches at which it was raised, and number of batches at which it was raised more than once.
     batches: int
     repeated: int
 
 
 class TableCounts(Reply, frozen=True, kw_only=True):
-    """Figures of an embedding table, on one pserver or on all. Counts begin with the pservers' processes."""
+    """Figures of an embedding table, on one pserver or on all. Counts start at zero when a pserver's process starts."""
 
     name: str
     #: Number of rows, and their memory with slots and index.
@@ -160,11 +160,11 @@ class TableCounts(Reply, frozen=True, kw_only=True):
     size_bytes: int = 0
     #: Ids that wait for admission.
     waiting: int = 0
-    #: Ids read, and those of them that had a row.
+    #: Number of ids read, and number of those that had a row.
     reads: int = 0
     hits: int = 0
     created: int = 0
-    #: Gradients dropped because their id was not admitted yet, or because there is no memory for more rows.
+    #: Number of gradients dropped because their id was not yet admitted, or because there was no memory for more rows.
     not_admitted: int = 0
     refused: int = 0
     evicted: int = 0
@@ -334,9 +334,9 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     shares_memory: dict[int, bool] = {}
     #: Members for whom others wait.
     waits_for: list[int] = []
-    #: Seconds of copying the newest snapshot.
+    #: Seconds taken to copy the newest snapshot.
     copied_s: float = 0.0
-    #: True if it was asked to end, and waits for a checkpoint.
+    #: True if the pserver was asked to end and is waiting for a checkpoint.
     is_draining: bool = False
     tables: list[TableCounts] = []
     #: Member -> number of updates that its newest gradients missed, if they belong to no round.

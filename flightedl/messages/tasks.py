@@ -208,7 +208,7 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     metrics: Metrics = {}
     host: Text = ""
     pid: Natural = 0
-    #: Cause of a wait of the trainer; empty if it works.
+    #: Reason why the trainer waits; empty if it is working.
     waiting_for: Text = ""
     #: Seconds since it finished a batch.
     batch_s: float = 0.0
