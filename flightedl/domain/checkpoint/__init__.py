@@ -1,12 +1,13 @@
 """Checkpoints: when they are made, when they are complete, and how they are restored.
 
-* ``checkpoints``: the master's side, from the order to the completion; ``values``: its settings and effects
+* ``checkpoints``: the master's side, from order to completion; ``values``: its settings and effects
 * ``snapshot``: a pserver's side
-* ``manifest``: the document that makes files a checkpoint; ``pointer``: the stored pointer to the newest one
-* ``chains``: increments with only the changed rows of tables; ``changes``: a pserver's record of changed rows
+* ``manifest``: the document that turns a set of files into a checkpoint; ``pointer``: the stored pointer to the newest
+  one
+* ``chains``: increments that contain only the changed rows of tables; ``changes``: a pserver's record of changed rows
 * ``restoring``: the parts of a checkpoint that each pserver reads
 
 The master orders a checkpoint and agrees with the pservers on a round. Each pserver copies its blocks when that round
-opens, and writes one file. When all files are reported, the master writes the manifest, then moves the pointer in the
-transaction that also stores the queue.
+opens, and writes one file. Once all files have been reported, the master writes the manifest and then moves the
+pointer, in the same transaction that stores the queue.
 """

@@ -1,24 +1,24 @@
-"""Chains: a base, which contains all rows of a pserver, and increments with the rows changed since the previous file.
+"""Chains: a base, which contains all of a pserver's rows, and increments with the rows changed since the previous file.
 
-Every file contains all dense blocks. Rows of tables may be a thousand times as large, and few of them change from one
-checkpoint to the next. Rules:
+Every file contains all dense blocks. The rows of tables may take a thousand times as much space, but few of them change
+between two checkpoints. Rules:
 
-* A chain belongs to one process of a pserver, and its files to complete checkpoints. An increment is based on the file
-  in the newest complete checkpoint. Only the process knows which rows have changed (``changes``). If it does not, it
-  writes a base and reports that.
-* The manifest lists the files on which an increment is based (its ``links``). A listing therefore shows whether a
-  checkpoint is complete, and readers need no other manifest.
-* A chain ends, and a new base is written, if it has the maximum number of increments, if its increments together are
-  larger than its base, or if one of its files belongs to a checkpoint that could not be loaded. Reading thus takes at
-  most twice the time and space.
-* If rows are less than a third of a base, increments are not worth it.
-* Checkpoints that are kept permanently are bases, so they need no other files.
-* The name of an increment contains the number of its base's checkpoint (``manifest.shard_name``). Retention needs only
-  the names: it keeps all files from the oldest one that a kept checkpoint needs.
+* A chain belongs to a single process of a pserver, and its files belong to complete checkpoints. An increment is based
+  on the file in the newest complete checkpoint. Only the process itself knows which rows have changed since
+  (``changes``). If it does not know, it writes a base and reports that.
+* The manifest lists the files on which an increment is based (its ``links``). A file listing is therefore enough to
+  tell if a checkpoint is complete, and readers need no other manifest.
+* A chain ends, and a new base is written, when it has the maximum number of increments, when its increments together
+  are larger than its base, or when one of its files belongs to a checkpoint that could not be loaded. Reading a chain
+  thus takes at most twice the time and space of reading a base.
+* If rows are less than a third of a base, no increments are written, because they would save too little.
+* Checkpoints that are kept permanently consist of bases, so they need no files of other checkpoints.
+* The name of an increment contains the number of the checkpoint with its base (``manifest.shard_name``). Retention
+  therefore needs only file names: it keeps all files from the oldest one that a kept checkpoint needs.
 
-A new master continues the chains in the newest checkpoint's manifest (``files_of``) if it can read it; the pservers
-know what has changed since. A process that has loaded a checkpoint begins with a base, because it has no record of
-changes since then.
+A new master continues the chains in the newest checkpoint's manifest (``files_of``) if it can read that manifest; the
+pservers know which rows have changed since. A process that has loaded a checkpoint begins with a base, because it has
+no record of the changes since then.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from flightedl.domain.checkpoint.manifest import Link, Manifest, ShardFile, chec
 from flightedl.domain.checkpoint.values import Pointer
 from flightedl.errors import CorruptError
 
-#: At least one in this many bytes of a base must belong to rows.
+#: Rows must make up at least one in this many bytes of a base for increments to be written.
 _LEAST_SHARE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """File on which a pserver may base its next one."""
+    """File on which a pserver may base its next file."""
 
-    #: The pserver's file in the newest complete checkpoint; empty if unknown, or written by another process.
+    #: The pserver's file in the newest complete checkpoint; empty if unknown, or if another process wrote it.
     after: str
     #: True if the pserver must write a base.
     is_base: bool
-    #: Number of the checkpoint with the chain's base.
+    #: Number of the checkpoint that contains the chain's base.
     since: int
 
 
@@ -60,7 +60,7 @@ def files_of(latest: Pointer, data: bytes) -> tuple[ShardFile, ...]:
 
 
 class Chains:
-    """Files on which those of the next checkpoint may be based.
+    """Files on which the next checkpoint's files may be based.
 
     Args:
         limit: Maximum number of consecutive increments; 0 disables them.
@@ -81,7 +81,7 @@ class Chains:
         self._files = {file.index: file for file in files}
 
     def offer(self, index: int, generation: int, number: int, rejected: Collection[int]) -> Offer:
-        """Return the offer for a pserver's file.
+        """Return the base that a pserver's next file may use.
 
         Args:
             index: Index of the pserver.

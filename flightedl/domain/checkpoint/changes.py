@@ -1,9 +1,9 @@
-"""The changes that belong in an increment: a pserver's side of chains, see ``chains``.
+"""The changes that belong in an increment; a pserver's side of ``chains``.
 
 An increment contains the changes since the cut from which the newest complete checkpoint's file was written. If the
-file of a later cut is lost, because it could not be written or its checkpoint was aborted, the changes in it must not
-be lost, too. They are therefore kept until the master orders an increment on a later file, which shows that a
-checkpoint contains them.
+file of a later cut is lost, because it could not be written or its checkpoint was aborted, the changes in that file
+must not be lost with it. They are therefore kept until the master orders an increment based on a later file, which
+shows that a complete checkpoint contains them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ C = TypeVar("C")
 
 
 class ChangesSince(Generic[C]):
-    """Changes since at most two cuts. The caller holds the lock of the changing values.
+    """Changes since at most two cuts. The caller holds the lock of the values that change.
 
     Args:
         merge: Function that merges two sets of changes, the older one first.
@@ -24,7 +24,7 @@ class ChangesSince(Generic[C]):
 
     def __init__(self, merge: Callable[[C, C], C]) -> None:
         self._merge = merge
-        #: File of the newest cut; empty if there was none.
+        #: File of the newest cut; empty if there is none.
         self._newest = ""
         #: (file of an older cut, changes between that cut and the newest one), or None.
         self._before: tuple[str, C] | None = None
@@ -55,7 +55,7 @@ class ChangesSince(Generic[C]):
 
 
 def increment_on(after: str, knows: Callable[[str], bool], *, is_base: bool) -> str:
-    """Return the file on which the current copy is based as an increment; empty for a base.
+    """Return the file on which the current copy is based if it is an increment; empty for a base.
 
     Args:
         after: As ordered.

@@ -1,6 +1,7 @@
-"""The master's side of checkpoints: when one is ordered, and how it becomes complete or is aborted.
+"""The master's side of checkpoints: when a checkpoint is ordered, and how it is completed or aborted.
 
-**States.** A checkpoint goes through these states. Each step begins only when the previous one is known to be done:
+**States.** A checkpoint goes through these states. Each state begins only when the previous one is known to be
+finished:
 
 1. *ordered*: The checkpoint gets a number, which is stored under the master's fence before it is used. Thus no two
    masters share a number, whatever a deposed one does. Each pserver is asked to copy its blocks: in sync mode at one
@@ -12,31 +13,33 @@
 3. *pointing*: The master moves ``checkpoint/latest`` in a transaction under its fence.
 4. *complete*: The master deletes what retention allows.
 
-A failure before step 3 leaves the last checkpoint unchanged, and another one is ordered, with a new number. A manifest
-that cannot be written is retried, because it does not become outdated. Training never waits for a checkpoint.
+A failure before step 3 leaves the previous checkpoint unchanged, and another checkpoint is ordered with a new number.
+Writing the manifest is retried after a failure, because the manifest does not become outdated. Training never waits for
+a checkpoint.
 
-**Correctness.** A checkpoint contains one state of each block: values, slots, version, and exactly those batches that
-are in the values. Batches in an accumulator are not included. A block may therefore be restored from any earlier state
-and receive pushes again: it answers batches that it has with "already applied", and applies the others. For each
-restored pserver p, the master calls ``reopen(done - applied(p))`` on the task queue. After that
+**Correctness.** A checkpoint contains one state of each block: its values, slots and version, and the set of exactly
+those batches that its values include. Batches in an accumulator are not included. A block may therefore be restored
+from any earlier state and receive pushes again: it answers batches that it has already applied with "already applied",
+and applies the others. For each restored pserver p, the master calls ``reopen(done - applied(p))`` on the task queue.
+After that
 
     done ⊆ applied(p) for every p, and every task that is not done will be assigned.
 
-So every batch is applied everywhere, once. This holds for *any* state of the same dataset's queue. If the queue is
+So every block applies every batch exactly once. This holds for *any* state of the same dataset's queue. If the queue is
 older than the blocks, it repeats done tasks, which are answered "already applied". If it is newer, the missing tasks
 are reopened. The applied sets are authoritative, and the queue in the manifest only saves work; it is encoded when the
-last pserver has reported. A common round of all blocks is not needed either: it is for readers of the model, and for
-``recovery="rollback"``.
+last pserver has reported. Nor must all blocks be copied at the same round; a common round serves readers of the model
+and ``recovery="rollback"``.
 
-Pending tasks in the stored queue belong to trainers that are gone. A master that restores it takes them back:
+Pending tasks in the stored queue belong to trainers that are gone. A master that restores the queue takes them back:
 ``for trainer in queue.holders(): queue.trainer_gone(trainer, now, is_graceful=True)``.
 
 **After a crash of the master** its successor continues from ``encode``. It keeps the numbers and the pointer, and
 forgets an unfinished checkpoint, whose files remain until retention passes their number. It continues the chains if it
 can read the manifest of the newest checkpoint (``chains``).
 
-**The last checkpoint** of a job (``request_last``) is awaited, because its contents are nowhere else. If a pserver dies
-or is late, its successor makes another one. Only repeated failures of the store end the wait.
+**The last checkpoint** of a job (``request_last``) is waited for, because its contents exist nowhere else. If a pserver
+dies or is late, another checkpoint is ordered. The wait ends early only after repeated failures of the store.
 
 Not guaranteed: that a checkpoint completes while the store fails or pservers keep dying; see ``trouble`` and ``age_s``.
 Two jobs with the same name and storage but different etcds overwrite each other's files.
@@ -71,11 +74,12 @@ from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotReque
 
 _MARGIN_LIMIT = 1024
 _REJECTED_LIMIT = 64
-#: Number of times that the open round is proposed for an awaited checkpoint: the known round may be outdated.
+#: Number of times that the known open round is proposed for a checkpoint that a requester waits for; the known round
+#: may be outdated.
 _OPEN_PROPOSALS = 3
-#: Seconds in which pservers learn of the highest round and of members that have left.
+#: Seconds within which pservers learn of the highest round and of members that have left.
 _PATIENCE_WITHOUT_MEMBERS_S = 0.5
-#: Number of consecutive failures of the store that end the wait for the last checkpoint.
+#: Number of consecutive failures of the store after which the wait for the last checkpoint ends.
 _STORE_FAILURES_LIMIT = 3
 
 
@@ -87,12 +91,12 @@ class _Ordered:
     serial: int
     round: int | None
     since_s: float
-    #: Pserver index -> generation of the process that got the order.
+    #: Pserver index -> generation of the process to which the order was sent.
     generations: dict[int, int]
     reason: str
-    #: Checkpoints that were known to be unusable.
+    #: Checkpoints that are known to be unusable.
     rejected: tuple[int, ...]
-    #: True if a request waits for it, whose sender may itself have to reach the next round.
+    #: True if a requester waits for this checkpoint. The requester may itself have to reach the next round.
     is_waited_for: bool
     copied: set[int] = field(default_factory=set)
     files: dict[int, ShardFile] = field(default_factory=dict)
@@ -100,19 +104,19 @@ class _Ordered:
 
 @dataclass(slots=True)
 class _Publishing:
-    """A checkpoint in state 2 or 3."""
+    """A checkpoint that is in state 2 or 3."""
 
     number: int
     round: int | None
     files: tuple[ShardFile, ...]
     reason: str
-    #: Time to retry the manifest; None if it is being written, or is written.
+    #: Time at which to retry writing the manifest; None if it is being written or has been written.
     retry_at_s: float | None = None
     is_pointing: bool = False
 
 
 class Checkpoints:
-    """State of a job's checkpoints. Not thread-safe.
+    """State machine of a job's checkpoints. Not thread-safe.
 
     Args:
         settings: Intervals, retention and timeouts.
@@ -144,13 +148,13 @@ class Checkpoints:
         self._next_number = next_number
         self._latest = latest
         self._first = first
-        #: The newest pointer known to be stored.
+        #: The newest pointer that is known to be stored.
         self._stored_latest = latest
         self._rejected = sorted(rejected)[-_REJECTED_LIMIT:]
         self._chains = Chains(settings.increments, settings.keep_every)
         self._pservers: dict[int, int] = {}
         self._work: _Ordered | _Publishing | None = None
-        #: Reason for a checkpoint other than the interval; empty if none was requested.
+        #: Reason for requesting a checkpoint before the interval has passed; empty if none was requested.
         self._wanted = ""
         self._is_waited_for = False
         self._last_begun_s = now
@@ -163,7 +167,7 @@ class Checkpoints:
         self._trouble = ""
         #: Number of consecutive failures of the store.
         self._store_failures = 0
-        #: True if one of them happened after ``request_last``.
+        #: True if one of these failures happened after ``request_last``.
         self._has_store_failed_at_last = False
 
     # state
@@ -178,7 +182,7 @@ class Checkpoints:
 
     @property
     def trouble(self) -> str:
-        """Reason why the last attempt failed; empty if it did not."""
+        """Reason why the last attempt failed; empty if it did not fail."""
         return self._trouble
 
     @property
@@ -191,17 +195,18 @@ class Checkpoints:
         return None if self._work is None else self._work.number
 
     def age_s(self, now: float) -> float:
-        """Return the seconds since the last checkpoint was complete, or since this master started."""
+        """Return the number of seconds since the last checkpoint was completed, or since this master started."""
         return now - self._last_complete_s
 
     def is_satisfied(self, ticket: int) -> bool:
-        """True if a checkpoint that began after ``request`` had returned this ticket is complete."""
+        """True if a checkpoint begun after ``request`` had returned this ticket is complete."""
         return self._stored_latest is not None and self._stored_latest.number >= ticket
 
     def is_over(self, ticket: int) -> bool:
         """True if the wait for a ``request_last`` with this ticket is over.
 
-        Either the checkpoint is complete, or the store has failed repeatedly, including once since the request.
+        The wait is over when the checkpoint is complete, or when the store has failed repeatedly, including at least
+        once since the request.
         """
         is_hopeless = self._has_store_failed_at_last and self._store_failures >= _STORE_FAILURES_LIMIT
         return self.is_satisfied(ticket) or is_hopeless
@@ -209,7 +214,7 @@ class Checkpoints:
     # events
 
     def pserver_up(self, index: int, generation: int, now: float) -> Effects:
-        """Record that a pserver serves and is settled. Repeated calls change nothing."""
+        """Record that a pserver is serving and settled. Repeated calls change nothing."""
         known = self._pservers.get(index)
         if known == generation:
             return ()
@@ -229,14 +234,14 @@ class Checkpoints:
         return ()
 
     def rejected(self, numbers: Collection[int]) -> None:
-        """Record checkpoints that a pserver could not load; retention does not count them. Stored by ``encode``."""
+        """Record checkpoints that a pserver could not load. Retention does not count them. ``encode`` stores them."""
         self._rejected = sorted({*self._rejected, *numbers})[-_REJECTED_LIMIT:]
 
     def request(self, reason: str, *, is_waited_for: bool = False) -> int:
         """Request a checkpoint of the current state; return a ticket for ``is_satisfied``.
 
-        ``is_waited_for`` is True if the requester waits. It may itself have to reach the next round, so the open round
-        is proposed first.
+        ``is_waited_for`` is True if the requester waits for the checkpoint. The requester may itself have to reach the
+        next round, so the open round is proposed first.
         """
         self._wanted = reason
         self._is_waited_for = self._is_waited_for or is_waited_for
@@ -258,7 +263,7 @@ class Checkpoints:
         self._tasks_since += count
 
     def tick(self, now: float, rounds: OpenRounds | None) -> Effects:
-        """Check timeouts and intervals. To be called about once per second.
+        """Check timeouts and intervals. Call this about once per second.
 
         Args:
             now: The time.
@@ -278,16 +283,16 @@ class Checkpoints:
                 return self._next_action(work, now, rounds)
 
     def _next_action(self, work: _Ordered, now: float, rounds: OpenRounds | None) -> Effects:
-        """Propose another round for an order whose round is not reached, or abort the checkpoint."""
+        """Propose another round for an order whose round has not been reached, or abort the checkpoint."""
         waited_s, patience_s = now - work.since_s, self._settings.patience_s
         is_left = rounds is not None and not rounds.has_members
         if is_left:
-            # A trainer that left during a round may have opened the next one on only some pservers.
+            # A trainer that left during a round may have caused the next round to open on only some of the pservers.
             patience_s = min(patience_s, _PATIENCE_WITHOUT_MEMBERS_S)
         if work.round is not None and waited_s > patience_s and len(work.copied) < self._pserver_count:
             return self._propose(work, None, now)
         if is_left and work.round is not None and work.round > self._highest_round:
-            # All members have left, as at the end of a job, so the round will not be reached.
+            # All members have left, as they do at the end of a job, so the round will never be reached.
             return self._propose(work, self._highest_round, now)
         if waited_s <= self._settings.give_up_s:
             return ()
@@ -298,7 +303,7 @@ class Checkpoints:
         return self._give_up(now, f"pserver {', '.join(map(str, late))} did not write checkpoint {work.number} in time")
 
     def progressed(self, index: int, generation: int, progress: SnapshotReply, now: float) -> Effects:
-        """Handle a pserver's progress. Progress with other orders is ignored."""
+        """Handle a pserver's progress. Progress on other orders is ignored."""
         work = self._work
         if not isinstance(work, _Ordered) or work.generations.get(index) != generation:
             return ()
@@ -328,7 +333,7 @@ class Checkpoints:
         return ()
 
     def send_failed(self, index: int, generation: int, order: OrderNumber) -> Effects:
-        """Send an order again that may not have arrived. The caller pauses between failures."""
+        """Resend an order that may not have arrived. The caller pauses between failures."""
         work = self._work
         if not isinstance(work, _Ordered) or work.generations.get(index) != generation or order != self._order(work):
             return ()
@@ -388,7 +393,7 @@ class Checkpoints:
         return self._alarm(f"the manifest of checkpoint {number} could not be written: {reason}")
 
     def pointer_moved(self, number: int, now: float) -> Effects:
-        """Record that the pointer to this checkpoint is stored, so the checkpoint is complete."""
+        """Record that the pointer to this checkpoint is stored, which completes the checkpoint."""
         work = self._work
         if not isinstance(work, _Publishing) or work.number != number or not work.is_pointing:
             return ()
@@ -427,7 +432,7 @@ class Checkpoints:
         self._tasks_since = 0
         at_round = None
         if rounds is not None:
-            # Without members, open rounds remain open.
+            # Without members, the open rounds remain open.
             at_round = self._highest_round + (self._margin if rounds.has_members and not self._is_waited_for else 0)
             self._margin = max(1, self._margin // 2)
         work = _Ordered(
@@ -489,7 +494,7 @@ class Checkpoints:
     # storage
 
     def encode(self) -> bytes:
-        """Return the state for a successor, with the pointer to the newest checkpoint. Constant size."""
+        """Return the state for a successor, including the pointer to the newest checkpoint. Its size is constant."""
         latest = None if self._latest is None else (self._latest.number, self._latest.manifest_checksum)
         return msgspec.json.encode(PointerRecord(FORMAT, self._next_number, latest, list(self._rejected), self._first))
 
@@ -503,9 +508,9 @@ class Checkpoints:
         now: float,
         files: Sequence[ShardFile] = (),
     ) -> Checkpoints:
-        """Restore the state of an earlier master.
+        """Restore the state of a previous master.
 
-        ``files`` are those of the newest checkpoint, see ``chains.files_of``.
+        ``files`` are the files of the newest checkpoint, see ``chains.files_of``.
 
         Raises:
             CorruptError: ``encoded`` is not an output of ``encode``.
@@ -540,6 +545,6 @@ class Checkpoints:
 
 
 def next_number_after(names: Sequence[str]) -> int:
-    """Return a number above those of all files in the storage, for a job whose etcd is new."""
+    """Return a number above those of all files in the storage, for a job whose etcd is empty."""
     found = (manifests.number_of(name) for name in names)
     return 1 + max((number for number in found if number is not None), default=0)

@@ -1,16 +1,16 @@
-"""The manifest: the document that makes a set of files a checkpoint, and the choice of the checkpoint to load.
+"""The manifest: the document that turns a set of files into a checkpoint. Also chooses the checkpoint to load.
 
 Rules:
 
 * A checkpoint without a manifest does not exist. The manifest is written last, as ``c-<number>/manifest.json``, and
   lists every shard file with its size and xxh3-128 hash.
 * A number belongs to a single master, because it is stored under the master's fence before the first order. A shard
-  file's name contains its writer's generation and the order's serial. Thus no name is ever written with two contents,
-  and a deposed master can at worst complete a checkpoint with its own number.
-* The document ends with a checksum of everything before it, which detects any flipped bit or missing byte.
-* A file may be an increment. The files on which it is based, its ``links``, then belong to the checkpoint, too,
-  although they are stored with older ones (see ``chains``).
-* Names are relative to the storage of the job.
+  file's name contains its writer's generation and the order's serial. Thus no file name is ever written with two
+  different contents, and the worst that a deposed master can do is to complete a checkpoint with its own number.
+* The document ends with a checksum of everything before it, which reveals any flipped bit or missing byte.
+* A file may be an increment. The files on which it is based, its ``links``, then also belong to the checkpoint,
+  although they are stored with older checkpoints (see ``chains``).
+* Names are relative to the job's storage.
 
 Not guaranteed: that files are unchanged. Readers verify their hashes.
 """
@@ -43,28 +43,28 @@ def manifest_name(number: int) -> str:
 def shard_name(
     number: int, index: int, pserver_count: int, generation: int, serial: int, since: int | None = None
 ) -> str:
-    """Return a unique file name: numbers are unique among masters, serials within a number.
+    """Return a unique file name: numbers are unique among masters, and serials are unique within a number.
 
-    For an increment, ``since`` is the checkpoint with the chain's base.
+    For an increment, ``since`` is the checkpoint that contains the chain's base.
     """
     on = "" if since is None or since == number else f"-on-{since}"
     return f"c-{number}/shard-{index}-of-{pserver_count}-{generation}-{serial}{on}.arrow"
 
 
 def since_of(name: str) -> int | None:
-    """Return the checkpoint with the base of a file's chain; None if the file is not an increment."""
+    """Return the checkpoint that contains the base of a file's chain; None if the file is not an increment."""
     found = _INCREMENT.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def number_of(name: str) -> int | None:
-    """Return the checkpoint to which a file belongs; None if it is not a checkpoint's file."""
+    """Return the checkpoint to which a file belongs; None if the file is not part of a checkpoint."""
     found = _FILE.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of an older checkpoint, on which an increment is based."""
+    """A file of an older checkpoint on which an increment is based."""
 
     #: Number of that checkpoint.
     number: int
@@ -78,9 +78,9 @@ class ShardFile(WrittenFile, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One pserver's part of a checkpoint."""
 
     index: int
-    #: Generation of the process that wrote it.
+    #: Generation of the process that wrote the file.
     generation: int
-    #: Files on which an increment is based, the base first. Filled in by the master.
+    #: Files on which an increment is based, starting with the base. Filled in by the master.
     links: tuple[Link, ...] = ()
 
     @classmethod
@@ -104,23 +104,23 @@ _NOTHING = msgspec.Raw(b"null")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Description of a checkpoint, without the values. Contained documents are JSON; ``null`` if there is none."""
+    """Description of a checkpoint, without its values. Nested documents are JSON; ``null`` if absent."""
 
     format: int = FORMAT
     job: str
     number: int
-    #: Hash of the plan that assigned blocks to pservers, see ``sharding.plan_for``.
+    #: Hash of the plan that assigned the blocks to pservers, see ``sharding.plan_for``.
     plan_hash: str
     pserver_count: int
-    #: Number of pservers for which the parameters were cut into blocks.
+    #: Number of pservers for which the parameters were divided into blocks.
     cut_for: int
-    #: Round at whose beginning all blocks were copied; None if there was no agreed round.
+    #: Round at whose beginning all blocks were copied; None if no round was agreed.
     round: int | None
     #: Seconds since 1970, for people.
     created_s: float
     #: Files by pserver index.
     shards: tuple[ShardFile, ...]
-    #: First checkpoint of this model; lower ones may have other initial values.
+    #: First checkpoint of this model. Checkpoints with lower numbers may have been made from different initial values.
     first: int = 0
     #: The job's declaration.
     declaration: msgspec.Raw = _NOTHING
@@ -128,7 +128,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     queue: msgspec.Raw = _NOTHING
     #: Results of finished evaluations.
     evaluations: msgspec.Raw = _NOTHING
-    #: etcd as last seen by the master; None if unknown.
+    #: State of etcd as last seen by the master; None if unknown.
     etcd: Sighting | None = None
 
     @property
@@ -144,7 +144,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return _document(self.evaluations)
 
     def encode(self) -> bytes:
-        """Return one line of JSON, with the checksum of the bytes of ``body``."""
+        """Return one line of JSON that ends with the checksum of the bytes of ``body``."""
         encoded = msgspec.json.encode(self)
         return msgspec.json.encode(_Document(body=msgspec.Raw(encoded), checksum=checksum(encoded)))
 
@@ -175,7 +175,7 @@ def _document(raw: msgspec.Raw) -> bytes | None:
 
 
 def checksum(data: bytes) -> str:
-    """Return a checksum of 32 hex digits; the pointer contains that of the manifest."""
+    """Return a checksum of 32 hex digits. The pointer contains the manifest's checksum."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -184,7 +184,7 @@ def checksum(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A checkpoint that cannot be loaded, with the reason."""
+    """A checkpoint that cannot be loaded, with the reason why."""
 
     number: int
     reason: str
@@ -205,7 +205,7 @@ def without_manifest(names: Collection[str]) -> tuple[Skipped, ...]:
 
 
 def examine(number: int, data: bytes, sizes: Mapping[str, int], job: str) -> Manifest | Skipped:
-    """Verify a checkpoint as far as a listing allows. Return its manifest, or why it cannot be loaded.
+    """Verify a checkpoint as far as a file listing allows. Return its manifest, or the reason why it cannot be loaded.
 
     Args:
         number: Number of the checkpoint by the manifest's name.
@@ -236,15 +236,15 @@ def examine(number: int, data: bytes, sizes: Mapping[str, int], job: str) -> Man
 def deletable(
     names: Collection[str], latest: int, keep: int, keep_every: int | None, rejected: Collection[int] = ()
 ) -> tuple[str, ...]:
-    """Return the files that retention allows to delete, manifests before their files.
+    """Return the files that retention allows to be deleted, each manifest before its checkpoint's files.
 
     The caller deletes them in this order and stops at the first failure.
 
-    Kept are the newest ``keep`` checkpoints up to ``latest``, with the bases of their chains, and those whose number is
-    a multiple of ``keep_every``, which have no chains. All other files below the oldest of the newest ``keep`` and
-    their bases are deleted, including those without a manifest. Nothing at or above it is deleted. If a deposed master
-    completes a manifest late, either all its files exist, or it is older than every kept checkpoint and is deleted the
-    next time.
+    The newest ``keep`` checkpoints up to ``latest`` are kept, with the bases of their chains, and so are those whose
+    number is a multiple of ``keep_every``, which have no chains. All other files older than the oldest of the newest
+    ``keep`` checkpoints and their bases are deleted, including files without a manifest. No newer file is deleted. If a
+    deposed master completes a manifest late, then either all files of that checkpoint exist, or the checkpoint is older
+    than every kept one and is deleted the next time.
 
     Args:
         names: Names of all files.
@@ -255,14 +255,14 @@ def deletable(
     """
     complete = [number for number in candidates(names) if number <= latest and number not in rejected]
     if latest not in complete:
-        # The checkpoint of the pointer is missing: delete nothing.
+        # The checkpoint to which the pointer refers is missing: delete nothing.
         return ()
     kept = complete[:keep]
-    #: (checkpoint with a chain's base, checkpoint with an increment of it)
+    #: (checkpoint that contains a chain's base, checkpoint that contains an increment of this base)
     chains = [(since, number) for name in names if (since := since_of(name)) and (number := number_of(name))]
     floor = min([kept[-1], *(since for since, number in chains if number in kept)])
     lasting = {number for number in complete if keep_every and number % keep_every == 0}
-    # They may be increments if ``keep_every`` has changed since they were written.
+    # These checkpoints may contain increments if ``keep_every`` has changed since they were written.
     lasting |= {older for since, number in chains if number in lasting for older in range(since, number)}
     going = [
         name for name in names if (number := number_of(name)) is not None and number < floor and number not in lasting

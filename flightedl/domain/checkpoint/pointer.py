@@ -1,6 +1,6 @@
-"""The value of ``checkpoint/latest``: the newest checkpoint, and the master's state of checkpoints.
+"""The value of ``checkpoint/latest``: the newest checkpoint, and the state of the master's checkpoints.
 
-The fenced transaction that publishes a checkpoint writes it; pservers and commands only read it.
+The fenced transaction that publishes a checkpoint writes this value; pservers and commands only read it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def decode_pointer(encoded: bytes) -> PointerRecord:
 
 
 def latest_of(encoded: bytes) -> Pointer | None:
-    """Return the newest complete checkpoint, or None. Raises as ``decode_pointer``."""
+    """Return the newest complete checkpoint, or None. Raises the same errors as ``decode_pointer``."""
     record = decode_pointer(encoded)
     return None if record.latest is None else Pointer(*record.latest)
 
 
 def loadable_of(encoded: bytes) -> range | None:
-    """Return the numbers of checkpoints that may be loaded, or None if there is none. Raises as ``decode_pointer``.
+    """Return the numbers of loadable checkpoints, or None if there is none. Raises the errors of ``decode_pointer``.
 
-    They range from the first checkpoint of the pointer to its latest.
+    They range from the pointer's first checkpoint to its latest.
     """
     record = decode_pointer(encoded)
     return None if record.latest is None else range(record.first, record.latest[0] + 1)
 
 
 def rejected_of(encoded: bytes) -> frozenset[int]:
-    """Return the numbers of checkpoints that a pserver could not load. Raises as ``decode_pointer``."""
+    """Return the numbers of checkpoints that a pserver could not load. Raises the errors of ``decode_pointer``."""
     return frozenset(decode_pointer(encoded).rejected)

@@ -1,8 +1,8 @@
 """The parts of a checkpoint that each pserver reads, even if the number of pservers has changed.
 
-Blocks keep their bounds for the life of a job (``sharding.reassigned``). If the number of pservers changes, complete
-blocks are reassigned. So every block has a single state: its values, slots, version, update count and applied set. A
-pserver reads only the blocks that it owns now, from one or more files.
+Blocks keep their boundaries for the lifetime of a job (``sharding.reassigned``). If the number of pservers changes,
+complete blocks are reassigned. So every block has a single state, which consists of its values, slots, version, update
+count and applied set. A pserver reads only the blocks that it now owns, from one or more files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flightedl.messages.declarations import JobDeclaration, Placement
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """The needed part of one file."""
+    """The part of one file that a pserver needs."""
 
     file: ShardFile
     #: Numbers of the needed blocks and buckets, in increasing order.
@@ -37,14 +37,14 @@ class FilePart:
         return len(self.blocks) == len(self.of_file)
 
     def split(self, block_count: int) -> tuple[tuple[int, ...], range]:
-        """Return (blocks, range of buckets); numbers from ``block_count`` on are buckets."""
+        """Return (blocks, range of buckets). Numbers from ``block_count`` on denote buckets."""
         blocks = tuple(number for number in self.blocks if number < block_count)
         buckets = self.blocks[len(blocks) :]
         return blocks, range(buckets[0], buckets[-1] + 1) if buckets else range(0)
 
 
 def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> ShardPlan:
-    """Return the plan of a checkpoint: with its stored placement, or else the computed one.
+    """Return the plan of a checkpoint, either with its stored placement or with a computed one.
 
     Raises:
         UsageError: the parameters differ, or this version cuts them into other blocks.

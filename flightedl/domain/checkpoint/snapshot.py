@@ -2,18 +2,18 @@
 
 ``PserverSnapshots`` accepts orders and keeps the progress for the master. ``SnapshotCut`` is one copy in progress.
 
-* Only the newest order counts: (master generation, number, serial). Older ones, such as a deposed master's, are
-  ignored.
+* Only the newest order counts, as given by (master generation, number, serial). Older orders, such as those of a
+  deposed master, are ignored.
 * A block is *cut* when its values, slots, version and update count are copied, under its lock. In sync mode this
   happens when its round ``round`` opens, otherwise at once. Blocks are cut one by one while others are trained.
-* "Catching up", by rounds without updates, may take a block past the round in one step. It is cut then, because its
-  values are still those of the round.
-* The file's applied set of a block contains the batches that were marked when the block was cut, except for those in
-  its accumulator. The sets are large and shared by all blocks, so they are copied once, when all blocks are cut.
-  Batches that were marked on a block after its cut are removed from the copy.
+* A block that is "catching up", by rounds without updates, may pass the agreed round in one step. It is then cut
+  immediately, because its values are still those of that round.
+* The applied set that the file stores for a block contains the batches that were marked when the block was cut, except
+  for those in its accumulator. The sets are large and shared by all blocks, so they are copied once, when all blocks
+  are cut. Batches that were marked on a block after its cut are removed from the copy.
 
-The caller holds the block's lock around ``is_due``, ``cut`` and ``marked`` and the operations to which they belong, and
-the lock of the applied sets around each mark with its ``marked``, and around ``applied``.
+The caller holds the block's lock around ``is_due``, ``cut`` and ``marked`` and the operations to which they belong. It
+holds the lock of the applied sets around each mark together with its ``marked``, and around ``applied``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, WrittenFile
 
-#: Maximum length of the reason why a snapshot failed.
+#: Maximum length of the reason why a snapshot failed, in characters.
 REASON_LIMIT = 500
 
 
 class SnapshotCut:
-    """State of one snapshot while it is made.
+    """State of one snapshot while it is being made.
 
     Args:
         numbers: Numbers of this pserver's blocks.
@@ -40,10 +40,11 @@ class SnapshotCut:
 
     def __init__(self, numbers: Iterable[int], at_round: int | None) -> None:
         self.at_round = at_round
-        #: Block -> version of its copy; None if it is not cut yet.
+        #: Block -> version of its copy; None if the block has not been cut yet.
         self._versions: dict[int, int | None] = dict.fromkeys(numbers)
         self._left = len(self._versions)
-        #: Marks in the shared sets whose batches are not in the copies: (blocks, batch, number of batches of its task).
+        #: Marks in the shared sets for batches that the copies do not contain: (blocks, batch, number of batches in its
+        #: task).
         self._excluded: list[tuple[Sequence[int], Batch, int]] = []
 
     @property
@@ -52,15 +53,15 @@ class SnapshotCut:
 
     @property
     def versions(self) -> Sequence[int]:
-        """Versions of the copies, by block, once complete."""
+        """Versions of the copies, by block, once all blocks are cut."""
         return [version for version in self._versions.values() if version is not None]
 
     def is_due(self, block: int, version: int) -> bool:
-        """True if the block must be cut now. To be checked after the order, and after each closed round or update."""
+        """True if the block must be cut now. Check this after the order and after each closed round or update."""
         return self._versions[block] is None and (self.at_round is None or version >= self.at_round)
 
     def cut(self, blocks: Sequence[int], version: int, held: Iterable[tuple[Batch, int]]) -> int:
-        """Record that blocks with a common history are copied now.
+        """Record that blocks with a common history are being copied now.
 
         Args:
             blocks: Numbers of the blocks.
@@ -79,13 +80,13 @@ class SnapshotCut:
         return kept
 
     def marked(self, blocks: Iterable[int], batches: Iterable[tuple[Batch, int]]) -> None:
-        """Record newly marked batches. To be called for every permanent mark, until ``applied`` was called."""
+        """Record newly marked batches. Call this for every permanent mark until ``applied`` has been called."""
         cut = [block for block in blocks if self._versions[block] is not None]
         if cut:
             self._excluded += [(cut, batch, batch_count) for batch, batch_count in batches]
 
     def applied(self, current: AppliedBatches) -> AppliedBatches:
-        """Return the applied sets of the copies, given the current sets. To be called once the cut is complete."""
+        """Return the applied sets of the copies, given the current sets. Call this once the cut is complete."""
         assert self.is_complete, "not all blocks are cut"
         copy = current.copy()
         for blocks, batch, batch_count in self._excluded:
@@ -94,7 +95,7 @@ class SnapshotCut:
 
 
 class PserverSnapshots:
-    """Newest order of a pserver, and its progress. The caller holds the locks of all blocks around ``take``."""
+    """A pserver's newest order and its progress. The caller holds the locks of all blocks around ``take``."""
 
     def __init__(self) -> None:
         self._newest: OrderNumber | None = None
@@ -106,7 +107,7 @@ class PserverSnapshots:
         return self._progress
 
     def is_current(self, order: OrderNumber) -> bool:
-        """True if there is no newer order, so the copies are still needed."""
+        """True if there is no newer order, so that the copies are still needed."""
         return order == self._newest
 
     def take(self, snapshot: SnapshotRequest, versions: Sequence[int], highest_open_round: int) -> bool:
@@ -131,7 +132,7 @@ class PserverSnapshots:
         return True
 
     def taken(self, order: OrderNumber) -> bool:
-        """Record that all blocks are cut. False if there is a newer order, so the copies must be dropped."""
+        """Record that all blocks are cut. False if there is a newer order, in which case the copies must be dropped."""
         return self._move(SnapshotReply(order, "taken"))
 
     def written(self, order: OrderNumber, file: WrittenFile) -> bool:

@@ -55,7 +55,7 @@ class OpenRounds:
 
     #: Highest open round that a pserver has reported.
     highest: int
-    #: False if there are no members, so rounds do not close.
+    #: False if there are no members, in which case rounds do not close.
     has_members: bool = True
 
 
@@ -73,7 +73,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Store ``encode()`` under the master's fence before carrying out later effects."""
+    """Store ``encode()`` under the master's fence before carrying out any later effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class OrderSnapshot:
 
     index: int
     generation: int
-    #: The order, whose plan is filled in when it is sent.
+    #: The order. Its plan is filled in when it is sent.
     snapshot: SnapshotRequest
 
 
@@ -95,22 +95,22 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class MovePointer:
-    """Call ``pointer_moved`` when ``encode()``, with the new checkpoint, is stored. Follows a ``Persist``."""
+    """Call ``pointer_moved`` once ``encode()``, which contains the new checkpoint, is stored. Follows a ``Persist``."""
 
     pointer: Pointer
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """List the storage, and delete the files of ``deletable`` in its order, up to the first failure.
+    """List the storage and delete the files returned by ``deletable``, in that order, stopping at the first failure.
 
-    Continuing after a failure could leave a manifest without its files. The next sweep deletes the rest.
+    Continuing after a failure could leave a manifest without its files. The next sweep deletes the remaining files.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Warn people of a failure; emitted once for the same reason."""
+    """Warn users of a failure. Emitted only once for the same reason."""
 
     text: str
 

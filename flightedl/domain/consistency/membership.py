@@ -1,42 +1,43 @@
-"""The view: the trainers for which rounds wait, agreed between the master and all pservers.
+"""The view: the trainers for which rounds wait, as agreed between the master and all pservers.
 
 This is the master's side: events in, effects out. ``views.PserverView`` is a pserver's side.
 
-* A view contains the full state and is numbered (master generation, serial). A pserver accepts only views newer than
-  its own. Lost, late and repeated views, and those of a deposed master, therefore do no harm.
-* *Leaving* takes effect at each pserver when the new view arrives. It needs no agreement, because removing a member is
-  always safe.
-* *Joining* needs agreement on the member's first round, which must be the same for all blocks: otherwise one block
+* A view contains the complete state of the membership and is numbered (master generation, serial). A pserver accepts
+  only views newer than its own. Lost, late and repeated views, and views from a deposed master, are therefore harmless.
+* *Leaving* takes effect at each pserver when the new view arrives there. It needs no agreement, because removing a
+  member is always safe.
+* *Joining* needs agreement on the member's first round, which must be the same for all blocks: otherwise, one block
   might wait for the member while the member waits for another block. The master proposes the highest open round that it
   knows. A pserver admits the member if none of its blocks' open rounds is above this first round. When all pservers
   have done so, the member is *admitted*, and its trainer gets the member id. If a pserver refuses, the master proposes
   the trainer again with a new id, at the highest reported open round plus a margin.
 * The margin doubles with each refusal, because the number of rounds that close while a view is in flight depends on
   their duration. The first proposal has no margin. After its first refusal a trainer gets the margin that was
-  sufficient for others, or half of it, which is at most two rounds. A round that a member reports counts as a known
-  open round, up to a limit above those of pservers.
+  sufficient for others, or half of it, which is at most two rounds. A round reported by a member is treated as a known
+  open round if it does not exceed those reported by pservers by more than a limit.
 * A *member id* is used once: (master generation, counter) in one int64. Pushes with an old id are rejected, so the
-  master may always drop a member and propose its trainer again. The trainer learns of it from the rejection.
+  master may always drop a member and propose its trainer again. The rejection tells the trainer that it was dropped.
 * *A restarted pserver* (with a new generation) has lost rounds, because its blocks start from a checkpoint. The master
   proposes all members again, at the highest open round of all pservers. No member is due before this round, so blocks
-  that are behind catch up to it without updates (see ``rounds``), and all members start there. The master finds the
-  batches of the lost rounds missing in the applied sets and assigns them again.
-* *A new master* continues from the stored state with its own generation. The state need not be the newest. Members that
-  it does not contain are removed and ask again. A member that a pserver does not know and can no longer admit is
-  proposed again. A pserver whose generation differs from the stored one counts as restarted.
-* In bounded mode the first round is the start of a member's clock. The same rules hold, but pservers admit all members.
-  In async mode a view is only a fence: a restarted pserver gets it unchanged.
-* *The mode changes* by a view with another mode. All its members are new and start at the *switch round*, so gradients
+  that are behind catch up to it without updates (see ``rounds``), and all members start there. The master finds that
+  the batches of the lost rounds are missing from the applied sets, and assigns them again.
+* *A new master* continues from the stored state with its own generation. The stored state need not be the newest.
+  Members missing from it are removed and ask to join again. A member that a pserver does not know and can no longer
+  admit is proposed again. A pserver whose generation differs from the stored one is treated as restarted.
+* In bounded mode the first round is the start of a member's clock. The same rules apply, except that pservers admit all
+  members. In async mode a view only fences out former members: a restarted pserver gets the view unchanged.
+* *The mode changes* when a view has another mode. All its members are new and start at the *switch round*, so gradients
   pushed in the old mode are applied before it, and none are pushed until all pservers have changed. A pserver that is
   past this round removes the old members and refuses. The master then proposes a later round to all, with new ids. A
-  process without a view begins in the mode of its first one.
+  process without a view begins in the mode of its first view.
 
 At most one view is in flight to each pserver, always the newest, so concurrent joins and leaves share a view. The
-caller reports its answer (``answered``) or failure (``send_failed``).
+caller reports the pserver's answer (``answered``) or a failed call (``send_failed``).
 
-The order of effects is: store the state, send views, notify trainers. Safety does not depend on it.
+Effects are ordered as follows: store the state, send views, notify trainers. Safety does not depend on this order.
 
-Not guaranteed: that a join completes while a pserver is down, or how soon if rounds close faster than views arrive.
+Not guaranteed: that a join completes while a pserver is down, or that it completes soon if rounds close faster than
+views arrive.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ from flightedl.errors import CorruptError, FencedError, JobFailedError, Unregist
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.decoding import from_msgpack
 
-#: Number of bits of a member id below the master's generation.
+#: Number of low bits of a member id, below the master's generation.
 _COUNTER_BITS = 22
 _GENERATION_LIMIT = 1 << (63 - _COUNTER_BITS)
 #: Maximum margin, in rounds.
 _MARGIN_LIMIT = 1024
 _USUAL_REFUSALS_LIMIT = 2
-#: Number of rounds by which a member's reported round may exceed the highest open round of a pserver.
+#: Maximum number of rounds by which a member's reported round may exceed the highest open round of any pserver.
 _BELIEVED_ROUNDS = 256
 _FORMAT = 1
 _SYNC = Sync()
@@ -70,7 +71,7 @@ class _Pserver:
     generation: int
     highest_open_round: int = 0
     is_up: bool = False
-    #: Newest serial of this master that it has answered; 0 if none.
+    #: The newest serial of this master that the pserver has answered; 0 if none.
     answered_serial: int = 0
     #: Serial of the view in flight.
     sending: int | None = None
@@ -114,24 +115,24 @@ class Membership:
         self._mode = mode
         #: The round at which the current mode began; members start there or later.
         self._switch_round = 0
-        #: Serial of this master's first view with the current mode.
+        #: Serial of this master's first view that has the current mode.
         self._switch_serial = 1
         self._switch_refusals = 0
         #: Highest round that a member has reported; 0 if unknown.
         self._reported_round = 0
-        #: Number of refusals whose margin is probably sufficient.
+        #: Expected number of refusals until the next member's margin is sufficient.
         self._usual_refusals = 0
         #: True if every pserver has adopted the current mode.
         self._is_switched = False
         self._counter = 0
-        #: Serial of the newest view; that of the first one, which all pservers get, is 1.
+        #: Serial of the newest view. That of the first view, which is sent to all pservers, is 1.
         self._serial = 1
         self._members: dict[str, Member] = {}
         self._pservers: dict[int, _Pserver] = {}
 
     @property
     def view(self) -> ViewRequest:
-        """The newest view; its plan is not set yet."""
+        """The newest view, whose plan has not been set yet."""
         return ViewRequest(
             plan_hash="",
             master_generation=self._master_generation,
@@ -150,7 +151,7 @@ class Membership:
 
     @property
     def switch_round(self) -> int:
-        """The round at which the current mode begins; 0 if the job began with it."""
+        """The round at which the current mode began; 0 if the job began in this mode."""
         return self._switch_round
 
     @property
@@ -173,7 +174,7 @@ class Membership:
         return member.member_id if member is not None and member.is_admitted else None
 
     def waiting_for(self, trainer: str) -> str:
-        """Describe the answers for which a trainer's join waits; empty if it does not wait."""
+        """Describe the answers that a trainer's join is waiting for; empty if it is not waiting."""
         member = self._members.get(trainer)
         if member is None or member.is_admitted:
             return ""
@@ -203,7 +204,7 @@ class Membership:
         return self._changed()
 
     def join_together(self, trainers: Mapping[str, int]) -> list[Effect]:
-        """Propose several trainers (name -> generation); those that are not members yet start at the same round."""
+        """Propose several trainers (name -> generation). Those that are not members yet all start at the same round."""
         new = {
             name: generation
             for name, generation in sorted(trainers.items())
@@ -217,7 +218,7 @@ class Membership:
         return self._changed()
 
     def leave(self, trainer: str, generation: int | None = None) -> list[Effect]:
-        """Remove a trainer that is gone or has no tasks. If ``generation`` is given, it must be the member's."""
+        """Remove a trainer that has gone or has no tasks. If ``generation`` is given, it must be that of the member."""
         member = self._members.get(trainer)
         if member is None or generation not in {None, member.generation}:
             return []
@@ -226,7 +227,7 @@ class Membership:
         return self._changed()
 
     def rejoin(self, trainers: Iterable[str] | None = None) -> list[Effect]:
-        """Propose members (all if None) again with new ids, at the same round, after pservers loaded a checkpoint."""
+        """Propose members (all if None) again with new ids and one first round, after pservers loaded a checkpoint."""
         chosen = [self._members[name] for name in (self._members if trainers is None else trainers)]
         if not chosen:
             return []
@@ -236,7 +237,7 @@ class Membership:
         return self._changed()
 
     def switch(self, mode: Mode) -> list[Effect]:
-        """Change the mode at a round to be agreed with all pservers; replaces a pending change."""
+        """Change the mode at a round to be agreed with all pservers. Replaces a change that is still pending."""
         if mode == self._mode:
             return []
         self._mode = mode
@@ -253,14 +254,14 @@ class Membership:
         return self._changed()
 
     def note_round(self, trainer: str, round_: int) -> None:
-        """Record the synchronous round that a member reports; ignored for other trainers."""
+        """Record the synchronous round that a member reports; ignored for trainers that are not members."""
         if isinstance(self._mode, Sync) and self.member_id_of(trainer) is not None:
             self._reported_round = max(self._reported_round, min(round_, self._answered_round + _BELIEVED_ROUNDS))
 
     # pservers
 
     def pserver_up(self, index: int, generation: int, highest_open_round: int) -> list[Effect]:
-        """Record that a pserver is reachable, as a new process or again. It gets the newest view.
+        """Record that a pserver is reachable, either as a new process or again. It gets the newest view.
 
         Raises:
             FencedError: a newer process has this index.
@@ -274,7 +275,7 @@ class Membership:
             known.highest_open_round = max(known.highest_open_round, highest_open_round)
             return self._settle([])
         self._pservers[index] = _Pserver(generation, highest_open_round, is_up=True)
-        # The reported round may be lost.
+        # The reported round may have been lost with the old process.
         self._reported_round = 0
         effects: list[Effect] = [Persist()]
         if known is not None and not isinstance(self._mode, Async) and self._members:
@@ -282,7 +283,7 @@ class Membership:
         return effects + [e for e in self._settle([]) if e not in effects]
 
     def pserver_down(self, index: int) -> list[Effect]:
-        """Record that a pserver is unreachable or its lease has ended; joins wait until it or its successor is up."""
+        """Record that a pserver is unreachable or its lease has ended. Joins wait until it or its successor is up."""
         if (pserver := self._pservers.get(index)) is not None:
             pserver.is_up = False
             pserver.sending = None
@@ -298,7 +299,7 @@ class Membership:
         *,
         refuses_mode: bool = False,
     ) -> list[Effect]:
-        """Handle a pserver's answer: it has adopted a view, except for refused members or a refused mode."""
+        """Handle a pserver's answer: it has adopted a view, except for any refused members or a refused mode."""
         pserver = self._pservers.get(index)
         if pserver is None or pserver.generation != generation or serial > self._serial:
             return []
@@ -319,7 +320,7 @@ class Membership:
         return self._changed()
 
     def send_failed(self, index: int, generation: int, serial: int) -> list[Effect]:
-        """Record that a view was not answered; the newest view is sent. The caller pauses between failures."""
+        """Record that a view was not answered, so that the newest view is sent. The caller pauses between failures."""
         pserver = self._pservers.get(index)
         if pserver is None or pserver.generation != generation or pserver.sending != serial:
             return []
@@ -352,7 +353,7 @@ class Membership:
         return self._settle([Persist()])
 
     def _settle(self, effects: list[Effect]) -> list[Effect]:
-        """Admit members that all pservers have answered, and send the newest view to pservers that lack it."""
+        """Admit members to which all pservers have agreed, and send the newest view to pservers that lack it."""
         if not self._is_switched and not self.late_to_switch:
             self._is_switched = True
             self._switch_refusals = 0
@@ -363,7 +364,7 @@ class Membership:
         ]
         for member in agreed:
             if member.refusals:
-                # The next member tries a smaller margin. Too large a margin makes it wait.
+                # The next member tries a smaller margin, because too large a margin makes a member wait.
                 usual = member.refusals - (member.refusals == self._usual_refusals)
                 self._usual_refusals = min(usual, _USUAL_REFUSALS_LIMIT)
         admitted = [replace(member, is_admitted=True, refusals=0) for member in agreed]
@@ -401,9 +402,9 @@ class Membership:
 
     @classmethod
     def restore(cls, encoded: bytes, master_generation: int, pserver_count: int, *, mode: Mode = _SYNC) -> Membership:
-        """Restore the state of an earlier master. Every pserver must be announced by ``pserver_up``.
+        """Restore the state of a previous master. Every pserver must then be announced by ``pserver_up``.
 
-        ``mode`` is used if no mode is stored.
+        ``mode`` is used if the stored state contains no mode.
 
         Raises:
             CorruptError: ``encoded`` is not an output of ``encode``.

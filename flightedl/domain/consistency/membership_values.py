@@ -18,7 +18,7 @@ class SendView:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """All pservers wait for this trainer from its first round on: send it its member id."""
+    """All pservers wait for this trainer from its first round on. Send the trainer its member id."""
 
     trainer: str
     member_id: int
@@ -26,7 +26,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """The state has changed: store ``encode()``."""
+    """The state has changed, so ``encode()`` must be stored."""
 
 
 Effect = SendView | Admitted | Persist
@@ -43,5 +43,5 @@ class Member:
     #: Serial of this master's first view that contains the member.
     serial: int
     is_admitted: bool = False
-    #: Number of refusals since the trainer asked.
+    #: Number of refusals since the trainer asked to join.
     refusals: int = 0

@@ -18,9 +18,9 @@ class Mode(Setting):
     __slots__ = ()
 
     def version_after(self, _base_version: int) -> int:
-        """Return the lowest version of a block that contains a gradient with this base; its sender waits for it.
+        """Return the lowest version of a block that includes a gradient with this base; the sender waits for it.
 
-        0 if gradients are applied on arrival, so any version will do.
+        0 if gradients are applied on arrival, because then any version will do.
         """
         return 0
 
@@ -30,7 +30,7 @@ family(Mode)
 
 @dataclass(frozen=True, slots=True)
 class Sync(Mode):
-    """One update per round, when the gradients of all members have arrived.
+    """Applies one update per round, once the gradients of all members have arrived.
 
     Args:
         reduce: ``"mean"`` for the mean, weighted by the batches' weights; ``"sum"`` for the plain sum.
@@ -61,14 +61,14 @@ class Sync(Mode):
 
 @dataclass(frozen=True, slots=True)
 class Async(Mode):
-    """Each gradient is applied when it arrives; trainers do not wait.
+    """Applies each gradient when it arrives; trainers do not wait.
 
-    "Exactly once" with ``push_every`` means: after any fault, each block has applied each batch once, with the batch's
-    weight in the sum in which it was first pushed. After a fault the trainer pushes the same sum again. If another
-    trainer has pushed a part of it in the meantime, some blocks apply the rest separately. This makes no difference for
-    plain SGD; stateful optimizers (momentum, Adam) make an additional update in these blocks. Gradients are computed
-    from the values that the trainer had, clipping applies to gradients that are pushed together, and if two trainers
-    compute the same batch, the first push counts.
+    With ``push_every``, "exactly once" means that after any fault, each block has applied each batch once, with the
+    weight that the batch had in the sum in which it was first pushed. After a fault the trainer pushes the same sum
+    again. If another trainer has pushed a part of it in the meantime, some blocks apply the rest separately. This makes
+    no difference for plain SGD; stateful optimizers (momentum, Adam) make an additional update in these blocks.
+    Gradients are computed from the values that the trainer had, clipping applies to gradients that are pushed together,
+    and if two trainers compute the same batch, only the first push is applied.
 
     Args:
         push_every: The client sums the gradients of this many batches and pushes once. At the end of a task it pushes
@@ -88,9 +88,9 @@ class Async(Mode):
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Mode):
-    """Applied on arrival, but a trainer more than ``staleness`` steps ahead of the slowest member waits.
+    """Applies each gradient when it arrives; a trainer more than ``staleness`` steps ahead of the slowest member waits.
 
-    ``staleness`` 0 acts as a barrier after each step (Ho et al. 2013, stale synchronous parallel).
+    A ``staleness`` of 0 acts as a barrier after each step (stale synchronous parallel, Ho et al. 2013).
     """
 
     staleness: int = number(at_least=0)

@@ -1,43 +1,46 @@
-"""Rounds, clocks and versions of one block: when it applies gradients.
+"""Rounds, clocks and versions of one block, which determine when the block applies gradients.
 
-``BlockRounds`` decides for one block. The caller holds the block's lock around every call *and* around carrying out its
-answer (accumulate, run the optimizer, mark the batch as applied), so that both are atomic.
+``BlockRounds`` makes the decisions for one block. The caller holds the block's lock around every call *and* while it
+carries out the answer (accumulate, run the optimizer, mark the batch as applied), so that both together are atomic.
 
-**Sync.** ``version`` is the number of closed rounds, and thus the number of the open one. Rules:
+**Sync.** ``version`` is the number of closed rounds, and therefore also the number of the open round. Rules:
 
-* A member contributes to rounds from its *first round* on, and only to the open round. An older base version is
-  ``Stale``: the trainer pulls, recomputes and pushes again with the same identity. A newer base version is an error.
-* A batch that the block has already applied contributes nothing. With the open round as its base, its sender has
-  *arrived*, with weight 0. With an older base, it is a repeated message, which changes nothing.
-* A round waits for its *due* members: those whose first round is not above it. It closes when all of them, and at least
-  one, have arrived. Contributions of members that have left remain in their round, because their batches are marked. A
-  round with contributions therefore closes when no member is due, even if the view is empty. Otherwise the last
-  gradients of a job might remain in an accumulator.
+* A member contributes to rounds from its *first round* on, and only to the open round. A push with an older base
+  version is ``Stale``: the trainer pulls, recomputes and pushes again with the same batch identity. A push with a newer
+  base version is an error.
+* A batch that the block has already applied contributes nothing. If its base is the open round, its sender has
+  *arrived* with weight 0. If its base is older, it is a repeated message, which changes nothing.
+* A round waits for its *due* members: those whose first round is not above it. It closes when all of them have arrived
+  and there is at least one. Contributions of members that have left remain in their round, because their batches are
+  marked. A round with contributions therefore closes when no member is due, even if the view is empty. Otherwise the
+  last gradients of a job might remain in an accumulator.
 * *Catching up.* If no member is due and the round has no contributions, but members start at a later round, the version
   jumps to the lowest first round, without updates. Blocks that are behind, such as those restored from an older
-  checkpoint, thus meet the others at the round where the members start.
-* A member's second batch in a round is added like the first. A trainer sends one if it drops a partly pushed batch,
-  because its task was revoked, and continues with the next batch and the same base.
-* With ``backup=b``, a round also closes when all but ``b`` due members, and at least one, have arrived. A late gradient
-  is added to the open round (``Accumulate(is_late=True)``), but its sender has not arrived there. The versions of all
-  blocks then differ by at most 1, provided that a trainer pulls all blocks at base + 1 or later, and pushes to all of
-  them with *one* base: the lowest pulled version. If late senders counted as arrived, versions would diverge, and a
-  joining member could wait for one block while another block waits for it.
+  checkpoint, thus catch up with the others at the round where the members start.
+* A member's second batch in a round is added like its first. A trainer sends a second one if it drops a partly pushed
+  batch, because its task was revoked, and continues with the next batch and the same base.
+* With ``backup=b``, a round also closes when all but ``b`` of its due members have arrived, but at least one. A late
+  gradient is added to the open round (``Accumulate(is_late=True)``), but its sender does not count as arrived there.
+  The versions of all blocks then differ by at most 1, provided that a trainer pulls all blocks at base + 1 or later,
+  and pushes to all of them with *one* base: the lowest pulled version. If late senders counted as arrived, versions
+  would diverge, and a joining member could wait for one block while another block waits for it.
 
-**Async.** Every gradient is applied on arrival, and ``version`` counts them. Membership is only a fence. A base version
-above the block's is ``Stale``, too: it is an error, or it belongs to values from before the pserver was restored from
-an older checkpoint. In both cases the sender pulls the current values and pushes again.
+**Async.** Every gradient is applied on arrival, and ``version`` is the number of applied gradients. Membership only
+fences out former members. A base version above the block's own is also ``Stale``: either it is an error, or it belongs
+to values from before the pserver was restored from an older checkpoint. In both cases the sender pulls the current
+values and pushes again.
 
-**Bounded.** As async, but each member has a *clock*: its first round plus the *step* in its push, which is the number
+**Bounded.** Like async, but each member has a *clock*: its first round plus the *step* in its push, which is the number
 of batches that the trainer has begun since it was admitted. A pull waits while the puller's clock is more than
 ``staleness`` above that of the slowest member. First rounds and steps are the same for all blocks, so all blocks agree
-on which member is ahead, and the slowest may always proceed. If each block counted arrivals instead, clocks could
-differ after a repeated message or a partly pushed batch, until two members wait for each other at different blocks.
+on which member is ahead, and the slowest member may always proceed. If each block counted arrivals instead, the clocks
+of blocks could diverge after a repeated message or a partly pushed batch, until two members waited for each other at
+different blocks.
 
 A *pull* with an outdated membership is answered with ``NOT_MEMBER`` and never waits, because the round for which it
 would wait may be waiting for the trainer's new membership.
 
-Not decided here: whether a batch was already applied (``applied``), and the members' first rounds (``membership``).
+Not decided here: if a batch has already been applied (``applied``), and the members' first rounds (``membership``).
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ class _Switch:
 
 
 class BlockRounds:
-    """The consistency state of one block.
+    """Consistency state of one block.
 
     Args:
         mode: ``Sync``, ``Async`` or ``Bounded``.
@@ -104,12 +107,12 @@ class BlockRounds:
         self.members: dict[int, int] = {}
         #: Current and former members that have arrived in the open round.
         self._arrived: set[int] = set()
-        #: Number of due members that have not arrived.
+        #: Number of due members that have not arrived yet.
         self._missing = 0
         #: Member -> weight of its contributions to the open round.
         self._contributors: dict[int, float] = {}
         self._total_weight = 0.0
-        #: Batches in the accumulator of the open round, each with the number of batches of its task.
+        #: Batches in the open round's accumulator, each with the number of batches in its task.
         self._held: list[tuple[Batch, int]] = []
         #: Member -> first round + highest step (bounded).
         self._clocks: dict[int, int] = {}
@@ -121,7 +124,7 @@ class BlockRounds:
         self._is_sync = isinstance(mode, Sync)
         self._backup = mode.backup if isinstance(mode, Sync) else 0
         self._staleness = mode.staleness if isinstance(mode, Bounded) else None
-        # All blocks switch at the same version, so these clocks are the same for all of them.
+        # All blocks switch at the same version, so these clocks are equal on all of them.
         self._clocks = {}
         if self._staleness is not None:
             self._clocks = {member: max(first, self.version) for member, first in self.members.items()}
@@ -140,7 +143,7 @@ class BlockRounds:
         return not (self._arrived or self._contributors or self._switch)
 
     def is_like(self, other: BlockRounds) -> bool:
-        """True if both are at the edge of the same round, with the same members."""
+        """True if both blocks are at the edge of the same round and have the same members."""
         return (
             self.is_at_edge
             and other.is_at_edge
@@ -149,7 +152,7 @@ class BlockRounds:
 
     @property
     def clocks(self) -> Mapping[int, int]:
-        """Clocks by member (bounded; empty in other modes)."""
+        """Clocks by member in bounded mode; empty in other modes."""
         return self._clocks
 
     def copy(self) -> BlockRounds:
@@ -165,7 +168,7 @@ class BlockRounds:
 
     @property
     def position(self) -> int:
-        """The number with which first rounds are compared: the open round (sync), or the slowest clock (bounded)."""
+        """The number to which first rounds are compared: the open round (sync) or the slowest clock (bounded)."""
         if self._is_sync or self._staleness is None:
             return self.version
         return min(self._clocks.values(), default=0)
@@ -176,12 +179,12 @@ class BlockRounds:
 
     @property
     def held_batches(self) -> tuple[Batch, ...]:
-        """Marked batches in the accumulator. A snapshot without the accumulator must unmark them."""
+        """Marked batches in the accumulator. A snapshot, which excludes the accumulator, must unmark them."""
         return tuple(batch for batch, _ in self._held)
 
     @property
     def held(self) -> tuple[tuple[Batch, int], ...]:
-        """``held_batches``, each with the number of batches of its task."""
+        """The ``held_batches``, each with the number of batches in its task."""
         return tuple(self._held)
 
     def waits_for(self) -> list[int]:
@@ -190,9 +193,9 @@ class BlockRounds:
         return [m for m, first in self.members.items() if first <= self.version and m not in self._arrived]
 
     def holds_up(self) -> list[int]:
-        """Return the members for which others wait: missing members of the open round, or the slowest members.
+        """Return the members that others are waiting for: missing members of the open round, or the slowest members.
 
-        A round delays members that have arrived in it, and members that start at a later round.
+        A round delays members that have already arrived in it, and members that start at a later round.
         """
         if self._is_sync:
             is_awaited = self._arrived or any(first > self.version for first in self.members.values())
@@ -319,18 +322,18 @@ class BlockRounds:
     # rounds
 
     def may_update(self, member: int, base_version: int) -> bool:
-        """True if a member's arrival may run the optimizer, for which the caller then prepares."""
+        """True if a member's arrival may run the optimizer, so that the caller can prepare for it."""
         if not self._is_sync:
             return True
         is_due = base_version == self.version and self.members.get(member, base_version + 1) <= base_version
         return is_due and self._missing - (member not in self._arrived) <= self._backup
 
     def closable(self) -> bool:
-        """True if ``close`` must be called now. Check this after every event, until it is False."""
+        """True if ``close`` must be called now. Check this after every event until it is False."""
         if not self._is_sync:
             return False
         if self._missing == 0:
-            # All due members have arrived, or none is due.
+            # All due members have arrived, or no member is due.
             return bool(self._contributors) or self._has_arrivals() or self._next_start() > self.version
         return self._missing <= self._backup and self._has_arrivals()
 
@@ -346,7 +349,7 @@ class BlockRounds:
         return max(start, self.version)
 
     def close(self) -> Closing:
-        """Close the open round, or catch up if it has no contributions. Call this only if ``closable``."""
+        """Close the open round, or catch up if the round has no contributions. Call this only if ``closable``."""
         assert self.closable(), "this round still waits for members"
         closing = Closing(self.version, self._total_weight, self._contributors, frozenset(self._arrived), self._held)
         is_empty = not self._contributors and not self._has_arrivals()
@@ -368,11 +371,11 @@ class BlockRounds:
     # the view
 
     def can_admit(self, first_round: int) -> bool:
-        """False if rounds in which a member would be due are already closed."""
+        """False if rounds in which a member would be due have already closed."""
         return not self._is_sync or first_round >= self.version
 
     def change(self, admit: Mapping[int, int], remove: Iterable[int]) -> None:
-        """Admit members (-> first round) and remove others atomically. Check ``closable`` afterwards.
+        """Admit members (member -> first round) and remove others, atomically. Check ``closable`` afterwards.
 
         Raises:
             MessageError: an admitted member's first round is already closed; nothing was changed.
@@ -390,16 +393,16 @@ class BlockRounds:
         self._count_missing()
 
     def can_switch(self, at_version: int) -> bool:
-        """True if the mode may change at this version, after all members have been removed."""
+        """True if the mode may change at this version once all members have been removed."""
         has_begun = bool(self._arrived or self._contributors)
         return at_version >= self.version + has_begun
 
     def switch(self, mode: Mode, at_version: int) -> None:
-        """Change the mode at a version that all blocks have agreed on.
+        """Change the mode at a version on which all blocks have agreed.
 
-        In sync mode, the block switches when its round ``at_version`` opens. In other modes it switches now, and its
-        version becomes ``at_version``, because the versions of blocks differ there, and rounds need equal ones. The
-        view of such a switch has only new members, which start at ``at_version``.
+        In sync mode, the block switches when its round ``at_version`` opens. In other modes, it switches immediately
+        and its version becomes ``at_version``, because in those modes the versions of blocks differ, while rounds
+        require equal ones. The view of such a switch contains only new members, which start at ``at_version``.
 
         Raises:
             MessageError: the version is in the past; nothing was changed. Agree on a later one.

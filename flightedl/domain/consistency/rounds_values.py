@@ -11,27 +11,27 @@ from flightedl.domain.exactly_once.batches import Batch
 
 
 class Accumulate(msgspec.Struct, frozen=True):
-    """Add the gradient to the accumulator, or overwrite it if ``is_first``. Mark the batch."""
+    """Add the gradient to the accumulator, or overwrite the accumulator if ``is_first``. Mark the batch."""
 
     is_first: bool
     is_late: bool = False
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """Run the optimizer now; the version is already incremented. Mark the batch.
+    """Run the optimizer now; the version has already been incremented. Mark the batch.
 
-    ``staleness`` is the number of updates that the gradient did not see.
+    ``staleness`` is the number of updates that the gradient did not take into account.
     """
 
     staleness: int
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """The member has arrived, or its clock has moved, without a contribution. Mark the batch if it is unmarked."""
+    """The member has arrived, or its clock has advanced, without a contribution. Mark the batch if it is unmarked."""
 
 
 class Repeated(msgspec.Struct, frozen=True):
-    """The block has the batch already, and the message changes nothing: answer "already applied"."""
+    """The block has already applied the batch, so the message changes nothing: answer "already applied"."""
 
 
 class Stale(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Stale(msgspec.Struct, frozen=True):
 
 
 class NotMember(msgspec.Struct, frozen=True):
-    """Rejected because the sender is not in the view: join, pull, and recompute."""
+    """Rejected because the sender is not in the view: join, pull and recompute."""
 
 
 Arrival = Accumulate | Apply | Arrived | Repeated | Stale | NotMember
@@ -56,16 +56,16 @@ class Pull(Enum):
 
 
 class Closing(msgspec.Struct, frozen=True):
-    """A closed round. Run the optimizer if ``has_update``, before using the block's new version."""
+    """A closed round. If ``has_update``, run the optimizer before using the block's new version."""
 
-    #: Number of the closed round; the block's version is higher now.
+    #: Number of the closed round; the block's version is now higher.
     round: int
     total_weight: float
-    #: Member -> weight of its contributions, including members that have left.
+    #: Member -> weight of its contributions; includes members that have left.
     contributors: Mapping[int, float]
     #: Members that have arrived, with or without a contribution.
     arrived: frozenset[int]
-    #: The contributed batches, each with the number of batches of its task.
+    #: The contributed batches, each with the number of batches in its task.
     held: Sequence[tuple[Batch, int]]
 
     @property

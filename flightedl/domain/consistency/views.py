@@ -1,8 +1,8 @@
 """A pserver's handling of views: the members for which its blocks wait, and their mode.
 
-``membership`` describes the rules. A pserver accepts only a view newer than its own, immediately removes members that
-the view does not contain, admits a new member only if none of its rounds is closed, and changes the mode only if no
-block is past the switch round.
+``membership`` describes the rules. A pserver accepts a view only if it is newer than the pserver's own. It immediately
+removes members that the view does not contain, admits a new member only if none of that member's rounds has closed, and
+changes the mode only if no block is past the switch round.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def mode_of(view: ViewRequest) -> Mode | None:
 
 @dataclass(frozen=True, slots=True)
 class ViewVerdict:
-    """Changes that a view requires: apply them to all blocks, then answer."""
+    """Changes that a view requires. Apply them to all blocks, then answer the master."""
 
     #: True if the view is older than the pserver's, and is therefore ignored.
     is_outdated: bool
     admit: tuple[ViewMember, ...] = ()
     remove: tuple[int, ...] = ()
-    #: Ids of members that could not be admitted.
+    #: Ids of the members that could not be admitted.
     refused: tuple[int, ...] = ()
     #: If not None: remove members, then change to this mode at ``switch_round``, then admit members.
     switch: Mode | None = None
@@ -52,7 +52,7 @@ class ViewVerdict:
 
 
 class PserverView:
-    """The members of all blocks of one pserver. The caller holds the locks of all blocks around a change.
+    """The members that all blocks of one pserver have. The caller holds the locks of all blocks around a change.
 
     Args:
         mode: Initial mode of the blocks; None if views must not change it.
@@ -64,7 +64,7 @@ class PserverView:
         self._master_generation = 0
         self._serial = 0
         self._members: dict[int, ViewMember] = {}
-        #: Members of the newest view that were refused.
+        #: Members in the newest view that were refused.
         self._refused: tuple[int, ...] = ()
 
     @property
@@ -76,7 +76,7 @@ class PserverView:
         return self._master_generation, self._serial
 
     def begins_in(self, view: ViewRequest) -> Mode | None:
-        """Return the mode to set in all blocks before ``consider``, if this first view has another one, else None."""
+        """Return the mode to set in all blocks before ``consider`` if this first view has another mode, else None."""
         mode = mode_of(view)
         if self.number != (0, 0) or self._mode is None or mode in {None, self._mode}:
             return None
@@ -86,9 +86,9 @@ class PserverView:
     def consider(
         self, view: ViewRequest, can_admit: Callable[[int], bool], can_switch: Callable[[int], bool] = lambda _: True
     ) -> ViewVerdict:
-        """Adopt a view as far as possible. The caller carries out the verdict before it releases the locks.
+        """Adopt a view as far as possible. The caller carries out the verdict before releasing the locks.
 
-        A repeated view gets the same verdict without any changes.
+        A repeated view gets the same verdict, without any changes.
 
         Args:
             view: The view from the master.
@@ -122,7 +122,7 @@ class PserverView:
         return ViewVerdict(is_outdated=False, admit=admit, remove=remove, refused=refused)
 
     def _change_mode(self, number: tuple[int, int], view: ViewRequest, mode: Mode) -> ViewVerdict:
-        """Replace all members by those of the view and change the mode, if that is possible at the view's round."""
+        """Replace all members by those of the view and change the mode, if this is possible at the view's round."""
         remove = tuple(self._members)
         if self._refuses_mode:
             refused = tuple(member.member for member in view.members)

@@ -1,21 +1,22 @@
 """Comparison of every pserver's applied batches with the done tasks, after each epoch and before the job ends.
 
-A task counts as done when a trainer reports it. If such a report were wrong for any reason, batches would be missing
-unnoticed. The master therefore asks every pserver for its applied batches and reopens missing tasks.
+A task counts as done when a trainer reports it as finished. If such a report were wrong for any reason, batches would
+go missing unnoticed. The master therefore asks every pserver for its applied batches and reopens missing tasks.
 
 Rules:
 
-* An audit covers the epochs that had ended when it began. Answers to earlier questions do not count (``serial``).
-* An audit begins when an epoch has ended, and when all have ended, for the state of the queue at that time
-  (``revision``). Repeating missing tasks changes the state, so it is followed by another audit.
-* Every current process answers for itself; the replacement of a pserver is asked, too.
-* An audit is *clean* if all pservers have answered and no task was missing. Only then may the job be reported as done.
-* A stopped job ends within an epoch, where tasks may remain undone. But a task of which only some blocks have applied a
-  batch is *torn* (``torn``) and must be finished before the job ends.
-* If tasks are still missing after ``ROUNDS_LIMIT`` consecutive audits, the job has failed.
+* An audit covers the epochs that had ended when it began. Answers to earlier questions are ignored (``serial``).
+* An audit begins when an epoch has ended, and when all epochs have ended, for the state of the queue at that time
+  (``revision``). Repeating missing tasks changes this state, so another audit follows.
+* Every current process answers for itself. If a pserver is replaced, the new process is asked too.
+* An audit is *clean* if all pservers have answered and no task was missing. The job may be reported as done only after
+  a clean audit.
+* A stopped job ends in the middle of an epoch, where tasks may remain undone. But a task with a batch that some blocks
+  have applied and others have not is *torn* (``torn``) and must be finished before the job ends.
+* If tasks are still missing after ``ROUNDS_LIMIT`` consecutive audits, the job fails.
 
-Not guaranteed: that tasks with quarantined batches are otherwise complete, because pservers report only complete tasks;
-nor that pservers have applied each batch only once, which ``applied`` ensures.
+Not guaranteed: that the other batches of tasks with quarantined batches were applied, because pservers report only
+complete tasks; nor that pservers have applied each batch only once, which ``applied`` ensures.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from collections.abc import Callable, Mapping
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.recovery.replay import AppliedSummary, tasks_to_reopen, torn_tasks
 
-#: Number of consecutive audits at the end of the job that may find missing tasks.
+#: Number of consecutive audits at the end of a job that may find missing tasks.
 ROUNDS_LIMIT = 10
 
 
 class Audit:
-    """The newest audit of one job; see the module's rules."""
+    """The newest audit of one job. For the rules, see the module."""
 
     def __init__(self, pserver_count: int) -> None:
         self._pserver_count = pserver_count
         self._serial = 0
         self._end_epoch = 0
-        #: The queue's revision at the beginning of the newest audit.
+        #: The queue's revision when the newest audit began.
         self._revision = -1
         #: Pserver index -> (generation of the process that has answered, its applied tasks).
         self._answered: dict[int, tuple[int, AppliedSummary]] = {}
         self._has_found = False
         self._is_last = False
         self._rounds = 0
-        #: Number of done tasks that were missing, in all audits.
+        #: Number of done tasks that were found to be missing, in all audits.
         self.missing_count = 0
 
     def epochs_ended(self, end_epoch: int, revision: int, *, is_last: bool) -> bool:
-        """Begin an audit of the epochs below ``end_epoch`` if one is due. True if the pservers must be asked.
+        """Begin an audit of the epochs before ``end_epoch`` if one is due. True if the pservers must be asked.
 
         If ``is_last``, all epochs have ended, and every change of the queue's ``revision`` requires a new audit.
         """
@@ -61,7 +62,7 @@ class Audit:
         return True
 
     def wanted(self, index: int, generation: int) -> int | None:
-        """Return the serial of the audit that this process must answer, or None."""
+        """Return the serial of the audit that this process has yet to answer, or None."""
         if not self._end_epoch or self._generations.get(index) == generation:
             return None
         return self._serial

@@ -1,18 +1,17 @@
-"""Second initialization of the model, after a pserver has died with values that are in no checkpoint.
+"""Initialization of the model from scratch after a pserver has died with values that are in no checkpoint.
 
 Before the first checkpoint, or in a job without checkpoints, a pserver that dies loses its values. Its successor
-*lacks* them: an election shows that the model was initialized, but there is nothing to load. Restarting only a part of
-the model would leave it inconsistent, so all of it is initialized again:
+*lacks* them: an election shows that the model was initialized, but there is nothing to load. Reinitializing only a part
+of the model would leave it inconsistent, so the whole model is initialized again:
 
-1. The master restarts all pservers that have values, so their successors lack them, too.
-2. When all pservers lack the values of the same election, the master forgets which pservers are *settled*, then deletes
-   the election in a transaction that names all their processes.
-3. Pservers wait for initial values, as in a new job. Trainers see that their election is gone, and exit. They are
-   restarted, because only the user's script can initialize a model, and one of them is elected.
-4. Pservers announce that no batch is applied, so every task is assigned again.
+1. The master restarts all pservers that have values, so that their successors lack them as well. 2. When all pservers
+lack the values of the same election, the master forgets which pservers are *settled*, then deletes the election in a
+transaction that names all their processes. 3. Pservers wait for initial values, as in a new job. Trainers see that
+their election is gone, and exit. They are restarted, because only the user's script can initialize a model, and one of
+them is elected. 4. Pservers announce that no batch is applied, so every task is assigned again.
 
-Only the deletion is stored. If the master dies before it, its successor gets the same answers from the same pservers.
-Each answer contains the election's revision, so a late answer about an old election cannot end a newer one.
+Only the deletion is stored. If the master dies before the deletion, its successor gets the same answers from the same
+pservers. Each answer contains the election's revision, so a late answer about an old election cannot end a newer one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LostValues:
-    """A pserver process that lacks the values of an election (identified by its create_revision)."""
+    """A pserver process that lacks the values of an election, which is identified by its create_revision."""
 
     generation: int
     election: int
@@ -52,7 +51,7 @@ def next_step(
     *,
     may_be_saved: bool,
 ) -> RestartServers | Reinitialize | None:
-    """Return the next step for pservers that lack their values, or None if there is none yet.
+    """Return the next step for pservers that lack their values, or None if there is no step yet.
 
     Args:
         pserver_count: Number of the job's pservers.
@@ -61,7 +60,7 @@ def next_step(
         settled: Index -> generation of the processes that have values.
         may_be_saved: True if there is a checkpoint, or one that may still become complete.
     """
-    # A report may arrive after its process got values: a settled process lacks nothing.
+    # A report may arrive after its process has got values. A settled process lacks nothing.
     now = {
         index: each for index, each in lacking.items() if present.get(index) == each.generation != settled.get(index)
     }

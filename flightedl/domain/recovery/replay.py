@@ -1,19 +1,20 @@
 """Repetition of tasks after a pserver was restored from an older state.
 
 **Replay.** ``PserverRecovery`` knows the current process (generation) of each pserver index. A process is *settled*
-when its applied batches were compared with the queue's done tasks, and the missing tasks were reopened.
+once its applied batches have been compared with the queue's done tasks and the missing tasks have been reopened.
 
 * A report of a finished piece names, for each pserver, the *lowest* generation that acknowledged one of the piece's
-  batches. The report counts only if none is older than the current process. Otherwise that process is gone, with
-  everything since its last checkpoint: the piece is taken back (``give_back``), and the report is answered as lost.
-* A report that names a newer process than the master knows counts, because that process will announce its applied
-  batches, which include those of the report.
+  batches. The report is accepted only if none of these generations is older than the current process. Otherwise the
+  older process has gone, and everything since its last checkpoint is lost: the piece is taken back (``give_back``), and
+  the report is answered as lost.
+* A report that names a newer process than the master knows is accepted, because that process will announce its applied
+  batches, which include those in the report.
 * A pserver repeats its announcement until the master has stored, *in one transaction*, the reopened queue and the fact
-  that the process is settled. It may serve trainers in the meantime.
+  that the process is settled. In the meantime it may already serve trainers.
 * The master does not report the job as done until all pservers are settled, because tasks may still be reopened.
 
-Invariant for each index: either its process is settled and has applied all done tasks, or it will announce its applied
-batches.
+Invariant for each index: either its process is settled and has applied all done tasks, or the process will announce its
+applied batches.
 
 **Rollback.** With ``recovery="rollback"`` the other pservers return to the checkpoint that the new process loaded. Each
 restarts and thus gets a new generation, above the *floor*. This fences pushes and reports in flight, and the new
@@ -43,16 +44,16 @@ _FORMAT = 1
 class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
     """Tasks that all blocks of a pserver have applied, and the applied batches of incomplete tasks.
 
-    Takes one bit per task of incomplete epochs, and a few bytes for all complete ones.
+    Takes one bit per task of incomplete epochs, and a few bytes for all complete epochs together.
     """
 
-    #: Complete epochs in increasing order: (first epoch, end epoch, number of tasks of each).
+    #: Complete epochs in increasing order: (first epoch, end epoch, number of tasks in each).
     through: list[tuple[int, int, int]] = []
-    #: Epoch -> one bit per task, lowest first, as long as needed.
+    #: Epoch -> one bit per task, lowest task first; only as long as needed.
     done: dict[int, bytes] = {}
-    #: False if the pserver has no blocks, so it lacks nothing.
+    #: False if the pserver has no blocks and therefore lacks nothing.
     has_blocks: bool = True
-    #: Epoch -> incomplete task -> bits of its batches that every block has applied; empty if blocks differ.
+    #: Epoch -> incomplete task -> bits of the batches that every block has applied; empty if blocks differ.
     parts: dict[int, dict[int, bytes]] = {}
 
     @classmethod
@@ -124,7 +125,7 @@ def tasks_to_reopen(
 def torn_tasks(
     summaries: Sequence[AppliedSummary], begun_epochs: int, task_count_of: Callable[[int], int]
 ) -> dict[int, list[int]]:
-    """Return epoch -> its torn tasks: some blocks have batches that others lack. Epochs without any are left out."""
+    """Return epoch -> its torn tasks, in which some blocks have batches that others lack. Omits epochs without any."""
     summaries = [each for each in summaries if each.has_blocks]
     open_epochs = IntervalSet()
     for each in summaries:
@@ -145,7 +146,7 @@ def torn_tasks(
 
 
 def _count_or(known: int, task_count_of: Callable[[int], int], epoch: int) -> int:
-    """Return the number of tasks of a complete epoch; ``known`` if it was forgotten."""
+    """Return the number of tasks in a complete epoch, or ``known`` if it was forgotten."""
     try:
         return task_count_of(epoch)
     except NotFoundError:
@@ -163,7 +164,7 @@ def _clear_bits(bitmap: bytes, count: int) -> IntervalSet:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Restart this process, to load that checkpoint (None for the initial values)."""
+    """Restart this process, so that it loads that checkpoint (None for the initial values)."""
 
     generation: int
     checkpoint: int | None
@@ -173,7 +174,7 @@ class _Record(msgspec.Struct, array_like=True):
     format: int
     settled: list[tuple[int, int]]
     floor: int
-    #: The checkpoint that all pservers must load; an empty list for any.
+    #: The checkpoint that all pservers must load; an empty list if any will do.
     pinned: list[int | None]
 
 
@@ -192,9 +193,9 @@ class PserverRecovery:
         self._known: dict[int, int] = {}
         #: Index -> settled generation.
         self._settled: dict[int, int] = {}
-        #: Processes of lower generations must restart (rollback).
+        #: Processes with lower generations must restart (rollback).
         self._floor = 0
-        #: (the checkpoint that restarted processes load,); None without a rollback.
+        #: (the checkpoint that restarted processes load,); None if there is no rollback.
         self._pinned: tuple[int | None] | None = None
 
     def seen(self, index: int, generation: int) -> None:
@@ -213,7 +214,7 @@ class PserverRecovery:
         return not self.to_reload() and all(self.is_settled(index) for index in range(self._pserver_count))
 
     def accepts(self, pservers: Sequence[int]) -> bool:
-        """True if a report counts. ``pservers`` are the lowest generations that acknowledged it, by index."""
+        """True if a report is accepted. ``pservers`` are the lowest generations that acknowledged it, by index."""
         return len(pservers) == self._pserver_count and all(
             generation >= self._known.get(index, 0) for index, generation in enumerate(pservers)
         )
@@ -227,7 +228,7 @@ class PserverRecovery:
         task_count_of: Callable[[int], int],
         checkpoint: int | None = None,
     ) -> dict[int, IntervalSet] | None:
-        """Handle a process's announcement of its applied batches, and of the checkpoint that it loaded.
+        """Handle a process's announcement of its applied batches and of the checkpoint that it loaded.
 
         Returns:
             Epoch -> tasks to reopen. The reopened queue and this state must be stored together before the process gets
@@ -248,7 +249,7 @@ class PserverRecovery:
     def _roll_back(self, index: int, generation: int, checkpoint: int | None) -> None:
         before = self._settled.get(index)
         if before is None:
-            # The first process of an index has lost nothing.
+            # The first process with an index has lost nothing.
             return
         if before < self._floor and self._pinned == (checkpoint,):
             # The master restarted this process.
@@ -278,7 +279,7 @@ class PserverRecovery:
     # storage
 
     def encode(self) -> bytes:
-        """Return the state for a successor; it must be stored in the same transaction as the queue."""
+        """Return the state for a successor. It must be stored in the same transaction as the queue."""
         pinned = [] if self._pinned is None else list(self._pinned)
         return msgspec.msgpack.encode(_Record(_FORMAT, sorted(self._settled.items()), self._floor, pinned))
 

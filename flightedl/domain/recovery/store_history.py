@@ -1,28 +1,29 @@
 """Detection of an etcd that was restored from an older state.
 
-Generations are revisions of etcd, and the higher one counts as newer. If etcd is restored from an older backup, or lost
-and recreated, its revisions continue from a lower number. A new process would then look older than the one it replaces,
-and a late report of a lost process would look current. Therefore:
+Generations are revisions of etcd, and a higher generation counts as newer. If etcd is restored from an older backup, or
+lost and recreated, its revisions continue from a lower number. A new process would then look older than the one it
+replaces, and a late report of a lost process would look current. Therefore:
 
 1. A process stops using a store that belongs to another cluster, or that answers with a lower revision than the process
-had seen before it asked. This is final for the process (``Witness``). 2. A master starts only if the stored state is at
-least as new as the newest checkpoint that names it (``older_than``). 3. If a job is resumed on such a store, it begins
-a new *life*: the revisions of life L start at L * 2**32. All processes of the job add this number to the store's
-revisions, so generations, elections and conditions remain comparable, and values of earlier lives always count as
-older.
+had seen before it asked. This decision is final for the process (``Witness``). 2. A master starts only if the stored
+state is at least as new as the newest checkpoint that names it (``older_than``). 3. If a job is resumed on such a
+store, it begins a new *life*: the revisions of life L start at L * 2**32. All processes of the job add this number to
+the store's revisions, so generations, elections and conditions remain comparable, and values of earlier lives always
+count as older.
 
-Not guaranteed: that an older store is detected if its revision has exceeded everything that a process has seen before
-it asks again, which is possible if the backup is only a few writes old. The process's writes still require its own key.
-Nor is a state detected that only lacks the completion of its newest checkpoint. If the previous checkpoint was deleted
-by then, the job fails because pservers find no checkpoint; it can continue after ``forget`` with ``--resume``.
+Not guaranteed: that an older store is detected if, by the time a process asks again, the store's revision has exceeded
+every revision that the process has seen. This is possible if the backup is only a few writes old. The process's writes
+still require its own key. Nor is a state detected in which only the completion of the newest checkpoint is missing. If
+the previous checkpoint has been deleted by then, the job fails because pservers find no checkpoint. It can be continued
+by ``forget`` and then ``--resume``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Revisions per life: more than most stores need during a job, and few enough for hundreds of lives in a member id. A
-#: store with more revisions uses several lives, see ``life_after``.
+#: Revisions per life: more than most stores need during a job, but few enough to leave room for hundreds of lives in a
+#: member id. A store with more revisions uses several lives, see ``life_after``.
 LIFE_REVISIONS = 1 << 32
 
 _WHY = "it was restored from an older backup, or lost and recreated"
@@ -51,16 +52,16 @@ def went_back(seen: Sighting, now: Sighting) -> str:
 
 
 class Witness:
-    """One process's observations of its store, and whether they are still valid. Once invalid, they remain so."""
+    """One process's observations of its store, and whether the store still continues them. Once broken, it stays so."""
 
     def __init__(self) -> None:
         #: Observation with the highest revision; None before the first one.
         self.seen: Sighting | None = None
-        #: Why the store no longer continues the observed one; empty if it does.
+        #: Reason why the store does not continue the observed one; empty if it does.
         self.broken_because = ""
 
     def saw(self, before: Sighting | None, now: Sighting, *, is_current: bool = True) -> str:
-        """Record an answer of the store; return ``broken_because``.
+        """Record an answer from the store and return ``broken_because``.
 
         Args:
             before: ``seen`` at the time of the request, because answers may arrive in any order.
@@ -89,7 +90,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class BeginLife:
-    """The stored state must be deleted, and the job continues from its newest checkpoint, in a new life.
+    """The stored state must be deleted. The job continues from its newest checkpoint, in a new life.
 
     Attributes:
         life: Number of the new life.
@@ -131,7 +132,7 @@ def judge(
 
 
 def older_than(present: Sighting, begun_on: str, next_number: int, newest_number: int, newest: Sighting | None) -> str:
-    """Return why a job's stored state is older than its newest checkpoint, or is invalid; empty if it is valid.
+    """Return why a job's stored state is invalid or older than its newest checkpoint; empty if it can be used.
 
     Args:
         present: The current store, with a revision that includes all lives of the job.
@@ -154,15 +155,15 @@ def older_than(present: Sighting, begun_on: str, next_number: int, newest_number
 
 
 def is_behind(present: Sighting, newest: Sighting) -> bool:
-    """True if a job resumed from a checkpoint must begin a new life, so that it is newer than everything before."""
+    """True if a job resumed from a checkpoint must begin a new life, so that it is newer than all earlier states."""
     return life_of(present.revision) <= life_of(newest.revision) and bool(went_back(newest, present))
 
 
 def life_of(revision: int) -> int:
-    """Return the life of a job's revision."""
+    """Return the life to which a revision of a job belongs."""
     return revision // LIFE_REVISIONS
 
 
 def life_after(life: int, newest: Sighting | None) -> int:
-    """Return a life after the stored one and after that of the newest checkpoint."""
+    """Return a life later than the stored one and than that of the newest checkpoint."""
     return max(life, 0 if newest is None else life_of(newest.revision)) + 1

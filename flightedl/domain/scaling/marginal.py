@@ -1,50 +1,51 @@
-"""Choice of the number of trainers by their marginal throughput.
+"""Choice of the number of trainers based on their marginal throughput.
 
 Additional trainers increase throughput until something else becomes the bottleneck: the pservers, the store, the
 network, or the slowest trainer of a round. Two numbers of trainers, ``lower`` and ``upper``, with throughputs
-``R(lower)`` and ``R(upper)`` in records per second, are therefore compared. The additional trainers are worth having if
+``R(lower)`` and ``R(upper)`` in records per second, are therefore compared. The additional trainers are worth their
+cost if
 
     (R(upper) - R(lower)) / (upper - lower)  >=  worth * R(lower) / lower
 
-that is, if each adds at least the fraction ``worth`` of the average of the others. A trial changes the number,
-measures, compares, and keeps the new number or reverts it:
+that is, if each of them adds at least the fraction ``worth`` of the average throughput of the others. A trial changes
+the number, measures, compares, and keeps the new number or reverts it:
 
 * **Up** by half of the current number. If that was not worth it, the number becomes a *ceiling*, and the next trial
-  goes half of the way to it. A ceiling expires after ``retry_s``, because conditions change; then one more trainer is
+  goes halfway to it. A ceiling expires after ``retry_s``, because conditions change; after that, one more trainer is
   tried.
-* **Down** when the average falls below ``worth`` of the best average, with a margin, because then the last trainers add
-  even less. If all trainers have become slower, the comparison shows it, and the trial is reverted.
+* **Down** when the average throughput falls below ``worth`` times the best average, minus a margin, because then the
+  last trainers add even less. If all trainers have become slower, the comparison shows this, and the trial is reverted.
 
 Throughput is measured for ``measure_s``, beginning ``settle_s`` after the number of trainers has reached its target,
-because new trainers load first. Any disturbance (a trainer starts or stops, the job waits) restarts the measurement. If
-a person changes the number, it becomes the new target; 0 pauses the job.
+because new trainers first have to load. Any disturbance (a trainer starts or stops, the job waits) restarts the
+measurement. If a user changes the number, it becomes the new target; 0 pauses the job.
 
 Trainers that are about to be removed are replaced in advance, within the limits.
 
-Not guaranteed: the best number if throughputs differ by less than their noise.
+Not guaranteed: that the best number is found if throughputs differ by less than their noise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Factor on ``worth`` that prevents noise from starting a trial down.
+#: Factor applied to ``worth``, so that noise does not start a trial with fewer trainers.
 _MARGIN = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingLimits:
-    """Limits of the number of trainers, and parameters of the trials."""
+    """Limits on the number of trainers, and parameters of the trials."""
 
     minimum: int = 1
     maximum: int = 10
-    #: Minimum throughput of an additional trainer, as a fraction (0 to 1) of the others' average.
+    #: Minimum throughput of an additional trainer, as a fraction (0 to 1) of the average of the others.
     worth: float = 0.5
     #: Cost of one trainer per hour.
     hourly_cost: float = 0.0
     #: Maximum cost of all trainers per hour; 0 for no limit.
     hourly_limit: float = 0.0
-    #: Seconds between a change and the measurement.
+    #: Seconds between a change and the beginning of the measurement.
     settle_s: float = 30.0
     #: Seconds of a measurement.
     measure_s: float = 60.0
@@ -61,10 +62,10 @@ class ScalingLimits:
 
     @property
     def most(self) -> int:
-        """Maximum number of trainers within the limit of the cost; never below the minimum."""
+        """Maximum number of trainers within the cost limit, but never less than the minimum number."""
         if not self.hourly_limit:
             return self.maximum
-        # The addend compensates for rounding of a quotient that should be an integer.
+        # The addend compensates for rounding when the quotient should be an integer.
         payable = int(self.hourly_limit / self.hourly_cost + 1e-9)
         return max(self.minimum, min(self.maximum, payable))
 
@@ -81,15 +82,15 @@ class Seen:
     wanted: int
     #: Number of trainers that are about to be removed.
     leaving: int = 0
-    #: Number of tasks that are not done; None if unknown.
+    #: Number of tasks that are not done yet; None if unknown.
     tasks_left: int | None = None
-    #: True if there are tasks for trainers now.
+    #: True if there are tasks that trainers can get now.
     is_training: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Desired number of trainers, with the reason."""
+    """Desired number of trainers, and the reason for it."""
 
     trainers: int
     reason: str
@@ -100,7 +101,7 @@ class MarginalScaling:
     """State of the choice between two observations."""
 
     limits: ScalingLimits
-    #: Desired number of trainers without replacements; None before the first observation.
+    #: Desired number of trainers, excluding replacements; None before the first observation.
     target: int | None = None
     #: Last requested number, with replacements.
     _asked: int | None = None
@@ -108,16 +109,16 @@ class MarginalScaling:
     _settled_at: float | None = None
     #: (start of the measurement, records at that time).
     _begun: tuple[float, int] | None = None
-    #: During a trial: (previous number of trainers, its throughput).
+    #: During a trial: (previous number of trainers, throughput with that number).
     _trial: tuple[int, float] | None = None
-    #: (a number of trainers that was not worth it, time of that finding).
+    #: (a number of trainers that was not worth its cost, time of that finding).
     _ceiling: tuple[int, float] | None = None
     #: Highest average throughput per trainer.
     _best: float = field(default=0.0)
 
     def look(self, seen: Seen, now: float) -> Wish:
         if not seen.wanted and self.limits.minimum:
-            # Only a person sets the number to 0.
+            # Only a user sets the number to 0.
             self.target = None
             return Wish(0, "the job was paused by hand")
         if self.target is None or seen.wanted != self._asked:
@@ -144,7 +145,7 @@ class MarginalScaling:
         assert self._trial is None or self._trial[0] != self.target, "a trial changes the number"
 
     def _adopt(self, wanted: int) -> None:
-        """Start from a number of trainers that this class has not chosen."""
+        """Start from a number of trainers that this class did not choose."""
         self.target = max(self.limits.minimum, min(wanted, self.limits.most))
         self._trial = self._ceiling = None
         self._disturb()
@@ -162,7 +163,7 @@ class MarginalScaling:
             self._settled_at = now + self.limits.settle_s
         if now < self._settled_at:
             return None
-        # After a takeover, the master counts from the stored state, which may be older.
+        # After a takeover, the master counts from the stored state, which may be older than the last observation.
         if self._begun is None or seen.records < self._begun[1]:
             self._begun = now, seen.records
         begun_at, records = self._begun
@@ -192,18 +193,18 @@ class MarginalScaling:
         return self._try(more, rate, f"{count} trainers process {rate:.0f} records/s: trying more")
 
     def _is_preferred(self, count: int, rate: float, other: int, other_rate: float, now: float) -> bool:
-        """True if the tried number is better than the previous one."""
+        """True if the number being tried is better than the previous one."""
         (lower, low), (upper, high) = sorted([(count, rate), (other, other_rate)])
         is_worth = lower == 0 or (high - low) / (upper - lower) >= self.limits.worth * low / lower
         if is_worth:
-            # From now on, averages are compared with what is currently possible.
+            # From now on, averages are compared with what is currently achievable.
             self._best = low / lower if lower else 0.0
         else:
             self._ceiling = upper, now
         return (count == upper) == is_worth
 
     def _next_up(self, count: int, tasks_left: int | None, now: float) -> int:
-        """Return the next number to try; ``count`` if there is none."""
+        """Return the next number to try, or ``count`` if there is none."""
         step = max(1, count // 2)
         if self._ceiling is not None:
             ceiling, found_at = self._ceiling
