@@ -1,25 +1,27 @@
 """The master: assigns tasks, maintains the membership, and keeps the job's declaration.
 
-``domain.master`` makes all decisions. This package passes events to it and carries out its effects.
+``domain.master`` makes all decisions. This package passes events to it and carries out the resulting effects.
 
-* ``main``: one process, from waiting for the lock to the exit
-* ``flight``: the verbs, as calls of ``service``
-* ``service``: construction of the parts below, and their common operations
-* ``state``: driver of the core, under one lock
-* ``durable``: group commit of the state to etcd; ``recovery``: reading it back
+* ``main``: one process, from waiting for the lock until its exit
+* ``flight``: the verbs, translated to calls of ``service``
+* ``service``: constructs the modules below and contains the operations that they share
+* ``state``: driver of the core, guarded by one lock
+* ``durable``: group commit of the state to etcd; ``recovery``: reading the state back
 * ``continuity``: check that etcd was not restored from an older state
 * ``declaring``: declarations of the dataset and the model; ``evaluations``: datasets of evaluations
-* ``indexing``: tasks of a declared dataset; ``growing``: files that join it later
-* ``tasks``: tickets of trainers; ``failures``: location of failed work in files
-* ``pservers``: calls to the pservers; ``beginning``: second initialization of a model whose values are lost
-* ``checkpointing``: files of checkpoints; ``resuming``: start of a job from one; ``exporting``: the model as a file
-* ``progress``: sums of the trainers' reports; ``journal``: the newest events
-* ``status``: the job's status; ``groups``: status of a group; ``history``: curves over time
+* ``indexing``: tasks of a declared dataset; ``growing``: files that are added to it later
+* ``tasks``: tickets from trainers; ``failures``: location of failed work in files
+* ``pservers``: calls to the pservers; ``beginning``: reinitialization of a model whose values are lost
+* ``checkpointing``: checkpoint files; ``resuming``: start of a job from a checkpoint; ``exporting``: the model as a
+  file
+* ``progress``: sums over the trainers' reports; ``journal``: the newest events
+* ``status``: the job's status; ``groups``: the status of a group; ``history``: curves over time
 * ``metrics``: metrics for Prometheus; ``page``: the web page
 
 A ticket arrives in ``flight``. ``tasks`` passes it to ``state``, which applies it to the core, waits until ``durable``
-has stored the result, and returns the core's answer. ``tasks`` adds the chunks of each assigned task from the index.
+has stored the result, and returns the core's answer. ``tasks`` then adds the chunks of each assigned task, which it
+takes from the index.
 
-Several masters may run: one holds ``master/lock``, the others wait for it. Every write of a master requires its lock's
-create_revision, so a deposed master cannot write.
+Several masters may run at a time: one holds ``master/lock``, and the others wait for it. Every write by a master
+requires its lock's create_revision, so a deposed master cannot write.
 """

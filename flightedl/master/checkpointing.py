@@ -1,7 +1,7 @@
-"""Operations on the checkpoints' files, as decided by the core: manifests, the pointer, deletions.
+"""Operations on checkpoint files, as decided by the core: writing manifests, moving the pointer, deleting files.
 
-One thread carries them out in order, each after the state that led to it is stored in etcd. The pointer is a part of
-that state, so the same fenced transaction writes it.
+One thread carries out the operations in order, each after the state from which it follows is stored in etcd. The
+pointer is a part of that state, so the same fenced transaction writes it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CheckpointStore:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread; unfinished operations are dropped."""
+        """Stop the thread, dropping unfinished operations."""
         self._is_stopping = True
         self._work.put(None)
         self._thread.join(5.0)
@@ -53,7 +53,7 @@ class CheckpointStore:
         self._work.put(work)
 
     def drain(self, timeout_s: float, may_go_on: Callable[[], bool]) -> None:
-        """Make a last checkpoint before this master exits, as long as ``may_go_on``."""
+        """Make a last checkpoint before this master exits; keep trying while ``may_go_on``."""
         state = self._state
         deadline = state.clock.now() + timeout_s
         with state.lock:
@@ -113,7 +113,6 @@ class CheckpointStore:
             tracing.over("checkpoint", number)
 
     def _manifest(self) -> Manifest:
-        """Return the due manifest. The caller holds the lock."""
         core = self._state.core
         model = core.declaration.model
         assert model is not None, "a checkpoint needs a model"
@@ -129,7 +128,7 @@ class CheckpointStore:
         )
 
     def _full_declaration(self) -> JobDeclaration:
-        """Return the declaration with the files that have joined, whose keys in etcd a resumed job does not have."""
+        """Return the declaration, including the files added since, whose keys in etcd a resumed job does not have."""
         state = self._state
         arrivals = [] if state.dataset is None else list(state.dataset.arrivals)
         return replace(state.core.declaration, arrivals=arrivals)

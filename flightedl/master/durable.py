@@ -1,8 +1,8 @@
-"""Group commit: the master's state is stored in etcd before any reply that depends on it.
+"""Group commit: the master's state is stored in etcd before any reply that depends on it is sent.
 
 One thread writes the current state, so one transaction serves all waiting requests. Each request waits on its own lock,
-so it is not woken for others. If many requests shared the last transaction, the thread waits briefly for as many again,
-because their senders are likely to return.
+so that it is not woken for the sake of others. If many requests shared the last transaction, the thread briefly waits
+for the same number of requests, because the same senders are likely to send again.
 
 Each write is fenced by the lock's generation *and* compares the revisions of the keys that it overwrites (see
 ``domain.master.stored``). A master steps down if the outcome of its writes remains unknown until its lease is at risk,
@@ -23,20 +23,20 @@ from flightedl.ports import Clock, Coordinator, Instruments, ModifiedAt, NoInstr
 
 _log = logging.getLogger(__name__)
 
-#: Function that returns (revision, key -> value) of the current state.
+#: Function that returns (revision, key -> value) for the current state.
 Snapshot = Callable[[], tuple[int, Mapping[str, bytes]]]
 
 _RETRY_S = 0.1
-#: Maximum number of seconds to wait for as many requests as last time.
+#: Maximum number of seconds to wait until as many requests as last time have arrived.
 _GATHER_S = 0.005
-#: Number of requests from which on waiting is worth it.
+#: Minimum number of requests that makes this wait worthwhile.
 _CROWD = 8
 
 
 class DurableState:
-    """Writer of the state, on which requests wait. Thread-safe.
+    """Writer of the state, for which requests wait. Thread-safe.
 
-    ``known`` maps keys to (value, mod_revision), as read after acquiring the lock; absent keys are left out.
+    ``known`` maps keys to (value, mod_revision), as read after acquiring the lock. It omits absent keys.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class DurableState:
         self._step_down = step_down
         self._instruments = NoInstruments() if instruments is None else instruments
         self._stored = StoredKeys(known)
-        #: Guards the fields below; only the writer waits for it.
+        #: Guards the fields below. Only the writer thread waits on it.
         self._changed = threading.Condition()
-        #: (revision, lock to release when the revision is durable, or never will be)
+        #: (revision, lock to release once the revision is durable or never will be)
         self._waiters: list[tuple[int, threading.Lock]] = []
         self._wanted = 0
         self._durable = 0
-        #: Number of waiting requests that wakes the writer.
+        #: Number of waiting requests at which the writer is woken.
         self._enough = 1
         self._trouble = ""
         self._is_stopping = False
@@ -71,7 +71,7 @@ class DurableState:
         self._thread.start()
 
     def wait(self, revision: int, timeout_s: float) -> None:
-        """Wait until the state of ``revision`` or a later one is durable.
+        """Wait until the state of ``revision`` or of a later revision is durable.
 
         Raises:
             NotReadyError: the timeout has expired; the request may be repeated.
@@ -87,7 +87,7 @@ class DurableState:
                 if len(self._waiters) >= self._enough:
                     self._changed.notify()
         is_answered = waiter.acquire(timeout=timeout_s)
-        if self._durable >= revision:  # It only increases, so this needs no lock.
+        if self._durable >= revision:  # The revision only increases, so reading it needs no lock.
             return
         with self._changed:
             if self._durable >= revision:
@@ -98,7 +98,7 @@ class DurableState:
         raise NotReadyError("the master is stepping down: retry with its successor")
 
     def close(self) -> None:
-        """Stop the thread. Requests whose state is not durable yet fail."""
+        """Stop the thread. Requests whose state is not yet durable fail."""
         self._stop()
         self._thread.join(5.0)
 

@@ -1,4 +1,4 @@
-"""Indexes of evaluations' datasets: built when the first trainer asks, and again after a takeover."""
+"""Indexes of evaluation datasets, built when the first trainer asks for one, and rebuilt after a takeover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclarati
 
 
 class EvaluationDatasets:
-    """The datasets of all evaluations. Called without the master's lock, because indexing may take long."""
+    """The datasets of all evaluations. Called without the master's lock, because indexing may take a long time."""
 
     def __init__(self, indexing: Callable[[], DatasetIndexing], queue_settings: Callable[..., QueueSettings]) -> None:
         self._new_indexing = indexing
@@ -35,7 +35,6 @@ class EvaluationDatasets:
         return indexed
 
     def keep(self, name: str, indexed: IndexedDataset) -> None:
-        """Keep the dataset of an evaluation that is starting or continuing."""
         self._indexing.pop(name, None)
         self._found[name] = indexed
 
@@ -43,7 +42,6 @@ class EvaluationDatasets:
         return self._queue_settings(task_count=indexed.layout.task_count, batch_counts=indexed.layout.batch_count)
 
     def dataset(self, name: str) -> IndexedDataset | None:
-        """Return the dataset of a running evaluation, or None."""
         return self._found.get(name)
 
     def forget(self, name: str) -> None:

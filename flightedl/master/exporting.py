@@ -1,7 +1,7 @@
 """Export of the model to one file without any trainer: the master makes a checkpoint and reads the model from it.
 
-Repeated requests for the same URL return the progress. The result, or the error, is returned once and then dropped. The
-master holds one parameter at a time in memory.
+Repeated requests for the same URL return the progress. The result or error is returned once and then dropped. The
+master holds only one parameter at a time in memory.
 """
 
 from __future__ import annotations

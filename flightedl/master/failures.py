@@ -1,4 +1,4 @@
-"""Location of failed pieces: from batches of a task to files, chunks and records. Pure."""
+"""Location of failed pieces: maps batches of a task to files, chunks and records. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from flightedl.formats.record_places import record_ranges
 from flightedl.master.indexing import IndexedDataset
 from flightedl.messages.status import FailedPiece
 
-#: Maximum number of ranges of records that are listed.
+#: Maximum number of listed ranges of records.
 RANGES_LIMIT = 64
 
 
 def failed_piece(failed: Failed, dataset: IndexedDataset, seed: int | None) -> FailedPiece:
-    """Return a quarantined piece with its location in the files. ``seed`` is that of its records' order."""
+    """Return a quarantined piece with its location in the files. ``seed`` determines the order of its records."""
     layout = dataset.layout
     chunks = tuple(layout.chunks_of(failed.task))
     records = layout.records_of(failed.task, range(failed.first_batch, failed.end_batch))

@@ -1,4 +1,4 @@
-"""The master's verbs: decode, call the service, encode."""
+"""The master's verbs. Each one decodes a request, calls the service and encodes the reply."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class MasterFlight:
         return b"{}"
 
     def _asks(self, kind: type[_Changing]) -> Callable[[bytes, Call], bytes]:
-        """Return an action that passes requests of this kind, which change the job, to the core."""
+        """Return an action that passes requests of this kind to the core; these requests change the job."""
 
         def ask(body: bytes, _: Call) -> bytes:
             request: Any = self._for_this_job(body, kind)
@@ -139,7 +139,7 @@ class MasterFlight:
         )
 
     def _info(self, command: bytes, _: Call) -> Endpoints:
-        """Return one endpoint per pserver, whose ticket pulls all its blocks, for ``{"verb": "parameters"}``."""
+        """Return one endpoint per pserver for ``{"verb": "parameters"}``; each ticket pulls all of its blocks."""
         if b"parameters" not in command:
             raise MessageError('the command of GetFlightInfo is {"verb": "parameters"}')
         plan_hash, addresses = self._service.parameter_servers()

@@ -1,10 +1,10 @@
-"""Files that join a dataset while it is being trained on.
+"""Files that are added to a dataset while it is being trained on.
 
 One thread looks for new files every few seconds, by the rules of ``formats.following``. It indexes new files and adds
-their tasks to the queue, in one transaction with the record of the arrival, so a successor has both or neither. A file
-that cannot be used does not end the job: ``status`` reports it, and it is read again when it has changed, or at the
-next look if the store failed briefly. When the dataset is complete, the thread tells the queue, so the last epoch may
-end, and names the excluded files.
+their tasks to the queue, in the same transaction as the record of their arrival, so that a successor has both or
+neither. An unusable file does not end the job: ``status`` reports the file, and the thread reads it again once it has
+changed, or at the next scan if the store failed only briefly. When the dataset is complete, the thread notifies the
+queue, so that the last epoch may end, and names the excluded files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flightedl.ports import Files, FileStat, Storage
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
-#: Seconds for which a call waits for the end of growth before it answers "not ready".
+#: Seconds for which a call waits until growth has ended, before it answers "not ready".
 _QUICK_S = 1.5
 
 
@@ -56,7 +56,7 @@ class Growing:
         self._is_declared_complete = False
 
     def begin(self) -> None:
-        """Start to look for new files if the dataset, whose current state is in etcd, is growing. Idempotent."""
+        """Begin to look for new files if the dataset, whose current state is in etcd, is growing. Idempotent."""
         with self._state.lock:
             work = self._state.core.work
             is_growing = work is not None and work.queue.is_growing
@@ -76,7 +76,7 @@ class Growing:
             self._thread.join(_CLOSE_S)
 
     def end(self, sender: Sender) -> None:
-        """Add the current files, then let the last epoch end, because a trainer has declared the dataset complete.
+        """Add the current files and then let the last epoch end, because a trainer has declared the dataset complete.
 
         Raises:
             UnregisteredError: the trainer's lease has ended.
@@ -121,7 +121,7 @@ class Growing:
                 return
 
     def _look(self, following: DirectoryFollower, urls: Sequence[str]) -> tuple[bool, bool]:
-        """Look for new files once. Return (True if more can be added at once, True if the dataset is complete)."""
+        """Look for new files once. Return (True if more can be added immediately, True if the dataset is complete)."""
         scan = look(self._files, following, urls, is_declared_complete=self._is_declared_complete)
         if scan.stable and not self._add(following, scan.stable):
             return False, False

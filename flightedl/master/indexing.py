@@ -1,16 +1,18 @@
-"""Indexing of a declared dataset in the background, because reading many files takes longer than a call may.
+"""Indexing of a declared dataset in the background, because reading many files takes longer than a call may take.
 
-The first trainer's declaration starts the indexing. Until it is done, all calls are answered with "not ready" and the
-progress, then with the result or the error. An error is returned for one minute and then dropped, so a corrected file
-can be declared again. Brief failures of a store are retried (``domain.retries``). Longer ones fail the declaration of a
-new dataset, but not a job that has already declared it.
+The first trainer's declaration starts the indexing. Until indexing is done, all calls are answered with "not ready" and
+the progress; after that, they are answered with the result or the error. An error is returned for one minute and then
+dropped, so that the dataset can be declared again once a file has been corrected. Brief failures of a store are retried
+(``domain.retries``). Longer failures fail the declaration of a new dataset, but not a job that has already declared it.
 
-With a storage, the index is kept there, next to the checkpoints, and later jobs with the same data read only changed
-files. After a takeover, the master uses the stored index without reading any file, if it is the one with which the job
-was declared. Takeovers are therefore fast, and work while the files' store is down. Readers detect changed files.
+If there is a storage, the index is kept in it, next to the checkpoints, and later jobs with the same data read only
+changed files. After a takeover, the master uses the stored index without reading any file, provided that it is the
+index with which the job was declared. Takeovers are therefore fast, and they work while the store of the data files is
+down. Readers detect changed files.
 
-A followed dataset begins with the files of the first look that finds any; ``growing`` adds the others. Its *arrivals*
-(which files joined together, in which order) are part of the durable state, and its index is made from them.
+A followed dataset begins with the files found by the first scan that finds any; ``growing`` adds the others. Its
+*arrivals* (the files that were added together, in order) are part of the durable state, and the index is made from
+them.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ from flightedl.process.background import Background
 
 _log = logging.getLogger(__name__)
 
-#: Maximum number of skipped corrupt parts that are logged; the status counts all.
+#: Maximum number of skipped corrupt parts that are logged. The status counts all of them.
 _LOGGED_SKIPPED = 10
 
 _ERROR_KEPT_S = 60.0
-#: Seconds for which a call waits for a quick index before it answers "not ready".
+#: Seconds for which a call waits for the index, in case indexing is quick, before it answers "not ready".
 _QUICK_S = 1.5
 
 
@@ -65,9 +67,9 @@ class _Work:
 
 
 class DatasetIndexing:
-    """Indexing of at most one dataset at a time. Thread-safe.
+    """Indexes at most one dataset at a time. Thread-safe.
 
-    ``storage`` keeps indexes, if given. ``stop`` ends the wait for a store.
+    If ``storage`` is given, indexes are kept in it. ``stop`` ends any wait for a store.
     """
 
     def __init__(
@@ -91,7 +93,6 @@ class DatasetIndexing:
 
     @property
     def doing(self) -> str:
-        """Current activity, for people; empty if there is none."""
         return f"{self._doing}: {self._files.trouble}" if self._doing and self._files.trouble else self._doing
 
     def index(self, declared: DatasetDeclaration) -> IndexedDataset:
@@ -116,7 +117,7 @@ class DatasetIndexing:
         return found
 
     def index_again(self, known: DeclaredDataset, arrivals: Sequence[ArrivalRecord] = ()) -> IndexedDataset:
-        """Index the dataset of a predecessor; ``arrivals`` are those of a followed dataset.
+        """Index the dataset declared under a predecessor. ``arrivals`` are those of a followed dataset.
 
         Raises:
             DataError: the dataset cannot be read, or has changed.
@@ -138,7 +139,7 @@ class DatasetIndexing:
         return dataset
 
     def close(self) -> None:
-        """Stop waiting for a first file."""
+        """Stop waiting for the first file."""
         self._closing.set()
 
     def _end(self, _: object) -> None:
@@ -146,7 +147,7 @@ class DatasetIndexing:
         self._doing = ""
 
     def _build_first(self, declared: DatasetDeclaration) -> IndexedDataset:
-        """Index a dataset on which no job depends yet, so a permanent failure of its store is an error of the user."""
+        """Index a dataset on which no job depends yet; a permanent failure of its store is reported as a user error."""
         try:
             return self._build(declared)
         except NotReadyError:
@@ -175,7 +176,6 @@ class DatasetIndexing:
         return found
 
     def _first_files(self, declared: DatasetDeclaration) -> tuple[FileStat, ...]:
-        """Wait for the first files of a followed dataset, and return them."""
         following = DirectoryFollower()
         while True:
             self._doing = f"the first file of {declared.urls[0]}"
@@ -188,7 +188,7 @@ class DatasetIndexing:
 def look(
     files: Files, following: DirectoryFollower, urls: Sequence[str], *, is_declared_complete: bool = False
 ) -> Scan:
-    """List the files of a followed dataset, which is complete if that was declared or marked by files.
+    """List the files of a followed dataset. The dataset is complete if that was declared or is marked by files.
 
     Raises:
         DataError: they cannot be listed.
@@ -198,17 +198,17 @@ def look(
 
 
 def arrival_of(stats: Sequence[FileStat]) -> ArrivalRecord:
-    """Return the record of files that join together."""
+    """Return the record of files that are added together."""
     return ArrivalRecord(files=[(stat.url, stat.size_bytes, stat.version) for stat in stats])
 
 
 def stats_of(arrivals: Sequence[ArrivalRecord]) -> tuple[FileStat, ...]:
-    """Return all files that have joined, in order."""
+    """Return all files added so far, in order."""
     return tuple(FileStat(*file) for arrival in arrivals for file in arrival.files)
 
 
 def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequence[ArrivalRecord] = ()) -> TaskLayout:
-    """Return the tasks. Those of an arrival do not change when another one follows."""
+    """Return the tasks. The tasks of an arrival do not change when another arrival follows."""
     files = list(accumulate(len(arrival.files) for arrival in arrivals))
     bounds = [index.first_chunk(number) for number in files[:-1]]
     return mixed_layout.layout_of(index, declared, declared.batch_size, bounds)

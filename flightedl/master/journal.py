@@ -1,7 +1,7 @@
-"""The job's newest events since this master took over, for people and for programs that follow them.
+"""The job's newest events since this master took over, for users and for programs that follow them.
 
-They are kept only in memory. After a takeover the journal starts again, which its first event says; earlier events are
-in the previous master's log.
+Events are kept only in memory. After a takeover the journal starts again, and its first event says so. Earlier events
+are in the previous master's log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flightedl.ports import Clock
 #: Maximum number of kept events.
 _KEPT = 2_000
 _TEXT_LIMIT = 500
-#: Seconds between two checks if the server is closing.
+#: Seconds between two checks whether the server is closing.
 _LOOK_S = 0.5
 _WAIT_LIMIT_S = 15.0
 
@@ -49,7 +49,7 @@ class Journal:
             return {kind.value: self._counts[kind.value] for kind in Kind}
 
     def read(self, request: EventsRequest, closing: threading.Event | None = None) -> EventsReply:
-        """Return the requested events. If there are none, wait for the next one, at most until ``closing``."""
+        """Return the requested events. If there are none, wait for the next event, but only until ``closing``."""
         deadline = self._clock.now() + min(request.wait_s, _WAIT_LIMIT_S)
         with self._changed:
             after = request.after if request.generation == self._generation else 0

@@ -1,9 +1,9 @@
-"""One master process: from waiting for the lock to the exit.
+"""One master process, from waiting for the lock until its exit.
 
-The order is: wait for ``master/lock``, check that etcd was not restored from an older state, write the number of
-pservers, bind the server (which answers "not ready"), read the predecessor's state, or a checkpoint if the job is
-resumed, serve, publish the address. Exit codes: 0 if it was stopped, 75 if the lock or its lease is lost (to be
-restarted as a standby), 3 if etcd was restored from an older state.
+The steps are, in this order: wait for ``master/lock``, check that etcd was not restored from an older state, write the
+number of pservers, bind the server (which answers "not ready"), read the predecessor's state, or a checkpoint if the
+job is resumed, serve, publish the address. The exit code is 0 if the master was stopped, 75 if it lost the lock or its
+lease (and is to be restarted as a standby), and 3 if etcd was restored from an older state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
         return exit_code
 
     def _take_turn(self, coordinator: JobCoordinator) -> int | None:
-        """Wait for the lock and lead; return the exit code. None if the lock must be acquired again in a new life."""
+        """Wait for the lock and lead. Return the exit code, or None to acquire the lock again in a new life."""
         _log.info("waiting for the lock")
         self._health.waiting("it is on standby", is_ready=True)
         held = HeldKey.claim_when_free(
@@ -131,7 +131,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             raise FencedError("the lock was lost before the address was published")
 
     def _fix_pserver_count(self, coordinator: Coordinator, held: HeldKey) -> int:
-        """Return the job's number of pservers, which the first master writes and later ones read."""
+        """Return the job's number of pservers, which the first master writes and later masters read."""
         entry = coordinator.get(self._keys.ps_desired)
         if entry is not None:
             count = int(entry.value)

@@ -1,4 +1,4 @@
-"""Sums of the trainers' reports: records, rates, means of metrics. Pure; time is an argument."""
+"""Sums over the trainers' reports: records, rates, and means of metrics. Pure; the time is an argument."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from flightedl.messages.status import RaisedError
 from flightedl.messages.tasks import REPORT_EVERY_S, FailedTask, LogRequest
 
 _WINDOW_S = 10.0
-#: Seconds for which errors of the script are kept: rarer ones are harmless.
+#: Seconds for which errors raised by the script are kept. Errors that occur less often are harmless.
 _RAISED_S = 600.0
 _RAISED_LIMIT = 1_000
-#: Maximum number of reports per second of all trainers.
+#: Maximum number of reports per second from all trainers together.
 _REPORTS_PER_S = 200.0
-#: Maximum number of seconds between two reports of a trainer, below the limit for detecting a stuck one.
+#: Maximum number of seconds between two reports from a trainer; below the time after which it counts as stuck.
 _RARELY_S = 5.0
 
 
 def report_every_s(trainers: int) -> float:
-    """Return the seconds between two reports of a trainer, so that reports do not overload the master."""
+    """Return the number of seconds between two reports from a trainer, so that reports do not overload the master."""
     return min(max(REPORT_EVERY_S, trainers / _REPORTS_PER_S), _RARELY_S)
 
 
@@ -40,7 +40,7 @@ class TrainerProgress:
     doing: str = ""
     #: As in ``LogRequest``.
     model: str = ""
-    #: True if the stacks of its threads were requested.
+    #: True if the stacks of the trainer's threads were requested.
     wants_stacks: bool = False
     #: The last reported stacks.
     stacks: str = ""
@@ -48,18 +48,18 @@ class TrainerProgress:
 
 @dataclass(slots=True)
 class JobProgress:
-    """Sums over all trainers, and over the last seconds."""
+    """Sums over all trainers, in total and over the last few seconds."""
 
     batches: int = 0
-    #: Number of batches without a gradient for the declared model.
+    #: Number of batches that yielded no gradient for the declared model.
     idle_batches: int = 0
-    #: Maximum number of trainers at a time that train their own model; None if a trainer shares its model.
+    #: Maximum number of trainers that train their own model at the same time; None if a trainer shares its model.
     _own_models: int | None = 0
     skipped_records: int = 0
-    #: Seconds of all current and former trainers' loops, by activity.
+    #: Seconds spent in the loops of all current and former trainers, by activity.
     profile: Counter[str] = field(default_factory=Counter)
     trainers: dict[str, TrainerProgress] = field(default_factory=dict)
-    #: Trainers that have finished a batch since ``take_progressed``.
+    #: Trainers that have finished a batch since the last call of ``take_progressed``.
     _progressed: set[str] = field(default_factory=set)
     _recent: deque[tuple[float, int, dict[str, tuple[float, float]]]] = field(default_factory=deque)
     _first: float | None = None
@@ -98,13 +98,13 @@ class JobProgress:
         return self._own_models or 0
 
     def failed(self, reports: Iterable[FailedTask], now: float) -> None:
-        """Record reports of failed work. Errors raised by the script are kept for a while."""
+        """Record reports of failed work. Errors raised by the script are kept for some time."""
         self._raised.extend((now, report) for report in reports if report.place)
 
     def raised(self, now: float) -> list[RaisedError]:
         while self._raised and self._raised[0][0] < now - _RAISED_S:
             self._raised.popleft()
-        #: Place in the script -> batch -> attempts; a repeated report has the same attempt.
+        #: Place in the script -> batch -> attempts. A repeated report has the same attempt.
         attempts: dict[str, dict[tuple[int, int, int | None], set[int]]] = {}
         newest: dict[str, str] = {}
         for _, report in self._raised:
@@ -126,7 +126,6 @@ class JobProgress:
         self._progressed.discard(trainer)
 
     def take_progressed(self) -> tuple[str, ...]:
-        """Return the trainers that have finished a batch since the last call."""
         progressed, self._progressed = self._progressed, set()
         return tuple(progressed)
 
@@ -138,7 +137,7 @@ class JobProgress:
         return sum(records for _, records, _ in self._recent) / span
 
     def metrics(self, now: float) -> dict[str, float]:
-        """Return weighted means over the last seconds, or the last known ones."""
+        """Return weighted means over the last few seconds, or else the last known means."""
         if len(self._recent) > 1:
             self._forget(now)
         totals: dict[str, tuple[float, float]] = {}

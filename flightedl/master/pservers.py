@@ -1,7 +1,7 @@
-"""The master's calls to the pservers: one thread per pserver, which makes the calls that the core returns.
+"""The master's calls to the pservers. One thread per pserver makes the calls that the core returns.
 
-When there is nothing to say, the thread polls the pserver's status. After a failed call, it asks the core again. If the
-pserver is replaced during a call, the call is aborted, because the old process may be frozen.
+If there is no call to make, the thread polls the pserver's status. After a failed call, it asks the core for the next
+call. If the pserver is replaced during a call, the call is aborted, because the old process may be frozen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flightedl.rpc.identity import ServerIdentity
 _log = logging.getLogger(__name__)
 
 _CALL_S = 10.0
-#: Timeout of calls that a pserver answers at once.
+#: Timeout of calls that a pserver answers immediately, in seconds.
 _QUICK_CALL_S = 5.0
 _RETRY_S = 0.1
 _NOT_READY_S = 0.05
@@ -43,7 +43,7 @@ _STATUS_S = 1.0
 
 
 class PserverLinks:
-    """The links to all pservers of one job. Thread-safe."""
+    """Connections to all pservers of one job. Thread-safe."""
 
     def __init__(self, state: JobState, job: str, directory: Directory, connector: Connector) -> None:
         self._state = state
@@ -68,7 +68,6 @@ class PserverLinks:
 
     @property
     def said(self) -> list[PserverStatusReply | None]:
-        """Latest status of each pserver; None if it is unreachable."""
         return [link.status for link in self._links]
 
 
@@ -102,7 +101,7 @@ class PserverLink:
             self._connection[2].close()
 
     def _leave_replaced(self) -> None:
-        """Abort calls to a process that was replaced. Called by the directory after changes."""
+        """Abort calls to processes that have been replaced. The directory calls this after every change."""
         connection, record = self._connection, self._directory.pservers().get(self._index)
         if connection is not None and (record is None or record.generation != connection[1]):
             connection[2].abort_calls()
@@ -127,7 +126,7 @@ class PserverLink:
                 pause_s = _STATUS_S
 
     def _make_calls(self) -> float:
-        """Make all calls that are due. Return the seconds after which to continue."""
+        """Make all calls that are due. Return the number of seconds after which to continue."""
         record = self._directory.pservers().get(self._index)
         if record is None:
             self.status = None
@@ -142,13 +141,13 @@ class PserverLink:
             try:
                 answered = self._call(call, connection)
             except NotReadyError:
-                # The pserver may not be ready for minutes: show its current state.
+                # The pserver may not be ready for minutes, so show its current state.
                 if self._state.clock.now() - self._asked_at >= _STATUS_S:
                     self._ask_status(connection)
                 raise
             self._state.apply(answered)
             if isinstance(answered.reply, AppliedReply):
-                # Store the reopened tasks now: no request may do so for a long time.
+                # Store the reopened tasks now, because no request may cause this for a long time.
                 self._state.store()
             if call.pause_s:
                 return call.pause_s
@@ -165,7 +164,7 @@ class PserverLink:
         return call
 
     def _call(self, call: ControlCall, connection: Connection) -> events.Answered:
-        """Make a call once its state is durable; return the answer.
+        """Make a call once the state behind it is durable, and return the answer.
 
         Raises:
             FlightedlError: the call failed, or its outcome is unknown.

@@ -1,4 +1,4 @@
-"""A predecessor's state in etcd, read after acquiring the lock, when no other process can write it."""
+"""A predecessor's state in etcd. It is read after acquiring the lock, when no other process can write it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class RecoveredState:
 
     #: Initial state of its core.
     stored: StoredState
-    #: Files of a followed dataset, in the order in which they joined.
+    #: Files of a followed dataset, in the order in which they were added.
     arrivals: tuple[ArrivalRecord, ...]
-    #: Key -> (value, mod_revision), for the comparisons of later writes.
+    #: Key -> (value, mod_revision), with which later writes are compared.
     known: Mapping[str, tuple[bytes, int]]
 
 
 def read_state(coordinator: Coordinator, keys: JobKeys, checkpoints: Storage | None = None) -> RecoveredState:
-    """Read the declaration, the queue, the membership, and the files of the newest checkpoint if there are tables."""
+    """Read the declaration, the queue, the membership and, if there are tables, the files of the newest checkpoint."""
     names = keys.of_state
     entries = {name: coordinator.get(key) for name, key in names.items()}
     found = {name: (entry.value, entry.mod_revision) for name, entry in entries.items() if entry is not None}
@@ -51,7 +51,7 @@ def _has_tables(declaration: JobDeclaration) -> bool:
 
 
 def _newest_files(storage: Storage | None, pointer: bytes | None) -> tuple[ShardFile, ...]:
-    """Return the newest checkpoint's files; empty if the store cannot be read, for which a master does not wait."""
+    """Return the newest checkpoint's files; empty if the store is unreadable, because a master does not wait for it."""
     latest = None if pointer is None else latest_of(pointer)
     if storage is None or latest is None:
         return ()

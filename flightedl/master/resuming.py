@@ -1,12 +1,13 @@
-"""Resuming a job from its checkpoints if etcd has no state for it.
+"""Resuming of a job from its checkpoints if etcd has no state for the job.
 
-Before it serves, the master writes the declaration, the queue, the pointer and a finished election to etcd, in one
-transaction under its fence. The job then is like any job that has lost all its pservers. A trainer declares the model
-again, possibly with other settings of the optimizer. The pservers load the checkpoint and announce their applied
-batches, and missing tasks are repeated. If the number of pservers has changed, the same blocks are reassigned.
+Before serving requests, the master writes the declaration, the queue, the pointer and a finished election to etcd, in
+one transaction under its fence. From then on, the job is like any other job that has lost all its pservers. A trainer
+declares the model again, possibly with different optimizer settings. The pservers load the checkpoint and announce
+their applied batches, and missing tasks are repeated. If the number of pservers has changed, the same blocks are
+reassigned.
 
-If the storage has checkpoints of a job with the same name, a new job is refused unless it resumes from them. Otherwise
-its pservers might later load values of another run.
+If the storage has checkpoints of a job with the same name, a new job is rejected unless it resumes from them. Otherwise
+its pservers might later load values from a different run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def begin(
     *,
     resume: Resume,
 ) -> None:
-    """Write the newest checkpoint's state to etcd if the job should resume and etcd has no state.
+    """Write the state in the newest checkpoint to etcd if the job should resume and etcd has no state.
 
     Raises:
         UsageError: there are checkpoints but the job should not resume, or it should but there are none.
@@ -73,7 +74,7 @@ def begin(
 
 
 def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
-    """Try to write and read the storage, so that a job does not find out after a day; return its files' sizes.
+    """Check that the storage is writable and readable, so that a job does not fail after a day; return its file sizes.
 
     Raises:
         UsageError: the storage cannot be used.
@@ -93,7 +94,7 @@ def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
 
 
 def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arrivals: Sequence[ArrivalRecord]) -> None:
-    """Write the arrivals of a followed dataset, one transaction each; they are read only once the job exists."""
+    """Write the arrivals of a followed dataset, one transaction each. They are read only once the job exists."""
     for entry in coordinator.list(keys.arrivals).entries:
         held.write([Delete(entry.key)], [Absent(keys.job)])
     for number, arrival in enumerate(arrivals):
@@ -102,7 +103,7 @@ def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arriva
 
 
 def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manifest, bytes, list[int]]:
-    """Return the newest checkpoint that is complete by its listing, its manifest's bytes, and newer, unusable numbers.
+    """Return the newest checkpoint that a file listing shows to be complete, its manifest, and newer unusable numbers.
 
     Raises:
         UsageError: there is none; the message says why.
@@ -128,7 +129,7 @@ def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manife
 
 
 def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
-    """Return the checkpoint's declaration, for a possibly different number of pservers.
+    """Return the checkpoint's declaration, adapted to a number of pservers that may differ.
 
     Raises:
         UsageError: this version cuts the parameters into other blocks.
@@ -152,6 +153,6 @@ def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
 
 
 def former(declaration: JobDeclaration) -> JobDeclaration:
-    """Return the declaration with marks that trainers must declare its parts again, possibly with other settings."""
+    """Return the declaration, marked so that trainers declare its parts again, possibly with other settings."""
     model = None if declaration.model is None else msgspec.structs.replace(declaration.model, is_former=True)
     return msgspec.structs.replace(declaration, model=model, is_resumed=True)

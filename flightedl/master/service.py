@@ -1,7 +1,7 @@
-"""A working master: constructs its parts, starts them, and passes time and leases to the core.
+"""A working master: constructs and starts its parts, and passes the time and the leases to the core.
 
-All parts share ``state``, under one lock. The directory (leases in etcd) determines the trainers: a trainer whose key
-is gone immediately loses its tasks and its membership.
+All parts share ``state``, which is guarded by one lock. The directory (leases in etcd) determines the trainers: a
+trainer whose key is gone immediately loses its tasks and its membership.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _log = logging.getLogger(__name__)
 
 #: Maximum number of seconds to wait for a trainer's stacks.
 _STACKS_S = 15.0
-#: Seconds between two checks for a trainer's stacks.
+#: Seconds between two checks whether a trainer's stacks have arrived.
 _LOOK_S = 0.1
-#: Seconds for which a new master waits for the job's keys before it checks its lock.
+#: Seconds for which a new master waits for the job's keys before it checks that it still holds the lock.
 _KEYS_S = 3.0
 
 
 class MasterService:
-    """The master's parts and their common operations. Thread-safe."""
+    """The master's parts and the operations that they share. Thread-safe."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class MasterService:
         self._held = held
         self._directory = directory
         self._step_down = step_down
-        #: Returns error code -> number of refused calls; set once the server exists.
+        #: Function that returns error code -> number of rejected calls; set once the server exists.
         self.refusals: Callable[[], dict[str, int]] = dict
         self._looking = threading.Lock()
         self._keys = keys
@@ -101,7 +101,7 @@ class MasterService:
         self.exports = ModelExports(checkpoints, chosen.job, state.ask, held.require, clock)
 
     def start(self, recovered: RecoveredState) -> None:
-        """Start from the predecessor's state: write to etcd and call pservers.
+        """Start from the predecessor's state: begin to write to etcd and to call pservers.
 
         Raises:
             DataError: the declared dataset cannot be indexed again, or has changed.
@@ -118,7 +118,7 @@ class MasterService:
         while not self._directory.wait_until(lambda d: d.revision > 0 or None, _KEYS_S):
             if not self._held.is_held:
                 raise FencedError("the lock was lost before the job's keys were read")
-        # Subscribing first ensures that no change is missed.
+        # Subscribe first, so that no change is missed.
         self._directory.subscribe(self.read_directory)
         self.read_directory()
 
@@ -144,8 +144,7 @@ class MasterService:
                 delete_election(self._held, self._keys, step)
 
     def read_directory(self) -> None:
-        """Pass the current leases to the core."""
-        # The lock prevents that older leases overwrite newer ones. The revision is read first, so that it may be older
+        # The lock prevents older leases from overwriting newer ones. The revision is read first, so it may be older
         # than the leases, but never newer.
         with self._looking:
             revision = self._directory.revision
@@ -166,7 +165,7 @@ class MasterService:
         state.apply(TimePassed(progressed))
 
     def drain(self, timeout_s: float) -> None:
-        """Make a last checkpoint before this master exits, if all pservers are present."""
+        """Make a last checkpoint before this master exits, provided that all pservers are present."""
 
         def may_go_on() -> bool:
             self.tick()
@@ -176,7 +175,7 @@ class MasterService:
         self.checkpoints.drain(timeout_s, may_go_on)
 
     def parameter_servers(self) -> tuple[str, list[str]]:
-        """Return the plan hash and the addresses of the pservers, for any Flight client.
+        """Return the plan hash and the addresses of the pservers, for use by any Flight client.
 
         Raises:
             NotReadyError: there is no model yet.
@@ -198,7 +197,7 @@ class MasterService:
             )
 
     def stacks_of_trainer(self, request: StacksRequest, closing: threading.Event) -> StacksReply:
-        """Return the stacks of a trainer's threads, which it sends with its next report.
+        """Return the stacks of a trainer's threads, which the trainer sends with its next report.
 
         Raises:
             NotFoundError: there is no such trainer.

@@ -1,9 +1,10 @@
 """Driver of the master's core: passes events to it under one lock, carries out effects, and stores its state in etcd.
 
 The lock is never held across I/O. An event changes the core's state under the lock; effects are carried out after
-:class:`~flightedl.master.durable.DurableState` has stored that state. Threads of requests wait for their answers here.
+:class:`~flightedl.master.durable.DurableState` has stored that state. Threads that handle requests wait for the answers
+here.
 
-``lock`` guards the core and all fields, except for those that are set only once.
+``lock`` guards the core and all fields, except for fields that are set only once.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ from flightedl.recording.writer import Recorder
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which a request waits for etcd before the trainer must ask again.
+#: Seconds for which a request waits for etcd before the trainer is told to ask again.
 _DURABLE_S = 3.0
-#: Pause before another wait for etcd.
+#: Seconds to pause before waiting for etcd again.
 _DURABLE_PAUSE_S = 0.1
-#: Seconds between two checks of a waiting request if the server is closing.
+#: Seconds between two checks whether the server is closing, while a request waits.
 _LOOK_S = 0.5
 
 #: Names of requests in metrics.
@@ -84,12 +85,12 @@ _REQUESTS: Mapping[type, str] = {
     EvaluationDeclaration: "evaluation",
 }
 
-#: Function that carries out an effect other than an answer.
+#: Function that carries out effects other than answers.
 Carry = Callable[[out.Effect], None]
 
 
 class _Slot:
-    """Place of a request's answer, for the thread that waits for it."""
+    """Slot for a request's answer, for which a thread waits."""
 
     def __init__(self) -> None:
         self.is_answered = threading.Event()
@@ -98,7 +99,7 @@ class _Slot:
 
 
 class JobState:
-    """One job's state in one master."""
+    """The state of one job in one master."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class JobState:
         #: An empty core until ``recover``.
         self.core = MasterCore(self._settings, clock.now())
         self.dataset: IndexedDataset | None = None
-        #: Number of the dataset's arrivals that are known to be in etcd.
+        #: Number of arrivals of the dataset that are known to be in etcd.
         self.arrivals_saved = 0
         #: Problem with the files of a growing dataset; empty if there is none.
         self.dataset_alarm = ""
@@ -148,7 +149,7 @@ class JobState:
         self._durable: DurableState | None = None
 
     def recover(self, stored: StoredState, dataset: IndexedDataset | None, arrivals_saved: int = 0) -> None:
-        """Start from a predecessor's state, with the indexed ``dataset`` that is declared in it.
+        """Start from a predecessor's state. ``dataset`` is the index of the dataset declared in it.
 
         Raises:
             UsageError: the stored queue belongs to other tasks.
@@ -188,7 +189,7 @@ class JobState:
         self._carry_out(effects, carry)
 
     def declare(self, declaration: Request, begin: Callable[[], object]) -> Any:
-        """Return the answer to a declaration, as ``ask`` does. If it is the first, ``begin`` indexes or plans it."""
+        """Return the answer to a declaration, like ``ask``. If it is the first one, ``begin`` indexes or plans it."""
         reply = self.ask(declaration)
         if isinstance(reply, out.Undeclared):
             begin()
@@ -196,9 +197,9 @@ class JobState:
         return reply
 
     def ask(self, request: Request, closing: threading.Event | None = None, *, is_last: bool = False) -> Any:
-        """Return the answer to a request, once it is durable. Called without the lock.
+        """Return the answer to a request once the answer is durable. Called without the lock.
 
-        Waits for at most the request's ``wait_s``, if it has one. ``is_last`` is as in ``Asked``.
+        Waits for at most the request's ``wait_s``, if it has one. For ``is_last``, see ``Asked``.
 
         Raises:
             FlightedlError: the answer is an error.
@@ -220,7 +221,7 @@ class JobState:
                     break
             if not slot.is_answered.is_set():
                 self.apply(WaitEnded(call))
-                # Another thread may have caused the answer, which then arrives soon.
+                # Another thread may have caused the answer, in which case it will arrive soon.
                 if not slot.is_answered.wait(_DURABLE_S):
                     raise NotReadyError("the master is busy: try again")
         finally:
@@ -234,7 +235,7 @@ class JobState:
         return slot.reply
 
     def _carry_out(self, effects: list[out.Effect], carry: Carry | None = None) -> None:
-        # Answers come first, because other effects may take long or fail.
+        # Answers come first, because other effects may take a long time or fail.
         for effect in effects:
             if isinstance(effect, out.Answer) and (slot := self._slots.get(effect.call)) is not None:
                 slot.reply, slot.revision = effect.reply, effect.revision
@@ -296,7 +297,7 @@ class JobState:
     # the training data
 
     def begin_dataset(self, dataset: IndexedDataset) -> None:
-        """Give the job an indexed dataset unless it has one. Called without the lock.
+        """Give the job an indexed dataset unless it already has one. Called without the lock.
 
         Raises:
             UsageError: there are no tasks.
@@ -309,7 +310,7 @@ class JobState:
         self.apply(DatasetIndexed(dataset.reply, self._tasks_of(dataset)), then=keep)
 
     def grow_dataset(self, dataset: IndexedDataset) -> None:
-        """Replace the dataset by one with more tasks; existing tasks keep their numbers. Called without the lock."""
+        """Replace the dataset by one with more tasks. Existing tasks keep their numbers. Called without the lock."""
 
         def keep() -> None:
             self.dataset = dataset
@@ -321,7 +322,6 @@ class JobState:
     def start_writing(
         self, held: HeldKey, known: Mapping[str, tuple[bytes, int]], step_down: Callable[[str], None]
     ) -> None:
-        """Start to write the state to etcd whenever a request waits for it."""
         self._durable = DurableState(
             held, self._coordinator, self.clock, self._snapshot, step_down, known, self.instruments
         )
@@ -331,7 +331,7 @@ class JobState:
             self._durable.close()
 
     def wait_durable(self, revision: int) -> None:
-        """Wait until the state of a revision is in etcd. Called without the lock.
+        """Wait until the state with this revision is in etcd. Called without the lock.
 
         Raises:
             NotReadyError: etcd cannot be written; the request may be repeated.
@@ -382,7 +382,7 @@ class JobState:
 
 
 def queue_settings_of(chosen: MasterSettings) -> Callable[..., QueueSettings]:
-    """Return a constructor of queue settings with the process's limits."""
+    """Return a function that constructs queue settings with the limits of this process."""
     return partial(
         QueueSettings,
         attempts_limit=chosen.attempts_limit,
@@ -393,7 +393,7 @@ def queue_settings_of(chosen: MasterSettings) -> Callable[..., QueueSettings]:
 
 
 def settings_of(chosen: MasterSettings) -> CheckpointSettings:
-    """Return the process's settings of checkpoints."""
+    """Return the checkpoint settings of this process."""
     return CheckpointSettings(
         interval_s=chosen.checkpoint_every_s or None,
         interval_tasks=chosen.checkpoint_every_tasks or None,

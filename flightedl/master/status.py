@@ -29,7 +29,7 @@ from flightedl.messages.status import (
 )
 from flightedl.process.host import host_facts
 
-#: Maximum number of running pieces in the status.
+#: Maximum number of running pieces that the status lists.
 _RUNNING_COUNT = 5
 
 
@@ -51,8 +51,9 @@ def describe(
 ) -> StatusReply:
     """Return the reply to ``status``.
 
-    ``trainer_records`` are the trainers' records in etcd, ``records`` the live pservers' records by index, ``pservers``
-    each pserver's latest status, and ``indexing`` the progress of indexing (empty if there is none).
+    ``trainer_records`` are the trainers' records in etcd, ``records`` the records of the live pservers by index,
+    ``pservers`` the latest status of each pserver, and ``indexing`` describes the progress of indexing (empty if there
+    is none).
     """
     declaration, trainers = core.declaration, core.trainers
     queue = None if core.work is None else core.work.queue
@@ -166,9 +167,9 @@ def _waiting_for(
 
 
 def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
-    """Return the number of trained records, without those of quarantined or dropped batches.
+    """Return the number of records that have been trained on, excluding those of quarantined or dropped batches.
 
-    Within an epoch it is proportional to the done tasks, and failed batches count as full ones.
+    Within an epoch this number is proportional to the number of done tasks, and failed batches are assumed to be full.
     """
     counts = queue.counts()
     over = counts.done + counts.failed
@@ -249,7 +250,6 @@ def _running(queue: TaskQueue, indexed: IndexedDataset, now: float) -> list[Runn
 
 
 def _tables(pservers: Sequence[PserverStatusReply | None]) -> list[TableCounts]:
-    """Return the figures of each table, summed over all pservers."""
     found: dict[str, TableCounts] = {}
     for counts in (counts for said in pservers if said is not None for counts in said.tables):
         found[counts.name] = found[counts.name].plus(counts) if counts.name in found else counts

@@ -1,12 +1,12 @@
 """Recording and replaying of the inputs of any core.
 
 A recorded core is an instance of a subclass, which is created once for each class in ``cores``. Each of its inputs
-calls the plain method and then writes the call: the name of the method, its arguments by name, and the result. The
-first record of a core is ``Begun``, with its constructor's arguments. A parameter ``now`` becomes the time of the
-record. If an input calls another input, only the outer call is recorded.
+calls the original method and then writes a record of the call: the method's name, its arguments by name, and its
+result. The first record of a core is ``Begun``, with the arguments of the constructor. The argument ``now`` becomes the
+time of the record. If an input calls another input, only the outer call is recorded.
 
-A player makes the plain core from the recorded arguments and calls the same methods. A method's annotations determine
-the classes of its arguments.
+A player constructs the original core from the recorded arguments and calls the same methods. The annotations of a
+method determine the classes of its arguments.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Calls:
         self._recorder.record(at, {BEGUN: {"about": dict(about)} | fields})
 
     def call(self, core: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the plain method and record the call."""
+        """Run the original method and record the call."""
         kind = self._kind
         method = getattr(kind.core, name)
         with self._lock:
@@ -93,7 +93,7 @@ class _Calls:
             return at, event, next(iter(event.items()))
         fields = given
         for key, value in given.items():
-            # Fast path: most arguments are numbers.
+            # Fast path, because most arguments are numbers.
             if type(value) not in _NUMBERS:
                 fields[key] = self._argument(name, key, value)
         return at, {name: fields}, (name, fields)
@@ -126,12 +126,12 @@ def _recorded_class(core: type) -> type:
 def recorded_core(
     recorder: Recorder, about: Mapping[str, object], core: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> object:
-    """Make a recorded core, see ``recorded.recorded``."""
+    """Construct a recorded core, see ``recorded.recorded``."""
     kind = BY_CLASS[core]
     given = dict(zip(_parameters(core), args, strict=False)) | kwargs
     made: Any = _recorded_class(core)
     found: object = made(*args, **kwargs)
-    # Set after construction, because no core's constructor calls one of its inputs.
+    # This is set after construction, because no core's constructor calls one of its own inputs.
     calls = vars(found)["_calls"] = _Calls(recorder.core(kind.name), kind)
     calls.begun(about, given)
     return found
@@ -184,7 +184,6 @@ class CorePlayer:
 
 @functools.cache
 def _events(core: Any) -> Mapping[str, type]:
-    """Return the event classes of a core with ``apply``, by name."""
     if not hasattr(core, APPLY):
         return {}
     hints = typing.get_type_hints(core.apply)

@@ -1,6 +1,6 @@
 """Moments: human-readable events of a recorded run, and the base class of their sources (such as ``master_moments``).
 
-Epochs are numbered from 1, as in all output for users; tasks, batches and blocks from 0.
+Epochs are numbered from 1, as in all output for users. Tasks, batches and blocks are numbered from 0.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 Subject = tuple[Any, ...]
 #: Subject of moments that concern the whole job.
 JOB: Subject = ("job",)
-#: Subject of reads of values, which only concern a trainer and blocks.
+#: Subject of reads of values, which concern only a trainer and blocks.
 VALUES: Subject = ("values",)
-#: Name of the first record of a core.
+#: Name of a core's first record.
 BEGUN = "Begun"
 #: Effects of an event, each as {class: fields}.
 Effects = Sequence[Mapping[str, Any]]
@@ -42,13 +42,13 @@ class Moment:
 
 @dataclass(slots=True)
 class Known:
-    """Facts known from the previous moments of a run."""
+    """Facts known from earlier moments of a run."""
 
-    #: Attempt at a task of the training data -> (epoch, task).
+    #: Attempt at a training-data task -> (epoch, task).
     attempts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def work_of(self, evaluation: str, attempt: int) -> list[Subject]:
-        """Return the evaluation, or the attempt's task of the training data; empty if the task is unknown."""
+        """Return the evaluation, or the training-data task that the attempt belongs to; empty if unknown."""
         if evaluation:
             return [("evaluation", evaluation)]
         return [("task", *self.attempts[attempt])] if attempt in self.attempts else []
@@ -56,18 +56,18 @@ class Known:
 
 @dataclass(slots=True)
 class Process:
-    """Names of a recorded process, which its cores' records reveal.
+    """Names of a recorded process, taken from the records of its cores.
 
     Args:
         name: Name of the process, for output.
     """
 
     name: str
-    #: The process as a subject, if it is a trainer.
+    #: The process as a subject if it is a trainer.
     trainer: Subject = ("trainer", "")
 
     def begun(self, event: Any) -> None:
-        """Update the names from the first record of a core."""
+        """Update the names from a core's first record."""
         about = event["about"]
         if trainer := about.get("trainer", event.get("trainer")):
             self.name, self.trainer = f"trainer {trainer}", ("trainer", trainer)
@@ -76,7 +76,7 @@ class Process:
 
 
 class CoreMoments:
-    """Moments of one core. This base class yields none.
+    """Yields the moments of one core. This base class yields none.
 
     Args:
         process: Process of the core.
@@ -94,17 +94,17 @@ class CoreMoments:
         return Moment(self.at, self.process.name, text, frozenset(subjects), tuple(blocks))
 
     def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:  # noqa: ARG002
-        """Yield the moments of an event with its effects."""
+        """Yield the moments that follow from an event and its effects."""
         return iter(())
 
 
 def of_blocks(place: tuple[int, int]) -> list[Subject]:
-    """Return the blocks of a range (start, end) as subjects."""
+    """Return the blocks in a range (start, end) as subjects."""
     return [("block", number) for number in range(*place)]
 
 
 def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return numbers as ascending ranges (start, end)."""
+    """Return numbers as ranges (start, end) in ascending order."""
     found: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number:
@@ -115,7 +115,7 @@ def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def task_of(evaluation: str, place: tuple[int, int]) -> tuple[Subject, str]:
-    """Return the subject and the name of a task (epoch, number) of the training data or of an evaluation."""
+    """Return the subject and the name of a task, given as (epoch, number), of the training data or of an evaluation."""
     if evaluation:
         return ("evaluation", evaluation), f"task {place[1]} of evaluation {evaluation}"
     return ("task", *place), f"task {place[0]}/{place[1]}"

@@ -1,4 +1,4 @@
-"""Moments of a pserver's recorded events: its lifecycle, its blocks and its snapshots."""
+"""Moments found in a pserver's recorded events: its lifecycle, its blocks and its snapshots."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class LifeMoments(CoreMoments):
 
 
 class BlockMoments(CoreMoments):
-    """Moments of pushes, views and updates of the blocks."""
+    """Moments of pushes to blocks, of their views, and of their updates."""
 
     def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
-        #: First block of a span -> the span's blocks (start, end).
+        #: First block of a span -> all blocks of the span, as (start, end).
         self._spans: dict[int, tuple[int, int]] = {}
 
     def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:

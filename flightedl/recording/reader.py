@@ -1,4 +1,4 @@
-"""Reader of recordings, which are one file for each process."""
+"""Reader of recordings. A recording is one file per process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flightedl.recording.writer import FORMAT, SUFFIX, Header
 
 
 class ReadRecord(msgspec.Struct, frozen=True):
-    """A ``writer.Record`` whose event and effects are still JSON."""
+    """A ``writer.Record`` whose event and effects are still encoded as JSON."""
 
     at: float
     core: str
@@ -47,7 +47,7 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """Name of the process, for output."""
+        """Name of the process, for display."""
         return f"{self.header.process} {self.header.name}"
 
     def records(self) -> Iterator[tuple[int, ReadRecord]]:
@@ -68,14 +68,14 @@ class Recording:
                 try:
                     record = decode(line, ReadRecord)
                 except CorruptError:
-                    # A crash of the machine may have truncated the last line.
+                    # If the machine crashed, the last line may be truncated.
                     damaged = CorruptError(f"{self.path.name}: event {number} is damaged")
                 else:
                     yield number, _with_fields(record, last)
 
 
 def recordings_in(directory: Path) -> list[Recording]:
-    """Return all recordings of a directory, in the order in which their processes started.
+    """Return all recordings in a directory, in the order in which their processes started.
 
     Raises:
         NotFoundError: There are no recordings.
@@ -99,7 +99,7 @@ def _opened(path: Path) -> Recording | None:
 
 
 def _with_fields(record: ReadRecord, last: dict[tuple[str, str], msgspec.Raw]) -> ReadRecord:
-    """Replace a reference to the core's last event of the same name with that event's fields."""
+    """Replace a reference to the core's previous event of the same name by the fields of that event."""
     key = record.core, record.name
     if bytes(record.fields) == encode(AGAIN):
         return msgspec.structs.replace(record, event={record.name: last.get(key, record.fields)})

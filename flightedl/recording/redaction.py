@@ -1,7 +1,8 @@
-"""Removal of private texts from recordings: passwords in URLs, and texts of errors, which may quote records.
+"""Removal of private strings from recordings: passwords in URLs, and error messages, which may quote records.
 
 Fields with certain names are replaced wherever they occur in an event, an argument or an effect. The replacement
-depends only on the text, so that equal texts remain equal. Texts that were replaced before do not change.
+depends only on the original string, so equal strings remain equal. Strings that have already been replaced do not
+change.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.decoding import builtins_from_json, made_alone
 from flightedl.recording.texts import text_without, url_without, value_without
 
-#: Function that replaces a text that may contain paths, here and in all later output of the core.
+#: Function that replaces a string that may contain paths, both here and in all later output of the core.
 Hide = Callable[[str], str]
 
 
@@ -30,12 +31,12 @@ _REPLACED: Mapping[str, Callable[[Any], Any]] = {
     "place": text_without,
     "filter": lambda given: [[column, how, value_without(value)] for column, how, value in given],
 }
-#: Input fields that are hidden with ``Hide``, because the core may repeat their texts in its output.
+#: Input fields that are hidden by ``Hide``, because the core may repeat their strings in its output.
 HIDDEN = frozenset({"reason", "why", "storage"})
 
 
 def field_without(tree: Any, hide: Hide | None, name: str = "") -> Any:
-    """Return the content of a field, as dicts, lists and texts, without private texts; ``hide`` as in ``written``."""
+    """Return a field's content as dicts, lists and strings, without private strings; for ``hide`` see ``written``."""
     if tree and name in _REPLACED and isinstance(tree, str | list | tuple):
         return _REPLACED[name](tree)
     if hide is not None and name in HIDDEN and isinstance(tree, str):
@@ -47,7 +48,7 @@ def field_without(tree: Any, hide: Hide | None, name: str = "") -> Any:
 
 @cache
 def is_private(kind: Any, *, is_input: bool) -> bool:
-    """Return True if values of a class, or values nested in them, may have a private field."""
+    """True if values of a class, or values nested in them, may have a private field."""
     names = _REPLACED.keys() | (HIDDEN if is_input else ())
     pending, seen = [kind], set[Any]()
     while pending:
@@ -68,7 +69,7 @@ def _is_error(hint: Any) -> bool:
 
 
 def stored_without(stored: StoredState) -> StoredState:
-    """Return a master's stored state without private texts."""
+    """Return a master's stored state with private strings removed."""
     tree = field_without(msgspec.to_builtins(stored.declaration), text_without)
     declaration = made_alone(lambda: msgspec.convert(tree, JobDeclaration))
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Replay of recorded events with the cores of this version, up to the first effect that differs."""
+"""Replay of recorded events with the cores of the current version, up to the first effect that differs."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class Difference:
     """The first effect of a process that differs from the recorded effect."""
 
     process: str
-    #: Number of the event in the file of the process, from 1.
+    #: Number of the event in the file of its process, from 1.
     number: int
     at: float
     core: str
     #: The event, as JSON.
     event: Any
-    #: Number of the effect among those of the event, from 1.
+    #: Number of the effect among the effects of its event, from 1.
     effect: int
-    #: The recorded effect, as JSON; None if there was none.
+    #: The recorded effect as JSON; None if no effect was recorded.
     expected: Any
-    #: The replayed effect, as JSON; None if there was none.
+    #: The effect of the replay as JSON; None if there was none.
     actual: Any
-    #: Traceback of an error that was not recorded.
+    #: Traceback of an error that is not in the recording.
     trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of the replay of one process: the number of replayed events, and the first difference."""
+    """Result of replaying one process: the number of replayed events, and the first difference."""
 
     process: str
     events: int
@@ -101,7 +101,7 @@ def _first_of(record: ReadRecord) -> Any:
 
 
 def first_difference(expected: Sequence[Any], actual: Sequence[Any]) -> tuple[int, Any, Any, str] | None:
-    """Return the first difference as ``_play`` does, or None if the effects are equal."""
+    """Return the first difference, like ``_play``, or None if the effects are equal."""
     for number in range(max(len(expected), len(actual))):
         then = expected[number] if number < len(expected) else None
         now = actual[number] if number < len(actual) else None

@@ -20,14 +20,14 @@ from flightedl.recording.trainer_moments import (
     StepMoments,
 )
 
-#: Kind of subject -> number of integers in its identity, for subjects that are identified by integers.
+#: Kind of subject -> number of integers that identify it, for kinds that are identified by integers.
 _KINDS = {"batch": 3, "task": 2, "block": 1}
-#: Greatest distance in seconds at which moments that differ only in their blocks are merged.
+#: Moments that differ only in their blocks are merged if they are at most this far apart, in seconds.
 _TOGETHER_S = 1.0
 
 
 def subject_of(kind: str, identity: str) -> Subject:
-    """Parse the subject of a story; epochs are numbered from 1.
+    """Parse the subject of a story. Epochs are numbered from 1.
 
     A subject is ``batch 3/17/2``, ``task 3/17``, ``block 5``, ``trainer ID`` or ``evaluation NAME``.
 
@@ -45,7 +45,7 @@ def subject_of(kind: str, identity: str) -> Subject:
     return (kind, *map(int, numbers))
 
 
-#: Kind of a core -> constructor of the source of its moments.
+#: Kind of core -> constructor of the source of its moments.
 SOURCES: Mapping[str, Callable[[Process, Known], CoreMoments]] = {
     "master": MasterMoments,
     "life": LifeMoments,
@@ -55,7 +55,7 @@ SOURCES: Mapping[str, Callable[[Process, Known], CoreMoments]] = {
     "loop": LoopMoments,
     "acknowledged": LoopMoments,
     "steps": StepMoments,
-    # The master's and the pservers' moments cover its decisions.
+    # Its decisions already appear in the moments of the master and of the pservers.
     "membership": CoreMoments,
     "election": ElectionMoments,
     "election-followed": FollowedMoments,
@@ -64,7 +64,7 @@ SOURCES: Mapping[str, Callable[[Process, Known], CoreMoments]] = {
 
 
 def moments_of(recording: Recording, known: Known) -> Iterator[Moment]:
-    """Yield the moments of a process's recording.
+    """Yield the moments in the recording of a process.
 
     Raises:
         CorruptError: The file is damaged.
@@ -84,13 +84,13 @@ def moments_of(recording: Recording, known: Known) -> Iterator[Moment]:
 
 
 def story(recordings: Iterable[Recording], subject: Subject) -> list[Moment]:
-    """Return the moments of a subject, and the moments of the job and of the involved trainers in that time.
+    """Return the moments of a subject, with the moments of the job and of the trainers involved during that time.
 
     Raises:
         CorruptError: A file is damaged.
     """
     known = Known()
-    # Masters first, because their records map attempts to tasks.
+    # Read masters first, because their records map attempts to tasks.
     ordered = sorted(recordings, key=lambda each: each.header.process != "master")
     moments = sorted((m for each in ordered for m in moments_of(each, known)), key=lambda moment: moment.at)
     own = [moment for moment in moments if _is_of(moment, subject)]
@@ -99,7 +99,7 @@ def story(recordings: Iterable[Recording], subject: Subject) -> list[Moment]:
     first, last = own[0].at, own[-1].at
     context: set[Subject] = {JOB}
     if subject[0] in {"batch", "task", "evaluation"}:
-        # Include the starts and deaths of trainers that held it.
+        # Include the starts and deaths of trainers that held the task.
         context |= {each for moment in own for each in moment.subjects if each[0] == "trainer"}
     mine = set(map(id, own))
     return _merged([m for m in moments if id(m) in mine or (first <= m.at <= last and _is_only_about(m, context))])
@@ -139,7 +139,7 @@ def _merged(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def text_of(moment: Moment) -> str:
-    """Return the text of a moment, with its blocks."""
+    """Return the description of a moment, including its blocks."""
     return moment.text.replace("{blocks}", _blocks(moment.blocks))
 
 

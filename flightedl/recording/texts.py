@@ -1,4 +1,4 @@
-"""Replacements of private texts. They are deterministic and idempotent."""
+"""Replacements of private strings. They are deterministic and idempotent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KIND = re.compile(r"(\w+): ")
 
 
 def text_without(text: str) -> str:
-    """Return a digest of an error's text, preceded by the name of a class if the text begins with one."""
+    """Return a digest of an error message, preceded by the name of a class if the message begins with one."""
     if not text or _DIGEST.fullmatch(text):
         return text
     kind = _KIND.match(text)
@@ -20,7 +20,7 @@ def text_without(text: str) -> str:
 
 
 def url_without(url: str) -> str:
-    """Return a URL without user, password and query."""
+    """Return a URL without its user, password and query."""
     parts = urlsplit(url)
     if "://" not in url or not (parts.query or "@" in parts.netloc) or _REMOVED.fullmatch(parts.query):
         return url

@@ -1,4 +1,4 @@
-"""Moments of a trainer's recorded events: its tasks, its batches, and its pushes and pulls."""
+"""Moments found in a trainer's recorded events: its tasks, its batches, and its pushes and pulls."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _batch_of(batch: Any) -> tuple[int, int, int]:
 
 
 class StepMoments(CoreMoments):
-    """Moments of gradients: when they are computed, pushed to blocks, answered and settled."""
+    """Moments of gradients being computed, pushed to blocks, answered and settled."""
 
     def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
@@ -94,11 +94,11 @@ class StepMoments(CoreMoments):
         #: Number of the script's current or last batch.
         self._number = 0
         self._is_computed = False
-        #: Numbers of the batches that the current transfer pushes; None if it only reads values.
+        #: Numbers of the batches that the current transfer pushes; None if the transfer only reads values.
         self._pushed: list[int] | None = None
         #: Pserver -> current call.
         self._calls: dict[int, Any] = {}
-        #: Pserver -> newest moment of a call, to omit retries.
+        #: Pserver -> newest moment of a call, used to omit retries.
         self._said: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
 
     def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:
@@ -215,7 +215,7 @@ def _without(places: Iterable[tuple[int, int]], removed: tuple[int, int]) -> lis
 
 
 class ElectionMoments(CoreMoments):
-    """Moments of the election of the trainer that provides the model's first values."""
+    """Moments of the election of the trainer that provides the model's initial values."""
 
     def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
@@ -239,7 +239,7 @@ _STEPS = {
 
 
 class FollowedMoments(CoreMoments):
-    """Moment at which the trainer finds that the model was initialized again."""
+    """Moment at which the trainer notices that the model was reinitialized."""
 
     def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:  # noqa: ARG002
         if name == "require_same":
@@ -247,7 +247,7 @@ class FollowedMoments(CoreMoments):
 
 
 class EndMoments(CoreMoments):
-    """Moment at which the trainer learns of the job's end."""
+    """Moment at which the trainer learns that the job has ended."""
 
     def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:  # noqa: ARG002
         if name == "replied" and event["reply"]["TasksReply"]["outcome"] == "epochs_done":

@@ -1,12 +1,13 @@
 """Conversion of the arguments, events and effects of cores to JSON and back.
 
-A value is written under the name of its class, ``{"Asked": {...}}``. So is a nested value if its field may hold values
-of several classes. Arguments and events are read as their classes. Effects are never read: those of a replay are
-written in the same way and compared.
+A value is written under the name of its class, as in ``{"Asked": {...}}``. So is a nested value if its field may hold
+values of several classes. Arguments and events are decoded to their classes. Effects are never decoded: the effects of
+a replay are encoded in the same way and compared.
 
-* An error is written as its class. An error in an argument also has a digest of its text, and whether it is transient.
+* An error is written as its class. For an error in an argument, a digest of its message is added, and a flag that is
+  true if the error is transient.
 * The function that returns a task's number of batches is written as runs of equal counts.
-* Private texts are replaced, see ``redaction``.
+* Private strings are replaced, see ``redaction``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from flightedl.recording.redaction import Hide, field_without, is_private, store
 
 Value = TypeVar("Value")
 
-#: Placeholder for the fields of the core's last event of the same name.
+#: Stands for the fields of the core's previous event of the same name.
 AGAIN = "again"
 #: Classes whose values are written unchanged.
 PLAIN = frozenset({dict, list, tuple, str, bytes, int, float, bool, type(None)})
@@ -42,7 +43,7 @@ _Fields = dict[str, msgspec.Raw]
 
 
 class BatchCounts:
-    """Number of batches of each task, as runs of tasks with equal numbers.
+    """Number of batches in each task, as runs of tasks with equal numbers.
 
     Args:
         runs: (number of batches, number of consecutive tasks with it), in the order of the tasks.
@@ -77,7 +78,7 @@ class BatchCounts:
 
 
 def with_counts(value: Value) -> Value:
-    """Return an event or settings with batch counts that can be written."""
+    """Return an event or settings in which the function for batch counts is replaced by encodable counts."""
     known: Any = value
     if (counts := getattr(known, "batch_counts", None)) is not None:
         known = dataclasses.replace(known, batch_counts=BatchCounts.of(counts, known.task_count))
@@ -91,7 +92,7 @@ def with_counts(value: Value) -> Value:
 
 
 def written(value: Any, hide: Hide | None = None) -> Any:
-    """Convert a value to its fields under the name of its class, ready for JSON.
+    """Convert a value to its fields under the name of its class, ready for encoding as JSON.
 
     Args:
         value: An argument, an event or an effect.
@@ -111,7 +112,7 @@ def written(value: Any, hide: Hide | None = None) -> Any:
     if isinstance(value, Mode):
         return value.to_json()
     if kind is AppliedBatches:
-        # In a result. As an argument of ``restore``, the gist contains all of it.
+        # This applies to results. As an argument of ``restore``, the gist contains everything.
         return {"AppliedBatches": {"blocks": len(value.numbers)}}
     if kind is StoredState:
         value = stored_without(value)
@@ -147,7 +148,7 @@ def _has_counts(kind: Any) -> bool:
 
 
 def has_fields(kind: Any) -> bool:
-    """Return True for dataclasses and messages."""
+    """True for dataclasses and messages."""
     return hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__")
 
 
@@ -163,7 +164,7 @@ def fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _classes(hint: Any) -> set[Any]:
-    """Return the classes with fields that a field may hold. A common base class counts as several classes."""
+    """Return the classes with fields that a field may hold. A common base class is treated as several classes."""
     members = typing.get_args(hint) if typing.get_origin(hint) is not None else (hint,)
     found: set[Any] = set()
     for member in members:
@@ -196,12 +197,12 @@ def encode(value: object) -> bytes:
 
 
 def builtins(value: object) -> Any:
-    """Convert a value to dicts, lists and texts with the same JSON."""
+    """Convert a value to dicts, lists and strings that have the same JSON."""
     return msgspec.to_builtins(value, enc_hook=_encodable, str_keys=True)
 
 
 def effects_of(result: Any) -> list[object]:
-    """Return the results of a call as a flat list. A result is followed by its ``effects``."""
+    """Return the results of a call as a flat list, in which each result is followed by its ``effects``."""
     found: list[object] = []
     _add_effects(result, found)
     return found
@@ -268,7 +269,7 @@ def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:
 
 
 def read(hint: Any, raw: msgspec.Raw) -> Any:
-    """Read an argument or a field that has the annotation ``hint``.
+    """Decode an argument or a field that has the annotation ``hint``.
 
     Raises:
         CorruptError: The value does not match the annotation.
@@ -292,7 +293,7 @@ def _with_subclasses(kind: Any) -> list[Any]:
 
 
 def read_value(kind: Any, raw: msgspec.Raw) -> Any:
-    """Read a value of a class, without its name."""
+    """Decode a value of a class, without the class's name."""
     if not (tagged := fields_of(kind)[1]):
         return decode(raw, kind)
     hints, fields = typing.get_type_hints(kind), decode(raw, _Fields).items()
@@ -308,7 +309,7 @@ def assignment_of(
     batch_count: int = 0,
     position: int = 0,
 ) -> Assignment:
-    """Return an assignment with the fields that cores use."""
+    """Return an assignment with only the fields that cores use."""
     return Assignment(
         epoch=epoch,
         position=position,

@@ -1,12 +1,12 @@
-"""Writer of one process's events and effects as lines of JSON.
+"""Writer that writes the events and effects of one process as lines of JSON.
 
 The first line describes the process (``Header``). Each other line is an event of one of its cores (``Record``).
 Recording never waits for the disk: lines are buffered, and a thread writes them several times per second. If the
-process is killed, the lines that were not written yet are lost.
+process is killed, lines that have not been written yet are lost.
 
-Training continues whatever happens to a recording. Recording *stops*, with one warning, when the disk is full or not
-writable, when it is so slow that the buffer reaches its limit, when the file reaches its limit, and when a value cannot
-be encoded. Events that were recorded before can be replayed.
+Training continues whatever happens to the recording. Recording *stops*, with one warning, if the disk is full or not
+writable, if the disk is so slow that the buffer reaches its limit, if the file reaches its limit, or if a value cannot
+be encoded. Events recorded before that can be replayed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ LIMIT_BYTES = 4 << 30
 #: Limit of the buffer.
 _KEPT_BYTES = 64 << 20
 _EVERY_S = 0.2
-#: Shortest text that is hidden, in characters.
+#: Minimum length of a string that is hidden, in characters.
 _HIDDEN_FROM = 8
-#: Number of hidden texts that a core remembers.
+#: Number of hidden strings that a core remembers.
 _HIDDEN_COUNT = 64
 _CLOSE_S = 10.0
 
@@ -51,25 +51,25 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     #: Kind of the process: master, pserver or trainer.
     process: str
-    #: Name of the process, unique within its kind.
+    #: Name of the process, unique among processes of its kind.
     name: str
     job: str
-    #: Start of the recording in seconds since 1970.
+    #: Time at which the recording started, in seconds since 1970.
     wall_s: float
-    #: The same time on the process's own clock.
+    #: The same time, by the process's own clock.
     clock_s: float
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event of one core of the process."""
+    """An event of one of the process's cores."""
 
-    #: Time on the process's own clock, in seconds.
+    #: Time by the process's own clock, in seconds.
     at: float
     #: Kind and number of the core, such as "feed-2".
     core: str
     event: Any
     effects: Sequence[Any] = ()
-    #: Class of the error that the event raised; empty if it raised none.
+    #: Class of the error that the event raised; empty if it raised no error.
     raised: str = ""
 
 
@@ -101,7 +101,7 @@ class BackgroundFile:
         self._thread.start()
 
     def write(self, line: bytes) -> bool:
-        """Append a line to the buffer, without waiting. Return False if writing has stopped."""
+        """Append a line to the buffer without waiting. False if writing has stopped."""
         with self._lock:
             if self._is_stopped:
                 return False
@@ -114,7 +114,6 @@ class BackgroundFile:
         return not is_too_slow
 
     def close(self) -> None:
-        """Write the buffer and end the thread."""
         self._closing.set()
         self._thread.join(_CLOSE_S)
         with self._lock:
@@ -161,13 +160,13 @@ class CoreRecorder:
     def __init__(self, recorder: Recorder, name: str) -> None:
         self._recorder = recorder
         self.name = name
-        #: Hidden texts -> replacements, as JSON. The oldest is dropped when there are too many.
+        #: Hidden strings -> replacements, as JSON. The oldest is dropped when there are too many.
         self._hidden: dict[bytes, bytes] = {}
-        #: Hidden texts -> replacements that are never dropped.
+        #: Hidden strings -> replacements that are never dropped.
         self._kept: dict[bytes, bytes] = {}
 
     def hidden(self, text: str) -> str:
-        """Return the replacement of a text that may contain paths. Later records of this core use it, too."""
+        """Return the replacement of a string that may contain paths. Later records of this core use it too."""
         if len(text) < _HIDDEN_FROM:
             return text
         shown = text_without(text)
@@ -182,19 +181,17 @@ class CoreRecorder:
         self._kept, self._hidden = self._hidden, {}
 
     def without_hidden(self, line: bytes) -> bytes:
-        """Return a line with all hidden texts replaced."""
-        # First ``_hidden``, whose texts may contain texts of ``_kept``.
+        """Return a line with all hidden strings replaced."""
+        # Replace ``_hidden`` first, because its strings may contain strings of ``_kept``.
         for hidden in (self._hidden, self._kept):
             for text, shown in hidden.items():
                 line = line.replace(text, shown)
         return line
 
     def now(self) -> float:
-        """Return the current time of the process's clock."""
         return self._recorder.now()
 
     def record(self, at: float, event: object, effects: Sequence[object] = ()) -> None:
-        """Record an event with its effects."""
         self._recorder.write(at, self, event, effects, "")
 
     def raised(self, at: float, event: object, error: BaseException) -> None:
@@ -203,7 +200,7 @@ class CoreRecorder:
 
 
 class Recorder:
-    """Recorder of one process. Thread-safe, except that the events of one core must not be concurrent.
+    """Recorder of one process. Thread-safe, provided that the events of any one core are not concurrent.
 
     Args:
         process: Kind of the process: master, pserver or trainer.
@@ -224,7 +221,7 @@ class Recorder:
         *,
         is_strict: bool = False,
     ) -> None:
-        # Imported lazily: processes that record nothing should not import the values of all processes.
+        # Imported lazily, because processes that record nothing should not import the value classes of all processes.
         from flightedl.recording.values import encode, written
 
         self._encode, self._written = encode, written
@@ -246,11 +243,11 @@ class Recorder:
         write(encode(header) + b"\n")
 
     def now(self) -> float:
-        """Return the current time, for inputs without a parameter ``now``."""
+        """Return the current time, for inputs that have no parameter ``now``."""
         return self._clock.now()
 
     def core(self, kind: str) -> CoreRecorder:
-        """Return a recorder for another core of a kind."""
+        """Return a recorder for another core of this kind."""
         self._numbers[kind] += 1
         return CoreRecorder(self, f"{kind}-{self._numbers[kind]}")
 
@@ -279,7 +276,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def recording_process(directory: str, process: str, job: str, clock: Clock) -> Iterator[Recorder | None]:
-    """Record the current process during the ``with`` block. Yields None if it is not recorded.
+    """Record the current process during the ``with`` block. Yields None if the process is not recorded.
 
     Args:
         directory: Directory of the file, which is created; empty to record nothing.

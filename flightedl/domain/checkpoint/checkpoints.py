@@ -380,7 +380,6 @@ class Checkpoints:
         return (Persist(), MovePointer(self._latest))
 
     def _first_with(self, number: int) -> int:
-        """Return the value of ``first`` with this checkpoint as the latest."""
         return number if self._latest is None else self._first
 
     def manifest_failed(self, number: int, reason: str, now: float) -> Effects:

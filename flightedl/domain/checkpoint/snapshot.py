@@ -103,7 +103,6 @@ class PserverSnapshots:
 
     @property
     def progress(self) -> SnapshotReply | None:
-        """Progress to report to the master; None before the first order."""
         return self._progress
 
     def is_current(self, order: OrderNumber) -> bool:

@@ -156,7 +156,6 @@ class Membership:
 
     @property
     def late_to_switch(self) -> list[int]:
-        """Pservers that have not adopted the current mode yet."""
         if self._is_switched:
             return []
         return [i for i in range(self._pserver_count) if not self._has_answered(i, self._switch_serial)]

@@ -152,7 +152,6 @@ class BlockRounds:
 
     @property
     def clocks(self) -> Mapping[int, int]:
-        """Clocks by member in bounded mode; empty in other modes."""
         return self._clocks
 
     def copy(self) -> BlockRounds:

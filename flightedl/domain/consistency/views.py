@@ -41,7 +41,6 @@ class ViewVerdict:
         return not self.is_outdated and not self.refused and not self.refuses_mode
 
     def reply(self, serial: int, highest_open_round: int) -> ViewReply:
-        """Return the reply to the master, to be sent after the changes."""
         return ViewReply(
             serial=serial,
             refused=list(self.refused),

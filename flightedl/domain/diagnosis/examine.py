@@ -1,4 +1,4 @@
-"""All rules, and the order of their findings."""
+"""All rules, and the order of the resulting findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RULES = (
     probes.disks,
     probes.certificates,
 )
-#: Cause -> causes that it hides, because they are its consequences.
+#: Cause -> causes whose findings it hides, because they are its consequences.
 _HIDES = {
     Cause.ETCD_UNREACHABLE: {Cause.NO_MASTER, Cause.UNKNOWN_JOB, Cause.PSERVER_MISSING},
     Cause.ETCD_WITHOUT_QUORUM: {Cause.NO_MASTER, Cause.UNKNOWN_JOB, Cause.PSERVER_MISSING, Cause.ETCD_SLOW},

@@ -1,4 +1,4 @@
-"""Findings: problems of a job, and who waits for whom."""
+"""Findings: problems of a job, and the processes that wait for others."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 
 class Severity(enum.IntEnum):
-    """Severity of a finding; the lowest number is the worst."""
+    """Severity of a finding; a lower number is worse."""
 
     #: The job cannot continue until this is fixed.
     BROKEN = 0
-    #: The job continues, but it is slower than necessary or loses something.
+    #: The job continues, but is slower than necessary or loses something.
     HARMFUL = 1
     #: Worth knowing.
     NOTE = 2
@@ -76,13 +76,13 @@ class Finding:
     text: str
     #: Recommended action, as a sentence; empty if none is needed.
     advice: str = ""
-    #: Stacks of the process's threads if they help; otherwise empty.
+    #: Stacks of the process's threads if they are helpful; otherwise empty.
     stack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A wait of one process or round for others."""
+    """A process or a round that waits for other processes."""
 
     who: str
     #: Text for people.

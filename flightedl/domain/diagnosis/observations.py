@@ -1,4 +1,4 @@
-"""Observations of a job: replies of all its processes, queried at about the same time."""
+"""Observations of a job: replies of all its processes, which were queried at about the same time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.status import JobEvent, PserverStatusReply, StatusReply
 
-#: Words in the errors of full storages.
+#: Words found in the error messages of storages that are full.
 _FULL = ("no space", "full", "quota", "enospc", "storage exceeded", "disk usage")
 
 
@@ -17,14 +17,14 @@ class Asked:
     """Result of querying one server."""
 
     address: str
-    #: Time to the reply, in seconds; None without a reply.
+    #: Seconds until the reply arrived; None if there was no reply.
     seconds: float | None = None
     #: True if a connection was established.
     is_connected: bool = True
-    #: Error and its code (see ``errors``); empty with a reply.
+    #: Error message and its code (see ``errors``); both are empty if there was a reply.
     error: str = ""
     code: str = ""
-    #: Arrival of the reply by this machine's clock, in seconds since 1970.
+    #: Time at which the reply arrived, by this machine's clock, in seconds since 1970.
     received_s: float = 0.0
 
 
@@ -46,14 +46,14 @@ class StoreTried:
 class ShownCertificate:
     """Certificate that a server presented in a TLS handshake."""
 
-    #: Expiry in seconds since 1970; None if unknown.
+    #: Expiration time in seconds since 1970; None if unknown.
     ends_s: float | None = None
-    #: Reason for its rejection; empty if it was accepted, or none was presented.
+    #: Reason why the certificate was rejected; empty if it was accepted, or if none was presented.
     error: str = ""
 
 
 def is_full(error: str) -> bool:
-    """True if a storage's error says that it is full."""
+    """True if an error from a storage says that the storage is full."""
     return any(word in error.lower() for word in _FULL)
 
 
@@ -62,9 +62,9 @@ class Observations:
     """All observations of a job."""
 
     job: str
-    #: Facts of the process that makes the diagnosis.
+    #: Facts about the process that makes the diagnosis.
     asker: HostFacts
-    #: One entry per endpoint of etcd.
+    #: One result per etcd endpoint.
     etcd: tuple[Asked, ...] = ()
     #: Names of the jobs in etcd.
     jobs: tuple[str, ...] = ()
@@ -75,14 +75,14 @@ class Observations:
     master: Asked | None = None
     status: StatusReply | None = None
     events: tuple[JobEvent, ...] = ()
-    #: Index -> result of querying the pserver directly, for pservers with a live lease.
+    #: Index -> result of querying the pserver directly, for all pservers with a live lease.
     pservers: Mapping[int, Asked] = field(default_factory=dict)
     replies: Mapping[int, PserverStatusReply] = field(default_factory=dict)
     #: Process -> stacks of its threads.
     stacks: Mapping[str, str] = field(default_factory=dict)
-    #: None if the location of checkpoints is unknown.
+    #: None if the location of the checkpoints is unknown.
     store: StoreTried | None = None
-    #: Path on this machine -> (free, total) bytes of its disk.
+    #: Path on this machine -> (free bytes, total bytes) of its disk.
     disks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     #: Server -> its certificate, if the job uses TLS.
     certificates: Mapping[str, ShownCertificate] = field(default_factory=dict)

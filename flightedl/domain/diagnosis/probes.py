@@ -1,4 +1,4 @@
-"""Rules about tests made by this machine: checkpoint storage, disks, certificates."""
+"""Rules about tests that this machine performs: on the checkpoint storage, disks and certificates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from flightedl.domain.diagnosis.observations import Observations, is_full
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: A storage is slow if writing, reading or deleting a small object takes longer.
+#: A storage is slow if writing, reading or deleting a small object takes longer than this, in seconds.
 _SLOW_STORE_S = 2.0
-#: Warn this long before a certificate expires.
+#: Time before a certificate's expiration at which to begin to warn, in seconds.
 _RENEW_S = 7 * 86_400.0
-#: A disk is nearly full if less than this size and less than this fraction of it is free.
+#: A disk is nearly full if its free space is below both this size and this fraction of the disk.
 _LITTLE_BYTES = 1 << 30
 _LITTLE_PART = 0.02
-#: Required free space in checkpoints: a new one is written before an old one is deleted.
+#: Required free space, as a multiple of a checkpoint's size, because a new checkpoint is written before an old one is
+#: deleted.
 _ROOM = 1.2
 
 

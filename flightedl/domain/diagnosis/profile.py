@@ -1,12 +1,12 @@
-"""How trainers spend their time, in words and with advice."""
+"""Descriptions of how trainers spend their time, with advice."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: Shorter profiles are ignored, in seconds.
+#: Profiles shorter than this are ignored, in seconds.
 _ENOUGH_S = 2.0
-#: Advice is given from this share of the time.
+#: Advice is given on costs from this share of the time on.
 _MUCH = 0.4
 #: Smaller shares are not shown.
 _SHOWN = 0.005
@@ -18,7 +18,7 @@ _NAMES = {
     "wait": "waiting for others in the round",
     "pull": "receiving values",
 }
-#: Costs that may be too high, and their parts.
+#: Costs that may be too high, with their parts.
 _COSTS = {"data": ("data",), "wait": ("wait",), "traffic": ("push", "pull")}
 _ADVICE = {
     "data": "Read fewer columns, move the files closer, or split them into more chunks (`flightedl dataset split`).",
@@ -31,7 +31,7 @@ _ADVICE = {
 
 
 def shares(profile: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each part, which add up to 1; empty if the profile is too short."""
+    """Return the share of each part; the shares add up to 1. Empty if the profile is too short."""
     total = sum(profile.get(what, 0.0) for what in _NAMES)
     if total < _ENOUGH_S:
         return {}
@@ -39,7 +39,7 @@ def shares(profile: Mapping[str, float]) -> dict[str, float]:
 
 
 def in_words(profile: Mapping[str, float]) -> str:
-    """Describe the shares for people; empty if the profile is too short."""
+    """Describe the shares in words; empty if the profile is too short."""
     return ", ".join(f"{part:.0%} {_NAMES[what]}" for what, part in shares(profile).items() if part >= _SHOWN)
 
 

@@ -1,4 +1,4 @@
-"""Rules about trainers, and the list of waits."""
+"""Rules about trainers, and the list of current waits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BROKEN, HARMFUL, NOTE = Severity
 
 #: Shorter waits are not reported.
 WAITS_S = 3.0
-#: A trainer reports every 5 s; after this silence its whole process is considered frozen.
+#: A trainer reports every 5 s. After this many seconds of silence its whole process is considered frozen.
 _SILENT_S = 12.0
-#: A batch is slow if it takes longer than this and this many times longer than the others' batches.
+#: A batch is slow if it takes longer than this, and longer than the batches of the other trainers by this factor.
 _BATCH_S = 10.0
 _SLOW_FACTOR = 3.0
 _PSERVER = re.compile(r"pserver (\d+)")
 
-#: Activity of a trainer that waits for a parameter server, or through it for others; its script is idle.
+#: Activity of a trainer that waits for a pserver, or via the pserver for other trainers, while its script is idle.
 _WITH_SERVERS = "push"
 
 
@@ -45,7 +45,7 @@ def waits(seen: Observations) -> list[Wait]:
 
 
 def name_of(trainer: TrainerStatus) -> str:
-    """Return a trainer's name for people."""
+    """Return a trainer's name for display."""
     return f"{trainer.name} ({trainer.trainer})" if trainer.name else trainer.trainer
 
 
@@ -147,7 +147,7 @@ def _cut_off(seen: Observations, trainer: TrainerStatus) -> Iterator[Finding]:
 
 
 def _stuck(seen: Observations, status: StatusReply) -> Iterator[Finding]:
-    """Report rounds that wait for unknown members, or for trainers without tasks."""
+    """Report rounds that wait for unknown members or for trainers without tasks."""
     alive = {trainer.trainer: trainer for trainer in status.trainers}
     for index, reply in sorted(seen.replies.items()):
         if not reply.waits_for or reply.waits_s < WAITS_S:

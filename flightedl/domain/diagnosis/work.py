@@ -10,10 +10,10 @@ from flightedl.messages.status import StatusReply
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: A task is slow if it takes this many times the average, and at least this many seconds.
+#: A task is slow if it takes longer than the average by this factor, and at least this many seconds.
 _SLOW_FACTOR = 4.0
 _SLOW_S = 20.0
-#: A storage is slow below this rate. Files written in less time than this are not judged.
+#: A storage is slow if it writes below this rate. Files that are written in less than this time are not considered.
 _STORE_BYTES_PER_S = 20e6
 _STORE_S = 5.0
 

@@ -1,17 +1,19 @@
-"""State machine of a group's incarnations: which start of the group is current, and which records kill its ranks.
+"""State machine of a group's incarnations: the current start of the group, and the records that kill its ranks.
 
 Every start of a group is an incarnation, numbered by the generation of its rank 0. Generations are create_revisions of
-etcd, so a later start has a higher number. Rules:
+etcd, so a later start has a higher number. The rules are:
 
 * Only rank 0 begins an incarnation, and only with a higher generation than the current one. This ends the previous
-  incarnation: from then on, its ranks cannot start, report or finish.
-* An incarnation runs once all of its ranks have declared the token that they loaded, or that they loaded none. A single
-  distinct token applies to all ranks. Two different tokens end the incarnation with an explanation for every rank.
+  incarnation: from then on, the ranks of that incarnation cannot start, report or finish.
+* An incarnation runs once all of its ranks have declared the token that they loaded, or that they loaded none. If there
+  is only one distinct token, it applies to all ranks. Two different tokens end the incarnation with an explanation for
+  every rank.
 * The group is done when every rank of the current incarnation has left its session cleanly after the end of the data.
 
-Records that kill a rank are identified by the rank that ended first. Only a rank whose own script raised, or that ended
-silently, can have been the first. The records of its round are suspect. A suspect is cleared when every rank of a later
-incarnation has passed it, and is convicted after ``attempts_limit`` incarnations that ended there.
+Records that kill a rank are found by way of the rank that ended first. Only a rank whose own script raised an
+exception, or that ended silently, can have been the first. The records of its round are suspect. A suspect is cleared
+when every rank of a later incarnation has passed it, and is convicted after ``attempts_limit`` incarnations have ended
+at it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from flightedl.messages.groups import (
 GATHERING, RUNNING, OVER, DONE = "gathering", "running", "over", "done"
 OVER_TEXT = "another rank of this group has ended, or the group was started again: start this process again"
 SILENT = "it ended without a word"
-#: Maximum number of reports per second from all ranks, so that the master has time for other work.
+#: Maximum number of reports per second from all ranks together, so that the master has time for other work.
 _REPORTS_PER_S = 200
 _REPORT_S = 0.5
 #: Maximum number of ranks named in a message.
@@ -47,7 +49,7 @@ _NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Round that a rank works on, according to its last report."""
+    """Round on which a rank is working, according to its last report."""
 
     at: int
     pieces: tuple[Piece, ...]
@@ -55,7 +57,7 @@ class Place:
 
 
 class Group:
-    """Group of one job. Not thread-safe.
+    """The group of one job. Not thread-safe.
 
     Args:
         attempts_limit: Number of incarnations after which records that ended them are omitted for all ranks.
@@ -64,9 +66,9 @@ class Group:
 
     def __init__(self, attempts_limit: int, record: GroupRecord | None = None) -> None:
         self._attempts_limit = attempts_limit
-        #: Complete state for a successor. Replaced, never modified.
+        #: Complete state for a successor. It is replaced, never modified.
         self.record = GroupRecord() if record is None else record
-        #: Rank -> its round. Not stored, because ranks report their rounds to a successor again.
+        #: Rank -> its round. Not stored, because ranks report their rounds again to a successor.
         self.places: dict[int, Place] = {}
 
     @property
@@ -76,7 +78,6 @@ class Group:
 
     @property
     def has_started(self) -> bool:
-        """True if this job's data goes to a group."""
         return self.record.incarnation > 0
 
     # starting
@@ -108,7 +109,7 @@ class Group:
         return self._answer()
 
     def waits(self, request: GroupStartRequest) -> bool:
-        """True if a rank has joined a start that other ranks have not joined yet."""
+        """True if a rank has joined a start that other ranks have yet to join."""
         record = self.record
         known = record.ranks.get(request.rank)
         is_of_start = record.phase == GATHERING and record.start == request.start and known is not None
@@ -201,7 +202,7 @@ class Group:
     # ending
 
     def leave(self, request: GroupLeaveRequest) -> None:
-        """Record that a rank has left its session. Ranks of other incarnations change nothing.
+        """Record that a rank has left its session. Ranks of other incarnations are ignored.
 
         Raises:
             FencedError: The rank would leave cleanly, but its incarnation is over.
@@ -225,7 +226,6 @@ class Group:
             self.record = replace(self.record, phase=DONE if all(each.has_finished for each in ranks) else OVER)
 
     def gone(self, trainer: str, generation: int) -> None:
-        """Record that the lease of a process has ended."""
         ranks = self.record.ranks
         rank = next((r for r, each in ranks.items() if (each.trainer, each.generation) == (trainer, generation)), None)
         if rank is None or ranks[rank].has_left:
@@ -238,7 +238,7 @@ class Group:
         self.record = replace(self.record, phase=OVER)
 
     def _judge(self, first: int | None, error: str) -> None:
-        """Suspect the records of the rank that ended first, once per incarnation."""
+        """Suspect the records of the rank that ended first; does so once per incarnation."""
         place = None if first is None else self.places.get(first)
         if self.record.is_judged or place is None or not place.pieces:
             return
@@ -257,7 +257,7 @@ class Group:
         )
 
     def _silent_longest(self) -> int | None:
-        """Return the silently ended rank whose last report is oldest, or None."""
+        """Return the silently ended rank with the oldest last report, or None."""
         silent = [rank for rank, each in self.record.ranks.items() if not each.has_left and not each.is_cleared]
         heard = [(self.places[rank].heard_at, rank) for rank in silent if rank in self.places]
         return min(heard)[1] if heard else None

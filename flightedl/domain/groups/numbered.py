@@ -1,14 +1,16 @@
-"""Batches by number, for trainings that count the batches in their model and request the next ones by number.
+"""Batches by number, for training loops whose model counts its batches and that request the next batches by number.
 
 With torchft, this count is ``manager.batches_committed()``. It is part of the model's state and the same for all
-replica groups, including one that has healed. The groups of a step use the batches from this number on, one each. If
-the step is not committed, the next step uses the same numbers. So each batch counts once in the model, no matter how
-many groups take part in each step, and no group has to return batches of another group.
+replica groups, including a group that has just recovered. The groups that take part in a step use the batches from this
+number on, one batch per group. If the step is not committed, the next step uses the same numbers. So the model is
+trained on each batch once, however many groups take part in each step, and no group has to return another group's
+batches.
 
 Rules:
 
-* The batches of an epoch are consecutive records in the order of its tasks (see ``plan``). The last batch is smaller.
-* Any number may be requested at any time. Batches beyond the last epoch have no records.
+* The batches of an epoch are consecutive records, in the order of the epoch's tasks (see ``plan``). The last batch may
+  be smaller.
+* Any number may be requested at any time. Batches beyond the last epoch contain no records.
 
 Memory: 24 bytes per task.
 """
@@ -37,13 +39,13 @@ class NumberedBatches:
         self._batch_size = batch_size
         self._record_count = int(sizes.sum())
         self._per_epoch = -(-self._record_count // batch_size)
-        #: Total number of batches, or None if it is unlimited.
+        #: Total number of batches; None if unlimited.
         self.count = None if epochs is None else epochs * self._per_epoch
-        #: (epoch, its tasks in order, cumulative number of records up to the end of each task), cached.
+        #: (epoch, its tasks in order, cumulative number of records at the end of each task); cached.
         self._order: tuple[int, Integers, Integers] | None = None
 
     def batch(self, number: int) -> Round:
-        """Return the records of a batch.
+        """Return the records in a batch.
 
         Raises:
             ValueError: The number is negative.

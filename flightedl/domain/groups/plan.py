@@ -1,29 +1,29 @@
-"""Rounds of a group: the records of each rank in each round.
+"""Rounds of a group: the records that each rank gets in each round.
 
 Rules:
 
 * In a round, every rank gets one batch. The rounds are a pure function of the tasks' sizes, the seed, the start
-  position, the world size, the batch size and the remainder, so ranks need no communication about their records.
-* A rank gets complete tasks. The next task goes to the rank whose tasks end first, and to the lowest of several such
-  ranks. This order counts records, not rounds, so it does not depend on the batch size.
-* No rank may get more than its share, ``records // world_size``. The first task that would break this rule, and all
-  later tasks, are the *tail* of the epoch. Ranks that have finished their own tasks share the tail from its front:
+  position, the world size, the batch size and the ``remainder``, so ranks need not communicate about their records.
+* A rank gets complete tasks. The next task goes to the rank whose tasks end first, or to the lowest of several such
+  ranks. Tasks are compared by records, not by rounds, so their assignment does not depend on the batch size.
+* No rank may get more than its share, ``records // world_size``. The first task that would exceed a rank's share, and
+  all later tasks, form the *tail* of the epoch. Ranks that have finished their own tasks share the tail from its front:
   first the records of rank 0, then those of rank 1, and so on. If tasks have equal sizes, the tail has fewer than
   ``world_size`` tasks.
 * A position describes the rest of an epoch: the partly read tasks, each with its first unread record, and the first
-  unopened task. It does not depend on the world size or the batch size. An epoch that is resumed at a position first
-  assigns the rest of its opened tasks, so their number never exceeds the largest world size of the epoch plus one.
+  unopened task. It does not depend on the world size or the batch size. A resumed epoch first assigns the rest of the
+  tasks that are already open, so their number never exceeds the largest world size of the epoch plus one.
 
-The *remainder* decides about records that do not fill a round of full batches:
+The *remainder* determines the handling of records that do not fill a round of full batches:
 
-* ``split``: the last round is divided evenly among the ranks. If it has fewer records than ranks, records of the
-  previous round are moved to it, so that every rank has at least one record in each round. This is impossible with
-  batches of one record: then some batches of the last round have two. In an epoch with fewer records than ranks, some
-  ranks get none.
-* ``drop``: the last records, fewer than one round, are omitted.
+* ``split``: the last round is divided evenly among the ranks. If the last round has fewer records than there are ranks,
+  records of the previous round are moved to it, so that every rank has at least one record in each round. This is
+  impossible with a batch size of one; then some batches of the last round have two records. In an epoch with fewer
+  records than ranks, some ranks get none.
+* ``drop``: the last records, too few for a complete round, are omitted.
 * ``pad``: every batch is full. The last batches repeat records from the start of the epoch.
 
-Memory: the sizes of all tasks (8 bytes each), and a few numbers per rank.
+Memory use: the sizes of all tasks (8 bytes each), and a few integers per rank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_o
 
 Remainder = Literal["split", "drop", "pad"]
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
-#: Number of tasks of the shuffled order that are computed at once.
+#: Number of tasks in the shuffled order that are computed at once.
 _BLOCK = 1024
 
 
@@ -59,23 +59,23 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     epoch: _Natural = 0
     #: Number of the epoch's records before this position.
     records: _Natural = 0
-    #: Index of the first unopened task in the order of the epoch.
+    #: Index of the first unopened task in the epoch's order.
     unopened: _Natural = 0
-    #: (index in the order of the epoch, first unread record) of partly read tasks, in ascending order.
+    #: (index in the epoch's order, first unread record) of each partly read task, in ascending order.
     opened: tuple[tuple[_Natural, _Natural], ...] = ()
 
 
-#: Position of a group that has read nothing.
+#: Position of a group that has not read anything yet.
 BEGINNING = Position()
 
 
 class Round(msgspec.Struct, frozen=True, tag="round"):
-    """A rank's part of a round. It has no pieces if the epoch has fewer records than ranks."""
+    """A rank's part of a round. It is empty for some ranks if the epoch has fewer records than ranks."""
 
     epoch: int
-    #: Number of the round in its epoch, counted from this plan's start position.
+    #: Number of the round within its epoch, counted from the start position of this plan.
     number: int
-    #: Number of the epoch's records in earlier rounds, for all ranks together.
+    #: Number of the epoch's records in all earlier rounds, for all ranks together.
     records: int
     pieces: tuple[Piece, ...]
 
@@ -85,18 +85,18 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
 
 
 class EpochEnd(msgspec.Struct, frozen=True, tag="epoch_end"):
-    """Summary of an epoch, with the same values on every rank."""
+    """Summary of an epoch, which is the same on every rank."""
 
     epoch: int
     #: Number of distinct records that the ranks got, including those before the start position.
     records: int
     #: Number of rounds since the start position.
     rounds: int
-    #: Number of records that no rank got (``drop``).
+    #: Number of records that no rank got (with ``drop``).
     left_out: int
     #: Number of repeated records (``pad``).
     repeated: int
-    #: Maximum number of records that all ranks together decode after the start position; every rank decodes the tail.
+    #: Maximum number of records decoded by all ranks together after the start position. Every rank decodes the tail.
     decoded: int
 
 
@@ -140,7 +140,7 @@ class RoundPlan:
         self._epoch = self._begun(start) if start.epoch < self._epochs else None
 
     def next(self) -> Round | EpochEnd | None:
-        """Return this rank's next round, or the summary after an epoch's last round. None after the last epoch."""
+        """Return this rank's next round, or the summary after an epoch's last round; None after the last epoch."""
         if self._epoch is None:
             return None
         number, shares = self._epoch.round, self._epoch.shares
@@ -160,7 +160,7 @@ class RoundPlan:
         )
 
     def position(self) -> Position:
-        """Return the position after the latest round: the start of the next epoch after an epoch's last round."""
+        """Return the position after the latest round; after an epoch's last round, the start of the next epoch."""
         if self._epoch is None or not self._epoch.round:
             return self._start
         if self._epoch.round == self._epoch.shares.rounds:
@@ -175,29 +175,28 @@ class RoundPlan:
 
 
 class Shares:
-    """Number of records of each rank in each round, for a total of ``records`` records."""
+    """Number of records that each rank gets in each round, for a total of ``records`` records."""
 
     def __init__(self, records: int, world_size: int, batch_size: int, remainder: Remainder) -> None:
         full, rest = divmod(records, world_size * batch_size)
         self.world_size = world_size
         self.batch_size = batch_size
-        # The last round has fewer records than ranks. Batches of one record cannot give records to it.
+        # The last round has fewer records than ranks, and no records can be moved to it from batches of one record.
         is_short = remainder == "split" and rest < world_size and full > 0
         self.rounds = full if is_short and batch_size == 1 else full + (rest > 0 and remainder != "drop")
         self._records = records
         self._drops = remainder == "drop"
         self._pads = remainder == "pad"
-        #: The last two rounds share their records.
+        #: The last two rounds share their records evenly.
         self._halves = is_short and batch_size > 1
 
     @property
     def given(self) -> int:
-        """Number of distinct records that the ranks get."""
         return self.rounds * self.world_size * self.batch_size if self._drops else self._records
 
     @property
     def repeated(self) -> int:
-        """Number of repeated records that fill the last round."""
+        """Number of repeated records that fill up the last round."""
         return self.rounds * self.world_size * self.batch_size - self._records if self._pads else 0
 
     def before(self, number: int, rank: int) -> int:
@@ -234,12 +233,14 @@ class _Epoch:
         self._rank = rank
         self._line = _Line(sizes, order, start)
         world_size = shares.world_size
-        #: (number of records of a rank's tasks since the start position, rank), a heap.
+        #: Heap of (number of records in a rank's tasks since the start position, rank).
         self._ends = [(0, rank) for rank in range(world_size)]
         heapify(self._ends)
-        #: By rank: index in the epoch's order and size of its newest task, and number of records of all its tasks.
+        #: By rank: the newest task's index in the epoch's order, the size of this task, and the number of records in
+        #: all tasks.
         self._last = [(0, 0, 0)] * world_size
-        #: This rank's unfinished tasks: (task, first record, rank's records before the task, and including it).
+        #: This rank's unfinished tasks: (task, first record, number of this rank's records before the task, and
+        #: including it).
         self._own: deque[tuple[int, int, int, int]] = deque()
         self._in_tail = False
         self._assigned = 0
@@ -342,12 +343,12 @@ class _Order:
 
 
 class _Line:
-    """Unassigned records: the rest of opened tasks, followed by all unopened tasks."""
+    """Unassigned records: the rest of the opened tasks, followed by all unopened tasks."""
 
     def __init__(self, sizes: Integers, order: _Order, position: Position) -> None:
         self._sizes = sizes
         self._order = order
-        #: (index in the order, first record), in reverse order.
+        #: (index in the order, first record) of opened tasks, in reverse order.
         self._opened = list(reversed(position.opened))
         self.unopened = position.unopened
 
@@ -370,7 +371,7 @@ class _Line:
         self._opened.pop()
 
     def take(self, count: int) -> list[Piece]:
-        """Remove and return ``count`` records from the front, or all if there are fewer."""
+        """Remove and return ``count`` records from the front, or all records if there are fewer."""
         pieces: list[Piece] = []
         while count and (head := self.head()) is not None:
             number, task, first = head

@@ -2,11 +2,11 @@
 
 Rules:
 
-* A token contains its data's digest and the seed. It does not depend on the number of ranks or the batch size, so any
-  group that reads the same data with the same seed can resume from it.
-* Equal tokens have equal texts on all ranks.
-* The text has at most 4 kB for groups of up to 512 ranks, independent of the number of tasks.
-* A text that is incomplete, was changed, or comes from a newer version is rejected with one sentence.
+* A token contains the digest of its data and the seed. It does not depend on the number of ranks or the batch size, so
+  any group that reads the same data with the same seed can resume from it.
+* Equal tokens are encoded as equal strings on all ranks.
+* The string has at most 4 kB for groups of up to 512 ranks, however many tasks there are.
+* A string that is incomplete, altered or written by a newer version is rejected with a one-sentence error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Token(msgspec.Struct, frozen=True):
 
     #: Digest of the data.
     data: str
-    #: Seed of the shuffling; None if the data is not shuffled.
+    #: Seed with which the data is shuffled; None if it is not shuffled.
     seed: int | None
     position: Position
 
@@ -42,15 +42,15 @@ class Token(msgspec.Struct, frozen=True):
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
     data: str
     seed: int | None
-    #: The position without its opened tasks.
+    #: The position, without its opened tasks.
     position: Position
-    #: Distances between the indices of the opened tasks, the first one from 0.
+    #: Differences between the indices of successive opened tasks; the first one is the first index itself.
     gaps: list[int]
     firsts: list[int]
 
 
 def encode(token: Token) -> str:
-    """Return the token's text: name, version, checksum and content."""
+    """Return the token as a string: name, version, checksum and content."""
     position = token.position
     numbers = [number for number, _ in position.opened]
     stored = _Stored(
@@ -90,7 +90,7 @@ def decode(text: object) -> Token:
 
 
 def require_same_data(token: Token, data: str, seed: int | None) -> None:
-    """Raise UsageError if the token belongs to other data or another seed."""
+    """Require that the token belongs to the same data and seed. Raises UsageError if it does not."""
     if token.data != data:
         raise UsageError(
             f"this position belongs to other data (digest {token.data}, here {data}): declare the same files, "

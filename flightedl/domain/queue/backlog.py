@@ -77,7 +77,6 @@ class Backlog:
         return sum(min(len(row), _PART_LENGTH) for row in self.rows)
 
     def waiting(self) -> Iterator[tuple[int, Pending]]:
-        """Return (attempt, piece) of the waiting pieces, last piece first."""
         return islice(reversed(self.pieces.items()), len(self.pieces) - 1)
 
     def append(self, attempt: int, pending: Pending) -> None:

@@ -38,7 +38,6 @@ class Losses:
         self._seen: dict[tuple[int, int, int], int] = {}
 
     def happened_elsewhere(self) -> None:
-        """Count the loss of a trainer that held no suspect."""
         self._elsewhere += 1
 
     def counts(self, piece: BatchRange) -> bool:

@@ -78,7 +78,6 @@ class BatchTable:
         return removed
 
     def forget_first_before(self, epoch: int) -> bool:
-        """Drop the oldest entry of an epoch before ``epoch``, if there is one."""
         place = next((place for place in self._batches if place[0] < epoch), None)
         if place is None:
             return False

@@ -78,7 +78,6 @@ class PendingPieces:
         return list(self._by_place)
 
     def backlogs(self) -> dict[str, Backlog]:
-        """Return the backlog of each trainer that holds pieces. Read-only."""
         return self._backlogs
 
     def find(self, attempt: int) -> Pending | None:

@@ -256,7 +256,6 @@ class QueueState:
     # holders
 
     def holders(self) -> dict[str, tuple[Assignment, ...]]:
-        """Return the pieces of each trainer that holds any, the running piece first."""
         return {
             trainer: tuple(self.assignment(held, attempt) for attempt, held in backlog.pieces.items())
             for trainer, backlog in self.pending.backlogs().items()

@@ -108,7 +108,6 @@ class WaitingPieces:
 
     @property
     def pieces(self) -> list[BatchRange]:
-        """All other waiting pieces, by place."""
         return sorted(self._parts + self._suspects, key=_place)
 
     def count_complete(self, epoch: int) -> int:
@@ -145,7 +144,6 @@ class WaitingPieces:
         self._runs.setdefault(epoch, Runs()).add(start, end, failures)
 
     def unfailed(self, epoch: int) -> IntervalSet:
-        """Return the positions of the waiting complete tasks of ``epoch`` that have never failed."""
         runs = self._runs.get(epoch, ())
         return IntervalSet((start, end) for start, end, failures in runs if failures == 0)
 

@@ -62,7 +62,6 @@ class Audit:
         return True
 
     def wanted(self, index: int, generation: int) -> int | None:
-        """Return the serial of the audit that this process has yet to answer, or None."""
         if not self._end_epoch or self._generations.get(index) == generation:
             return None
         return self._serial

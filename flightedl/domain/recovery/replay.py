@@ -210,7 +210,6 @@ class PserverRecovery:
 
     @property
     def is_all_settled(self) -> bool:
-        """True if all processes are settled and no rollback is in progress."""
         return not self.to_reload() and all(self.is_settled(index) for index in range(self._pserver_count))
 
     def accepts(self, pservers: Sequence[int]) -> bool:

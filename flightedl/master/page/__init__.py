@@ -1,8 +1,8 @@
-"""The job's web page: its live status, for people.
+"""The job's web page, which shows its live status.
 
-* ``answers``: the responses at each path
+* ``answers``: the response at each path
 
 The page consists of the files ``index.html``, ``page.css`` and ``page.js`` in this directory, which are served
-unchanged. It has no build step and loads nothing from other places. It receives its data as server-sent events, and is
+unchanged. The page has no build step, loads no external resources, receives its data as server-sent events, and is
 read-only.
 """

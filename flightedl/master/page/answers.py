@@ -54,7 +54,6 @@ class JobPage:
         self._lock = threading.Lock()
 
     def look(self) -> None:
-        """Add a point to the curves if one is due."""
         now = self._clock.now()
         if self._history.is_due(now):
             status = self._status()
@@ -72,7 +71,7 @@ class JobPage:
         return Answer(b"not found; try /, /status.json, /metrics, /started, /live or /ready\n", TEXT, 404)
 
     def _stream(self, closing: threading.Event) -> Iterator[bytes]:
-        """Yield updates about once per second, with curves if they have changed."""
+        """Yield updates about once per second, including the curves if they have changed."""
         after = generation = 0
         known = 0
         while not closing.is_set():
