@@ -9,7 +9,7 @@
 * ``evaluations``: datasets for evaluation, each with its own queue
 * ``groups``: requests from the ranks of a group, which share the training data
 * ``members``: the membership and its views
-* ``pservers``: state of the pservers; ``control``: calls to pservers; ``vigil``: warnings derived from their status
+* ``pservers``: state of the pservers; ``control``: calls to pservers; ``pserver_warnings``: warnings about them
 * ``checkpointing``: orders of checkpoints
 * ``ending``: conditions for the end of an epoch and of the job
 * ``requests``: a waiting request

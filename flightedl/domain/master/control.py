@@ -9,9 +9,9 @@ from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.checkpointing import Checkpointing
 from flightedl.domain.master.members import Members
+from flightedl.domain.master.pserver_warnings import PserverWarnings
 from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.training import Training
-from flightedl.domain.master.vigil import Vigil
 from flightedl.domain.recovery.reinitialization import Reinitialize
 from flightedl.messages.control import (
     AppliedReply,
@@ -55,7 +55,7 @@ class PserverControl:
         self._pservers = pservers
         self._checkpointing = checkpointing
         self._outbox = outbox
-        self._vigil = Vigil()
+        self._pserver_warnings = PserverWarnings()
         #: Pserver index -> number of repeated pieces at the time of the last request for the pserver's applied batches.
         self._repeated_when_asked: dict[int, int] = {}
 
@@ -139,4 +139,4 @@ class PserverControl:
         for index, reply in enumerate(replies):
             if reply is not None and reply.is_draining and index in self._pservers.present:
                 self._checkpointing.is_draining(index)
-        self._vigil.look(replies, trainers, now, self._outbox)
+        self._pserver_warnings.update(replies, trainers, now, self._outbox)

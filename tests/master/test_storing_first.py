@@ -1,4 +1,4 @@
-"""State is stored before it is announced, lost work is repeated, and a gone trainer holds nothing."""
+"""State is stored before it is announced, lost work is repeated, and a departed trainer holds no tasks."""
 
 from __future__ import annotations
 

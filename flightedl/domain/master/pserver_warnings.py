@@ -16,7 +16,7 @@ SLOW_S = 10.0
 _REFUSALS_EVERY_S = 60.0
 
 
-class Vigil:
+class PserverWarnings:
     """State of the warnings."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Vigil:
         #: (pserver index, error code) -> (number of rejected calls, time of the last warning).
         self._refused: dict[tuple[int, str], tuple[int, float]] = {}
 
-    def look(
+    def update(
         self, replies: Sequence[PserverStatusReply | None], trainers: Mapping[int, str], now: float, outbox: Outbox
     ) -> None:
         """Check the latest replies of the pservers, by index, and add warnings to ``outbox``.

@@ -1,3 +1,5 @@
+"""Place in the script at which an error was raised."""
+
 from __future__ import annotations
 
 from flightedl.client.data.reading import place_of
@@ -23,7 +25,7 @@ def test_the_same_error_at_another_record_has_the_same_location() -> None:
 
 def test_a_location_names_class_and_lines_but_neither_directories_nor_values() -> None:
     place = place_of(raised(17))
-    assert place.startswith("KeyError at test_raised.py:")
-    assert place.count("test_raised.py:") == 2
+    assert place.startswith("KeyError at test_error_places.py:")
+    assert place.count("test_error_places.py:") == 2
     assert "17" not in place.replace(":17", "")
     assert "/" not in place

@@ -124,7 +124,7 @@ class TestAFailedStep:
             (failed,) = loop.master.failed
             assert (failed.attempt, failed.batch) == (100, 1)
             assert "'a' has NaN or infinity in epoch 1, task 0, batch 1" in failed.error
-            assert failed.place.startswith("GradientError at test_doing_again.py:")
+            assert failed.place.startswith("GradientError at test_repeated_batches.py:")
             assert [report.attempt for report in loop.master.finished] == [101]
 
     @pytest.mark.parametrize("mode", [Async(push_every=2, reduce="sum"), Async(push_every=8, reduce="sum")])

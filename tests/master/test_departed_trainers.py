@@ -1,4 +1,4 @@
-"""A trainer that dies while its request waits at the master gets nothing any more, and rounds do not wait for it."""
+"""A trainer that dies while its request waits at the master gets no more tasks, and rounds do not wait for it."""
 
 from __future__ import annotations
 

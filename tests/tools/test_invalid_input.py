@@ -1,7 +1,8 @@
-"""Every option and argument of every command rejects nonsense with one sentence and exit code 2.
+"""Every option and argument of every command rejects invalid texts with one sentence and exit code 2.
 
 The test walks click's tree, so that it fails for a new option without a row. Types of numbers and choices determine
-their invalid values. ``NONSENSE`` lists invalid texts, and ``FREE`` gives reasons why some texts cannot be invalid.
+their invalid values. ``INVALID_TEXTS`` lists invalid texts, and ``ANY_TEXT`` has reasons why
+some texts cannot be invalid.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ WHOLE = {
 JOBS = ["UPPER", "a b", ""]
 ABSENT = "{}/absent"
 #: Option -> invalid values, for all commands or for one.
-NONSENSE: dict[str, list[str]] = {
+INVALID_TEXTS: dict[str, list[str]] = {
     "--job": JOBS,
     "--etcd": ["host", "host:x", "host:99999", "a:1,b"],
     "--log-level": ["LOUD", ""],
@@ -86,8 +87,8 @@ NONSENSE: dict[str, list[str]] = {
 _LATER = "the server that is started refuses it"
 _CLUSTER = "only the cluster knows it"
 _ASKED = "only what it is looked for in knows it"
-#: Option -> reason why its text cannot be validated. Overrides ``NONSENSE``.
-FREE: dict[str, str] = {
+#: Option -> reason why its text cannot be validated. Overrides ``INVALID_TEXTS``.
+ANY_TEXT: dict[str, str] = {
     "arguments": "the script's",
     "--checkpoint": _LATER,
     "--bind": _LATER,
@@ -154,9 +155,13 @@ def rows() -> Iterator[tuple[str, str, list[str]]]:
         for parameter in found.params:
             name = name_of(parameter)
             key = f"{path} {name}"
-            if getattr(parameter, "is_flag", False) or key in FREE or (name in FREE and key not in NONSENSE):
+            if (
+                getattr(parameter, "is_flag", False)
+                or key in ANY_TEXT
+                or (name in ANY_TEXT and key not in INVALID_TEXTS)
+            ):
                 continue
-            yield path, name, NONSENSE.get(key, NONSENSE.get(name)) or of_type(parameter.type)
+            yield path, name, INVALID_TEXTS.get(key, INVALID_TEXTS.get(name)) or of_type(parameter.type)
 
 
 COMMANDS = dict(commands())
@@ -171,7 +176,7 @@ def test_nonsense_is_rejected(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert values, "list invalid values of the new option in NONSENSE, or a reason in FREE why there are none"
+    assert values, "list invalid values of the new option in INVALID_TEXTS, or a reason in ANY_TEXT why there are none"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("the server was started"))
     (tmp_path / "script.py").write_text("")
@@ -191,7 +196,7 @@ def test_nonsense_is_rejected(
 def test_the_tables_have_no_rows_of_removed_options() -> None:
     names = {name_of(parameter) for found in COMMANDS.values() for parameter in found.params}
     keys = {f"{path} {name_of(parameter)}" for path, found in COMMANDS.items() for parameter in found.params}
-    assert {*NONSENSE, *FREE} <= names | keys
+    assert {*INVALID_TEXTS, *ANY_TEXT} <= names | keys
 
 
 def replaced(path: str, name: str, given: str, place: Path) -> list[str]:
