@@ -169,7 +169,7 @@ class Participation:
         return () if self._parameters is None else self._parameters.give_up_sum()
 
     def loop_over(self) -> None:
-        """Pull the final values. Raises as ``Parameters.pull``."""
+        """Pull the final values. Raises the errors of ``Parameters.pull``."""
         self.probe.turn("")
         if self._parameters is not None:
             self._parameters.pull()

@@ -128,7 +128,7 @@ class DenseStore:
         return GradientError(f"{self.name_of(number)} has NaN or infinity in block {number}: nothing of it was applied")
 
     def sent_bytes(self, blocks: range) -> int:
-        """Return the size of adjacent blocks' values on the wire. Raises as ``span`` if one is not on this pserver."""
+        """Return the size of adjacent blocks' values on the wire. Raises the errors of ``span``."""
         size_bytes, number = 0, blocks.start
         while number < blocks.stop:
             span = self.span(number)

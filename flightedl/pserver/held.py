@@ -69,7 +69,7 @@ class Held:
         return [*distinct(self.dense.spans), *distinct(self.rows.spans)]
 
     def span(self, number: int) -> Any:
-        """Return the span of a block; it may be split at any moment. Errors as of ``Store.span``."""
+        """Return the span of a block; it may be split at any moment. Raises the errors of ``Store.span``."""
         return self.store(number).span(number)
 
     @contextlib.contextmanager

@@ -395,7 +395,7 @@ class PserverService:
     # requests of trainers
 
     def shard(self, plan_hash: str) -> Shard:
-        """Return the shard for pushes and pulls. Raises as ``PserverLife.require_values``."""
+        """Return the shard for pushes and pulls. Raises the errors of ``PserverLife.require_values``."""
         if not self._life.serves(plan_hash):
             self.look()
             self._life.require_values(plan_hash)

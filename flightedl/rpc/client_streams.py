@@ -276,7 +276,7 @@ class ClientExchange:
         return batch, None if metadata is None else metadata.to_pybytes()
 
     def answer(self) -> Message:
-        """Return the next answer. Raises as ``read``, and OutcomeUnknownError if the stream ends without an answer."""
+        """Return the next answer. Raises the errors of ``read``, and OutcomeUnknownError if the stream ends first."""
         answer = self.read()
         if answer is None:
             raise OutcomeUnknownError(f"{self._call}: the server ended the stream before it had answered everything")

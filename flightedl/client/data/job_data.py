@@ -86,7 +86,7 @@ class JobData:
         self._evaluation: TaskFeed | None = None
 
     def declare(self, declaration: DatasetDeclaration, reading: Reading) -> Dataset:
-        """Declare the training data. Errors as of ``Job.dataset``."""
+        """Declare the training data. Raises the errors of ``Job.dataset``."""
         read_as = self._reader(declaration, reading.decode)
         declared = self._process.ask_master("declare_dataset", encode(declaration), DeclaredDataset)
         self._dataset = Dataset(
@@ -112,7 +112,7 @@ class JobData:
     def declare_for_group(
         self, declaration: DatasetDeclaration, reading: Reading, ranks: tuple[int, int], remainder: Remainder
     ) -> GroupDataset:
-        """Declare the training data of a group, of which this process is a rank. Errors as of ``Job.dataset``."""
+        """Declare the training data of this rank's group. Raises the errors of ``Job.dataset``."""
         process, (rank, world_size) = self._process, ranks
         declared, layout, seed, reader = self._planned(declaration, reading.decode)
         if remainder == "drop" and layout.record_count < world_size * declaration.batch_size:
@@ -155,7 +155,7 @@ class JobData:
         return self._group
 
     def declare_numbered(self, declaration: DatasetDeclaration, reading: Reading) -> NumberedDataset:
-        """Declare training data whose batches the script asks for by number. Errors as of ``Job.dataset``."""
+        """Declare training data whose batches the script asks for by number. Raises the errors of ``Job.dataset``."""
         declared, layout, seed, reader = self._planned(declaration, reading.decode)
         batches = NumberedBatches(
             layout.task_records, epochs=declaration.epochs, seed=seed, batch_size=declaration.batch_size
@@ -205,7 +205,7 @@ class JobData:
     def evaluate(
         self, name: str, declaration: DatasetDeclaration, measure: Measure, decode: Decode | None
     ) -> dict[str, float]:
-        """Measure this trainer's part of other data. Errors as of ``Job.evaluate``."""
+        """Measure this trainer's part of other data. Raises the errors of ``Job.evaluate``."""
         read_as = self._reader(declaration, decode)
         chosen_name = arguments.name_of("the name of an evaluation", name)
         life = self._process.servers.life

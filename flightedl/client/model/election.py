@@ -81,7 +81,7 @@ def elect_and_initialize(
 
 
 class _Driver:
-    """Carries out single steps. Arguments as for ``elect_and_initialize``."""
+    """Carries out single steps. Takes the arguments of ``elect_and_initialize``."""
 
     def __init__(
         self,

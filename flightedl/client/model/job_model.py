@@ -75,7 +75,7 @@ class JobModel:
         error_feedback: bool,
         dtypes: Mapping[str, str | type[np.generic]] | None,
     ) -> Parameters:
-        """Declare the model and get its values. Raises as ``Job.parameters``."""
+        """Declare the model and get its values. Raises the errors of ``Job.parameters``."""
         if self._parameters is not None:
             raise UsageError(
                 "this session already has its parameters: declare all of them in one call; with PyTorch, combine "
@@ -129,7 +129,7 @@ class JobModel:
     # tables
 
     def table(self, spec: TableSpec) -> Table:
-        """Declare a table. Raises as ``Job.table``."""
+        """Declare a table. Raises the errors of ``Job.table``."""
         if (known := self._tables.get(spec.name)) is not None:
             spec = replace(spec, first_rows=known.spec.first_rows)
             if known.spec != spec:
@@ -143,7 +143,7 @@ class JobModel:
         return table
 
     def begin_with(self, name: str, url: str) -> None:
-        """Use the rows of a file as a table's initial rows. Raises as ``Table.load``."""
+        """Use the rows of a file as a table's initial rows. Raises the errors of ``Table.load``."""
         table = self._tables[name]
         if table.spec.first_rows not in {"", url}:
             raise UsageError(
@@ -176,7 +176,7 @@ class JobModel:
         return table
 
     def look_up(self, ids: Mapping[Table, Any]) -> dict[Table, npt.NDArray[np.float32]]:
-        """Look up rows of several tables. Raises as ``Job.lookup``."""
+        """Look up rows of several tables. Raises the errors of ``Job.lookup``."""
         for table in ids:
             self.own_table(table)
         asked = asked_of(ids)
@@ -271,7 +271,7 @@ class JobModel:
         return parameters
 
     def save(self, target: str, form: str, *, server: bool, once: Once | None) -> bool:
-        """Write the model as one file, or wait until another trainer has. Raises as ``Job.save_model``."""
+        """Write the model as one file, or wait until another trainer has. Raises the errors of ``Job.save_model``."""
         parameters = self._parameters
         if parameters is None:
             raise UsageError("there is no model to save: declare it with job.parameters first")
@@ -300,7 +300,7 @@ class JobModel:
         return self._saves.save(target, self._participation.epoch, write)
 
     def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
-        """Write the rows of a table as one file, in one of the trainers. Raises as ``Table.export``."""
+        """Write the rows of a table as one file, in one of the trainers. Raises the errors of ``Table.export``."""
         self.require_declared()
 
         def write(require_request: Callable[[], None]) -> None:

@@ -280,7 +280,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._push(_NO_GRADIENTS, is_complete=True)
 
     def push(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
-        """Push the current batch's gradients of some parameters. Raises as ``step``."""
+        """Push the current batch's gradients of some parameters. Raises the errors of ``step``."""
         self._push(gradients, is_complete=False)
 
     def pull(self, names: Iterable[str] | None = None, *, min_version: int = 0) -> None:
@@ -562,7 +562,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             pending.clear()
 
     def _added(self, names: Collection[str]) -> Added:
-        """Add to the current sum. Raises as ``Steps.add``."""
+        """Add to the current sum. Raises the errors of ``Steps.add``."""
         if self.steps.sums is not None and (name := self.steps.sums.repeated(self._require_current(), names)):
             raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({self.where()})")
         return self.steps.add(list(names))

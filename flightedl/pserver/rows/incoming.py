@@ -49,7 +49,7 @@ class IncomingRows:
         return self._received(data, buckets, may_push=True, is_finite=is_finite)
 
     def asked(self, data: memoryview, buckets: range) -> ReceivedRows:
-        """Return the content of a lookup. Errors as of ``pushed``."""
+        """Return the content of a lookup. Raises the errors of ``pushed``."""
         return self._received(data, buckets, may_push=False, is_finite=True)
 
     def _received(self, data: memoryview, buckets: range, *, may_push: bool, is_finite: bool) -> ReceivedRows:

@@ -95,7 +95,7 @@ class RowStore:
     # messages
 
     def span(self, number: int) -> RowSpan:
-        """Return the span of a bucket. Errors as of ``pushed`` if the bucket is not here."""
+        """Return the span of a bucket. Raises the errors of ``pushed`` if the bucket is not here."""
         span = self.spans.get(number)
         if span is None:
             raise self._misplaced(range(number, number + 1))
@@ -107,7 +107,7 @@ class RowStore:
         return MessageError(f"a message must cover all buckets of a pserver, but {blocks} do not")
 
     def asked(self, part: ReceivedBlocks) -> ReceivedRows:
-        """Return the ids of a lookup. Errors as of ``pushed``."""
+        """Return the ids of a lookup. Raises the errors of ``pushed``."""
         self.span(part.blocks.start)
         return self._incoming.asked(part.data, self._buckets(part.blocks))
 
