@@ -239,7 +239,7 @@ def test_two_trainers_step_while_blocks_move_and_every_batch_counts_once(mode: M
 def test_two_trainers_look_up_and_push_rows_while_buckets_move_and_every_batch_counts_once(mode: Mode) -> None:
     tables = [TableSpec("items", 3, SGD(lr=1.0), Uniform(1.0), dtype="bfloat16"), TableSpec("users", 2, SGD(lr=1.0))]
     ids = np.arange(400, dtype=np.uint64)
-    batches, failures, moves, chance = 30, list[BaseException](), 0, random.Random(2)
+    batches, failures, moves, chance = 20, list[BaseException](), 0, random.Random(2)
 
     def step(trainer: Trainer, member: int) -> None:
         try:
