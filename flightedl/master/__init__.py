@@ -3,11 +3,11 @@
 ``domain.master`` makes all decisions. This package passes events to it and carries out the resulting effects.
 
 * ``main``: one process, from waiting for the lock until its exit
-* ``flight``: the verbs, translated to calls of ``service``
+* ``flight``: the verbs, translated into calls to ``service``
 * ``service``: constructs the modules below and contains the operations that they share
-* ``state``: driver of the core, guarded by one lock
+* ``state``: driver of the core, guarded by a single lock
 * ``durable``: group commit of the state to etcd; ``recovery``: reading the state back
-* ``continuity``: check that etcd was not restored from an older state
+* ``continuity``: verification that etcd was not restored from an older state
 * ``declaring``: declarations of the dataset and the model; ``evaluations``: datasets of evaluations
 * ``indexing``: tasks of a declared dataset; ``growing``: files that are added to it later
 * ``tasks``: tickets from trainers; ``failures``: location of failed work in files

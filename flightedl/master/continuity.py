@@ -5,7 +5,7 @@ state that is older than the newest checkpoint. With ``--resume`` it deletes the
 from that checkpoint (see ``domain.recovery.store_history``). The new life is written last, so that if the master dies
 before writing it, its successor detects the older state again.
 
-Not guaranteed: detection without checkpoints, except by a changed cluster id; and detection while the checkpoint
+Not guaranteed: detection without checkpoints, unless the cluster id has changed; nor detection while the checkpoint
 storage is unreadable, because a master does not wait for it.
 """
 

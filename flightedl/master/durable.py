@@ -1,8 +1,8 @@
 """Group commit: the master's state is stored in etcd before any reply that depends on it is sent.
 
 One thread writes the current state, so one transaction serves all waiting requests. Each request waits on its own lock,
-so that it is not woken for the sake of others. If many requests shared the last transaction, the thread briefly waits
-for the same number of requests, because the same senders are likely to send again.
+so that it is not woken when only others are done. If many requests shared the last transaction, the thread briefly
+waits for the same number of requests, because the same senders are likely to send again.
 
 Each write is fenced by the lock's generation *and* compares the revisions of the keys that it overwrites (see
 ``domain.master.stored``). A master steps down if the outcome of its writes remains unknown until its lease is at risk,

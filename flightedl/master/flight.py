@@ -139,7 +139,7 @@ class MasterFlight:
         )
 
     def _info(self, command: bytes, _: Call) -> Endpoints:
-        """Return one endpoint per pserver for ``{"verb": "parameters"}``; each ticket pulls all of its blocks."""
+        """Return one endpoint per pserver for ``{"verb": "parameters"}``; its ticket pulls the pserver's blocks."""
         if b"parameters" not in command:
             raise MessageError('the command of GetFlightInfo is {"verb": "parameters"}')
         plan_hash, addresses = self._service.parameter_servers()

@@ -1,9 +1,9 @@
 """Files that are added to a dataset while it is being trained on.
 
-One thread looks for new files every few seconds, by the rules of ``formats.following``. It indexes new files and adds
-their tasks to the queue, in the same transaction as the record of their arrival, so that a successor has both or
-neither. An unusable file does not end the job: ``status`` reports the file, and the thread reads it again once it has
-changed, or at the next scan if the store failed only briefly. When the dataset is complete, the thread notifies the
+One thread looks for new files every few seconds, according to the rules in ``formats.following``. It indexes new files
+and adds their tasks to the queue, in the same transaction as the record of their arrival, so that a successor has both
+or neither. An unusable file does not end the job: ``status`` reports the file, and the thread reads it again once it
+has changed, or at the next scan if the store failed only briefly. When the dataset is complete, the thread notifies the
 queue, so that the last epoch may end, and names the excluded files.
 """
 

@@ -141,13 +141,13 @@ class PserverLink:
             try:
                 answered = self._call(call, connection)
             except NotReadyError:
-                # The pserver may not be ready for minutes, so show its current state.
+                # The pserver may not be ready for minutes, so show its current state in the meantime.
                 if self._state.clock.now() - self._asked_at >= _STATUS_S:
                     self._ask_status(connection)
                 raise
             self._state.apply(answered)
             if isinstance(answered.reply, AppliedReply):
-                # Store the reopened tasks now, because no request may cause this for a long time.
+                # Store the reopened tasks now, because it may take a long time until a request causes this.
                 self._state.store()
             if call.pause_s:
                 return call.pause_s
@@ -164,7 +164,7 @@ class PserverLink:
         return call
 
     def _call(self, call: ControlCall, connection: Connection) -> events.Answered:
-        """Make a call once the state behind it is durable, and return the answer.
+        """Make a call once the state from which it follows is durable, and return the answer.
 
         Raises:
             FlightedlError: the call failed, or its outcome is unknown.

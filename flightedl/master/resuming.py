@@ -74,7 +74,7 @@ def begin(
 
 
 def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
-    """Check that the storage is writable and readable, so that a job does not fail after a day; return its file sizes.
+    """Check that the storage is writable and readable before the job runs for a day; return its file sizes.
 
     Raises:
         UsageError: the storage cannot be used.
@@ -129,7 +129,7 @@ def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manife
 
 
 def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
-    """Return the checkpoint's declaration, adapted to a number of pservers that may differ.
+    """Return the checkpoint's declaration, adapted to a possibly different number of pservers.
 
     Raises:
         UsageError: this version cuts the parameters into other blocks.

@@ -1,7 +1,7 @@
 """A working master: constructs and starts its parts, and passes the time and the leases to the core.
 
 All parts share ``state``, which is guarded by one lock. The directory (leases in etcd) determines the trainers: a
-trainer whose key is gone immediately loses its tasks and its membership.
+trainer whose key has disappeared immediately loses its tasks and its membership.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 #: Maximum number of seconds to wait for a trainer's stacks.
 _STACKS_S = 15.0
-#: Seconds between two checks whether a trainer's stacks have arrived.
+#: Interval in seconds at which to check if a trainer's stacks have arrived.
 _LOOK_S = 0.1
 #: Seconds for which a new master waits for the job's keys before it checks that it still holds the lock.
 _KEYS_S = 3.0

@@ -4,7 +4,7 @@ The lock is never held across I/O. An event changes the core's state under the l
 :class:`~flightedl.master.durable.DurableState` has stored that state. Threads that handle requests wait for the answers
 here.
 
-``lock`` guards the core and all fields, except for fields that are set only once.
+``lock`` guards the core and all fields, except for the fields that are set only once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 _DURABLE_S = 3.0
 #: Seconds to pause before waiting for etcd again.
 _DURABLE_PAUSE_S = 0.1
-#: Seconds between two checks whether the server is closing, while a request waits.
+#: Interval in seconds at which a waiting request checks if the server is closing.
 _LOOK_S = 0.5
 
 #: Names of requests in metrics.

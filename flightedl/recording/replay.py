@@ -38,7 +38,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of replaying one process: the number of replayed events, and the first difference."""
+    """Result of replaying one process: the number of replayed events, and the first difference, if any."""
 
     process: str
     events: int

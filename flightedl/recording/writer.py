@@ -1,4 +1,4 @@
-"""Writer that writes the events and effects of one process as lines of JSON.
+"""Writer of one process's events and effects, as lines of JSON.
 
 The first line describes the process (``Header``). Each other line is an event of one of its cores (``Record``).
 Recording never waits for the disk: lines are buffered, and a thread writes them several times per second. If the

@@ -4,7 +4,7 @@ Every file contains all dense blocks. The rows of tables may take a thousand tim
 between two checkpoints. Rules:
 
 * A chain belongs to a single process of a pserver, and its files belong to complete checkpoints. An increment is based
-  on the file in the newest complete checkpoint. Only the process itself knows which rows have changed since
+  on the file in the newest complete checkpoint. Only the process itself knows which rows have changed since that file
   (``changes``). If it does not know, it writes a base and reports that.
 * The manifest lists the files on which an increment is based (its ``links``). A file listing is therefore enough to
   tell if a checkpoint is complete, and readers need no other manifest.
@@ -17,8 +17,8 @@ between two checkpoints. Rules:
   therefore needs only file names: it keeps all files from the oldest one that a kept checkpoint needs.
 
 A new master continues the chains in the newest checkpoint's manifest (``files_of``) if it can read that manifest; the
-pservers know which rows have changed since. A process that has loaded a checkpoint begins with a base, because it has
-no record of the changes since then.
+pservers know which rows have changed since that checkpoint. A process that has loaded a checkpoint begins with a base,
+because it has no record of the changes since then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flightedl.domain.checkpoint.manifest import Link, Manifest, ShardFile, chec
 from flightedl.domain.checkpoint.values import Pointer
 from flightedl.errors import CorruptError
 
-#: Rows must make up at least one in this many bytes of a base for increments to be written.
+#: Increments are written only if at least one in this many bytes of a base belongs to rows.
 _LEAST_SHARE = 3
 
 

@@ -21,7 +21,7 @@ a checkpoint.
 those batches that its values include. Batches in an accumulator are not included. A block may therefore be restored
 from any earlier state and receive pushes again: it answers batches that it has already applied with "already applied",
 and applies the others. For each restored pserver p, the master calls ``reopen(done - applied(p))`` on the task queue.
-After that
+Then
 
     done ⊆ applied(p) for every p, and every task that is not done will be assigned.
 
@@ -34,12 +34,13 @@ and ``recovery="rollback"``.
 Pending tasks in the stored queue belong to trainers that are gone. A master that restores the queue takes them back:
 ``for trainer in queue.holders(): queue.trainer_gone(trainer, now, is_graceful=True)``.
 
-**After a crash of the master** its successor continues from ``encode``. It keeps the numbers and the pointer, and
-forgets an unfinished checkpoint, whose files remain until retention passes their number. It continues the chains if it
-can read the manifest of the newest checkpoint (``chains``).
+**After a crash of the master** its successor continues from ``encode``. The successor keeps the numbers and the
+pointer, and forgets an unfinished checkpoint, whose files remain until retention reaches their number. It continues the
+chains if it can read the manifest of the newest checkpoint (``chains``).
 
-**The last checkpoint** of a job (``request_last``) is waited for, because its contents exist nowhere else. If a pserver
-dies or is late, another checkpoint is ordered. The wait ends early only after repeated failures of the store.
+**The last checkpoint** of a job (``request_last``) must be complete before the job ends, because its contents exist
+nowhere else. If a pserver dies or is late, another checkpoint is ordered. The wait ends early only after repeated
+failures of the store.
 
 Not guaranteed: that a checkpoint completes while the store fails or pservers keep dying; see ``trouble`` and ``age_s``.
 Two jobs with the same name and storage but different etcds overwrite each other's files.
@@ -74,8 +75,8 @@ from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotReque
 
 _MARGIN_LIMIT = 1024
 _REJECTED_LIMIT = 64
-#: Number of times that the known open round is proposed for a checkpoint that a requester waits for; the known round
-#: may be outdated.
+#: Number of times that the known open round, which may be outdated, is proposed for a checkpoint that a requester waits
+#: for.
 _OPEN_PROPOSALS = 3
 #: Seconds within which pservers learn of the highest round and of members that have left.
 _PATIENCE_WITHOUT_MEMBERS_S = 0.5
@@ -298,7 +299,7 @@ class Checkpoints:
             return ()
         late = [index for index in range(self._pserver_count) if index not in work.files]
         if work.copied.issuperset(late):
-            # All late pservers have made their copies, so the store is slow.
+            # All late pservers have made their copies, so the delay is due to a slow store.
             self._store_failed()
         return self._give_up(now, f"pserver {', '.join(map(str, late))} did not write checkpoint {work.number} in time")
 

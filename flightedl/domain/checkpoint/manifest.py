@@ -1,4 +1,4 @@
-"""The manifest: the document that turns a set of files into a checkpoint. Also chooses the checkpoint to load.
+"""The manifest, which turns a set of files into a checkpoint, and the choice of the checkpoint to load.
 
 Rules:
 
@@ -114,7 +114,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pserver_count: int
     #: Number of pservers for which the parameters were divided into blocks.
     cut_for: int
-    #: Round at whose beginning all blocks were copied; None if no round was agreed.
+    #: Round at whose beginning all blocks were copied; None if no common round was agreed.
     round: int | None
     #: Seconds since 1970, for people.
     created_s: float

@@ -44,7 +44,7 @@ class FilePart:
 
 
 def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> ShardPlan:
-    """Return the plan of a checkpoint, either with its stored placement or with a computed one.
+    """Return the plan of a checkpoint, with its stored placement if there is one, otherwise with a computed one.
 
     Raises:
         UsageError: the parameters differ, or this version cuts them into other blocks.

@@ -5,15 +5,16 @@
 * Only the newest order counts, as given by (master generation, number, serial). Older orders, such as those of a
   deposed master, are ignored.
 * A block is *cut* when its values, slots, version and update count are copied, under its lock. In sync mode this
-  happens when its round ``round`` opens, otherwise at once. Blocks are cut one by one while others are trained.
+  happens when the agreed round opens; in other modes, immediately. Blocks are cut one by one while others are trained.
 * A block that is "catching up", by rounds without updates, may pass the agreed round in one step. It is then cut
   immediately, because its values are still those of that round.
 * The applied set that the file stores for a block contains the batches that were marked when the block was cut, except
   for those in its accumulator. The sets are large and shared by all blocks, so they are copied once, when all blocks
   are cut. Batches that were marked on a block after its cut are removed from the copy.
 
-The caller holds the block's lock around ``is_due``, ``cut`` and ``marked`` and the operations to which they belong. It
-holds the lock of the applied sets around each mark together with its ``marked``, and around ``applied``.
+The caller holds the block's lock around ``is_due``, ``cut`` and ``marked`` and the operations to which they belong. The
+caller holds the lock of the applied sets around each mark together with the call of ``marked`` for it, and around
+``applied``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The view: the trainers for which rounds wait, as agreed between the master and all pservers.
 
-This is the master's side: events in, effects out. ``views.PserverView`` is a pserver's side.
+This module is the master's side: events in, effects out. ``views.PserverView`` is a pserver's side.
 
-* A view contains the complete state of the membership and is numbered (master generation, serial). A pserver accepts
+* A view contains the complete state of the membership and has a number (master generation, serial). A pserver accepts
   only views newer than its own. Lost, late and repeated views, and views from a deposed master, are therefore harmless.
 * *Leaving* takes effect at each pserver when the new view arrives there. It needs no agreement, because removing a
   member is always safe.
@@ -12,9 +12,9 @@ This is the master's side: events in, effects out. ``views.PserverView`` is a ps
   have done so, the member is *admitted*, and its trainer gets the member id. If a pserver refuses, the master proposes
   the trainer again with a new id, at the highest reported open round plus a margin.
 * The margin doubles with each refusal, because the number of rounds that close while a view is in flight depends on
-  their duration. The first proposal has no margin. After its first refusal a trainer gets the margin that was
-  sufficient for others, or half of it, which is at most two rounds. A round reported by a member is treated as a known
-  open round if it does not exceed those reported by pservers by more than a limit.
+  their duration. The first proposal has no margin. After its first refusal, a trainer gets the margin that was
+  sufficient for others, or half of that margin, but initially at most two rounds. A round reported by a member is
+  treated as a known open round if it does not exceed those reported by pservers by more than a limit.
 * A *member id* is used once: (master generation, counter) in one int64. Pushes with an old id are rejected, so the
   master may always drop a member and propose its trainer again. The rejection tells the trainer that it was dropped.
 * *A restarted pserver* (with a new generation) has lost rounds, because its blocks start from a checkpoint. The master
@@ -31,8 +31,8 @@ This is the master's side: events in, effects out. ``views.PserverView`` is a ps
   past this round removes the old members and refuses. The master then proposes a later round to all, with new ids. A
   process without a view begins in the mode of its first view.
 
-At most one view is in flight to each pserver, always the newest, so concurrent joins and leaves share a view. The
-caller reports the pserver's answer (``answered``) or a failed call (``send_failed``).
+At most one view is in flight to each pserver, and it is always the newest, so concurrent joins and leaves share a view.
+The caller reports the pserver's answer (``answered``) or a failed call (``send_failed``).
 
 Effects are ordered as follows: store the state, send views, notify trainers. Safety does not depend on this order.
 

@@ -10,16 +10,16 @@ carries out the answer (accumulate, run the optimizer, mark the batch as applied
   base version is an error.
 * A batch that the block has already applied contributes nothing. If its base is the open round, its sender has
   *arrived* with weight 0. If its base is older, it is a repeated message, which changes nothing.
-* A round waits for its *due* members: those whose first round is not above it. It closes when all of them have arrived
-  and there is at least one. Contributions of members that have left remain in their round, because their batches are
-  marked. A round with contributions therefore closes when no member is due, even if the view is empty. Otherwise the
-  last gradients of a job might remain in an accumulator.
+* A round waits for its *due* members: those whose first round is not above it. It closes when all of its due members,
+  and at least one, have arrived. Contributions of members that have left remain in their round, because their batches
+  are marked. A round with contributions therefore closes when no member is due, even if the view is empty. Otherwise
+  the last gradients of a job might remain in an accumulator.
 * *Catching up.* If no member is due and the round has no contributions, but members start at a later round, the version
   jumps to the lowest first round, without updates. Blocks that are behind, such as those restored from an older
   checkpoint, thus catch up with the others at the round where the members start.
 * A member's second batch in a round is added like its first. A trainer sends a second one if it drops a partly pushed
   batch, because its task was revoked, and continues with the next batch and the same base.
-* With ``backup=b``, a round also closes when all but ``b`` of its due members have arrived, but at least one. A late
+* With ``backup=b``, a round also closes when all but ``b`` of its due members, and at least one, have arrived. A late
   gradient is added to the open round (``Accumulate(is_late=True)``), but its sender does not count as arrived there.
   The versions of all blocks then differ by at most 1, provided that a trainer pulls all blocks at base + 1 or later,
   and pushes to all of them with *one* base: the lowest pulled version. If late senders counted as arrived, versions
@@ -40,7 +40,8 @@ different blocks.
 A *pull* with an outdated membership is answered with ``NOT_MEMBER`` and never waits, because the round for which it
 would wait may be waiting for the trainer's new membership.
 
-Not decided here: if a batch has already been applied (``applied``), and the members' first rounds (``membership``).
+Not decided here: if a batch has already been applied (see ``applied``), and the members' first rounds (see
+``membership``).
 """
 
 from __future__ import annotations
@@ -321,7 +322,7 @@ class BlockRounds:
     # rounds
 
     def may_update(self, member: int, base_version: int) -> bool:
-        """True if a member's arrival may run the optimizer, so that the caller can prepare for it."""
+        """True if a member's arrival may run the optimizer, for which the caller can then prepare."""
         if not self._is_sync:
             return True
         is_due = base_version == self.version and self.members.get(member, base_version + 1) <= base_version

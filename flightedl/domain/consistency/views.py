@@ -51,7 +51,7 @@ class ViewVerdict:
 
 
 class PserverView:
-    """The members that all blocks of one pserver have. The caller holds the locks of all blocks around a change.
+    """The members of all blocks of one pserver. The caller holds the locks of all blocks around a change.
 
     Args:
         mode: Initial mode of the blocks; None if views must not change it.

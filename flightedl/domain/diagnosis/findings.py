@@ -1,4 +1,4 @@
-"""Findings: problems of a job, and the processes that wait for others."""
+"""Findings: problems of a job, and waits of processes for others."""
 
 from __future__ import annotations
 

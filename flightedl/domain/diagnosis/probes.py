@@ -1,4 +1,4 @@
-"""Rules about tests that this machine performs: on the checkpoint storage, disks and certificates."""
+"""Rules about tests that this machine performs on the checkpoint storage, disks and certificates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BROKEN, HARMFUL, NOTE = Severity
 
 #: A storage is slow if writing, reading or deleting a small object takes longer than this, in seconds.
 _SLOW_STORE_S = 2.0
-#: Time before a certificate's expiration at which to begin to warn, in seconds.
+#: Warn about a certificate that expires within this time, in seconds.
 _RENEW_S = 7 * 86_400.0
 #: A disk is nearly full if its free space is below both this size and this fraction of the disk.
 _LITTLE_BYTES = 1 << 30

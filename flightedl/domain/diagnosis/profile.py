@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 #: Profiles shorter than this are ignored, in seconds.
 _ENOUGH_S = 2.0
-#: Advice is given on costs from this share of the time on.
+#: Share of the time from which advice on a cost is given.
 _MUCH = 0.4
 #: Smaller shares are not shown.
 _SHOWN = 0.005

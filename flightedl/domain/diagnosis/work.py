@@ -10,7 +10,7 @@ from flightedl.messages.status import StatusReply
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: A task is slow if it takes longer than the average by this factor, and at least this many seconds.
+#: A task is slow if it takes this many times as long as the average, and at least this many seconds.
 _SLOW_FACTOR = 4.0
 _SLOW_S = 20.0
 #: A storage is slow if it writes below this rate. Files that are written in less than this time are not considered.

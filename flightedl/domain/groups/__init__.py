@@ -7,5 +7,5 @@
 
 When a group starts, its ranks join an incarnation and declare the tokens that they loaded. From the common token, each
 rank then computes its rounds with ``plan``, so ranks need no communication about records. The user's checkpoint stores
-the token of the last round. If a rank ends, the incarnation is over, and the launcher starts all ranks again.
+the token of the last round. If a rank ends early, the incarnation is over, and the launcher starts all ranks again.
 """

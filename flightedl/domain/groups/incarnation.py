@@ -10,7 +10,7 @@ etcd, so a later start has a higher number. The rules are:
   every rank.
 * The group is done when every rank of the current incarnation has left its session cleanly after the end of the data.
 
-Records that kill a rank are found by way of the rank that ended first. Only a rank whose own script raised an
+To find records that kill ranks, the master determines which rank ended first. Only a rank whose own script raised an
 exception, or that ended silently, can have been the first. The records of its round are suspect. A suspect is cleared
 when every rank of a later incarnation has passed it, and is convicted after ``attempts_limit`` incarnations have ended
 at it.

@@ -8,8 +8,8 @@ batches.
 
 Rules:
 
-* The batches of an epoch are consecutive records, in the order of the epoch's tasks (see ``plan``). The last batch may
-  be smaller.
+* The batches of an epoch are consecutive records, in the order of the epoch's tasks (see ``plan``). The last batch of
+  an epoch may be smaller.
 * Any number may be requested at any time. Batches beyond the last epoch contain no records.
 
 Memory: 24 bytes per task.

@@ -181,7 +181,7 @@ class Shares:
         full, rest = divmod(records, world_size * batch_size)
         self.world_size = world_size
         self.batch_size = batch_size
-        # The last round has fewer records than ranks, and no records can be moved to it from batches of one record.
+        # The last round has fewer records than ranks, and none can be moved to it from batches of one record.
         is_short = remainder == "split" and rest < world_size and full > 0
         self.rounds = full if is_short and batch_size == 1 else full + (rest > 0 and remainder != "drop")
         self._records = records
@@ -236,8 +236,8 @@ class _Epoch:
         #: Heap of (number of records in a rank's tasks since the start position, rank).
         self._ends = [(0, rank) for rank in range(world_size)]
         heapify(self._ends)
-        #: By rank: the newest task's index in the epoch's order, the size of this task, and the number of records in
-        #: all tasks.
+        #: By rank: its newest task's index in the epoch's order, that task's size, and the number of records in all its
+        #: tasks.
         self._last = [(0, 0, 0)] * world_size
         #: This rank's unfinished tasks: (task, first record, number of this rank's records before the task, and
         #: including it).

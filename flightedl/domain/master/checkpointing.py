@@ -31,7 +31,7 @@ from flightedl.messages.control import SnapshotReply, SnapshotRequest
 
 
 class Checkpointing:
-    """The job's checkpoints, and each pserver's open order."""
+    """The job's checkpoints, and the open order of each pserver."""
 
     def __init__(self, checkpoints: Checkpoints, *, is_kept: bool, outbox: Outbox) -> None:
         self.checkpoints = checkpoints
@@ -42,7 +42,7 @@ class Checkpointing:
         self._draining: set[int] = set()
 
     def settled(self, index: int, generation: int, now: float) -> None:
-        """Let a pserver take part in checkpoints: the queue contains the tasks that it lacks; it need not reload."""
+        """Let a pserver take part in checkpoints. The queue contains the tasks that it lacks; it need not reload."""
         if self.is_kept:
             self.perform(self.checkpoints.pserver_up(index, generation, now))
 

@@ -64,7 +64,7 @@ from flightedl.messages.tasks import (
 _MARGIN = 2
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 
-#: (request, its waiting state, True if its timeout has expired) -> the answer, or the new waiting state.
+#: (request, its waiting state, True if the request's timeout has expired) -> the answer, or the new waiting state.
 _Answerer = Callable[[Any, Waiting, bool], msgspec.Struct]
 
 
@@ -199,7 +199,7 @@ class MasterCore:
         """Return the state for a successor: name -> value. All values must be stored in one transaction.
 
         The names are ``declaration``, ``queue``, ``failures``, ``evaluations``, ``membership``, ``recovery`` (of
-        pservers), ``checkpoints``, ``group`` and ``stopped``. Parts without state are left out.
+        pservers), ``checkpoints``, ``group`` and ``stopped``. Parts without state are omitted.
         """
         values: dict[str, bytes] = {}
         if self.members is not None:
@@ -454,7 +454,7 @@ class MasterCore:
         self._update_members(ticket, handed, is_deterministic=is_deterministic, waits=is_waiting)
         if is_over:
             if self.has_former_model:
-                # No trainer needs to declare the model again, because the checkpoint is complete and the job ends.
+                # No trainer needs to declare the model again, because the checkpoint is complete and the job is ending.
                 self._adopt_former_model()
             self._check_end()
         if is_waiting:
@@ -555,7 +555,7 @@ class MasterCore:
             raise NotReadyError("no trainer has declared the model yet")
         may_give_up, ticket = waiting.may_give_up, request.ticket
         if ticket is None and may_give_up:
-            # The checkpoint at the end of the job contains all work.
+            # The checkpoint at the end of the job contains all of its work.
             ticket = self.ending.final_ticket
         if ticket is None:
             ticket = self.checkpointing.request(request.reason, may_give_up=may_give_up)

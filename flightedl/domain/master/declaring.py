@@ -85,8 +85,8 @@ class Declarations:
         self.known = replace(self.known, dataset=reply, is_resumed=False)
 
     def leave_out(self, files: Sequence[str]) -> None:
-        """Record why each of these files is excluded from the dataset. The list of excluded files is then complete."""
-        # All reasons are stored in one etcd value, together with the declaration, and the size of a value is limited.
+        """Record why each of these files is excluded from the dataset, which is now complete."""
+        # All reasons are stored in one etcd value together with the declaration, and etcd limits the size of a value.
         reasons = list(files[:_LEFT_OUT_LIMIT])
         if more := len(files) - len(reasons):
             reasons.append(f"{more} more files")

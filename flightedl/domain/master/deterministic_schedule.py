@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.queue.tasks import TaskQueue
 
-#: Seconds after which an epoch begins without any missing trainers.
+#: Seconds after which an epoch begins even if trainers are missing.
 _PATIENCE_S = 60.0
 
 
@@ -47,7 +47,7 @@ class DeterministicSchedule:
         return bool(self._trainer_count) and isinstance(mode, Sync) and mode.deterministic
 
     def begins(self, queue: TaskQueue, trainer: str, alive: Collection[str], now: float) -> bool:
-        """Record a trainer's request. True if all trainers have now asked: the epoch begins and all must rejoin."""
+        """Record a trainer's request. True if all trainers have now asked, so that the epoch begins and all rejoin."""
         if queue.is_done or self._begun == queue.epoch or queue.holds(trainer):
             return False
         self._asking.add(trainer)
@@ -68,7 +68,7 @@ class DeterministicSchedule:
     def joins(
         self, queue: TaskQueue, trainer: str, generation: int, alive: Mapping[str, int], now: float
     ) -> dict[str, int]:
-        """Record a trainer's request to join. Return the trainers to admit now, including this one, if any."""
+        """Record a trainer's request to join. Return the trainers to admit now; empty if this one must wait."""
         if self._admitted == queue.epoch:
             return {trainer: generation}
         self._joining[trainer] = generation

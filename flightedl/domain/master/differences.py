@@ -47,7 +47,7 @@ def require_same(
 def require_same_slots(
     names: Iterable[str], known: Optimizer, declared: Optimizer, kind: Literal["parameter", "table"] = "parameter"
 ) -> None:
-    """Require that an optimizer's new settings need the same slots.
+    """Require that an optimizer's new settings need the same slots as its previous ones.
 
     Raises:
         DeclarationError: the slots of a parameter, or of the rows of a table, differ.

@@ -1,7 +1,7 @@
 """Effects of the master's core, as values, and the outbox that collects them.
 
-Each effect names a *revision*. The driver carries out the effect once the core's state is stored at that revision or a
-later one. Revision 0 means immediately.
+Each effect names a *revision*. The driver carries out the effect once the core's state at that revision, or at a later
+one, has been stored. Revision 0 means immediately.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ControlCall:
 
 @dataclass(frozen=True, slots=True)
 class NothingToSay:
-    """No call is due to this pserver: request the next one after ``pause_s`` seconds, or when woken."""
+    """No call to this pserver is due. Request the next one after ``pause_s`` seconds, or when woken."""
 
     index: int
     generation: int
@@ -76,7 +76,7 @@ class WakePserver:
 class DeleteElection:
     """Delete the election of the trainer that initializes the model, so that trainers hold a new election.
 
-    The transaction contains the pservers named in ``step``.
+    The transaction contains conditions on the pservers named in ``step``.
     """
 
     step: Reinitialize
@@ -85,7 +85,7 @@ class DeleteElection:
 
 @dataclass(frozen=True, slots=True)
 class StoreWork:
-    """A job for the checkpoint storage, to be run after all earlier ones."""
+    """An operation on the checkpoint storage, to be carried out after all earlier ones."""
 
     work: WriteManifest | MovePointer | Sweep
     revision: int

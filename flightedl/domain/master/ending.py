@@ -38,7 +38,7 @@ class Ending:
         self.may_end = False
         #: User-readable reason why a stopped job cannot be completed; empty if it can.
         self.unfinished = ""
-        #: Time at which a trainer last requested tasks; None if none has since this master started.
+        #: Time at which a trainer last requested tasks; None if no trainer has since this master started.
         self._asked_at: float | None = None
         self._epoch_seen = 0
 
@@ -111,5 +111,5 @@ class Ending:
 
 
 def _is_still(members: Members) -> bool:
-    """True if there are no members and every pserver has been informed of that."""
+    """True if there are no members and every pserver has been informed of this."""
     return not members.membership.members and members.membership.is_quiet

@@ -21,12 +21,12 @@ from flightedl.messages.tasks import Assignment, TasksTicket
 
 
 class EpochEnds:
-    """Tracks the rounds and the promised tasks of trainers. O(trainers) memory."""
+    """Tracks the rounds and the promised tasks of trainers, using O(trainers) memory."""
 
     def __init__(self) -> None:
         #: Trainer -> the synchronous round that it had reached at its last request; 0 if unknown.
         self._rounds: dict[str, int] = {}
-        #: Trainer -> its generation and the (epoch, position) of each task promised to it.
+        #: Trainer -> its generation, and the (epoch, position) of each task promised to it.
         self._promised: dict[str, tuple[int, set[tuple[int, int]]]] = {}
 
     def asked(self, ticket: TasksTicket) -> None:
@@ -42,7 +42,7 @@ class EpochEnds:
         self._promised.pop(trainer, None)
 
     def should_stay(self, queue: TaskQueue, ticket: TasksTicket, now: float) -> bool:
-        """True if the epoch's last reports should be in flight, including this trainer's."""
+        """True if the epoch's last reports are probably in flight, including this trainer's."""
         if queue.should_end_now(now):
             return True
         return not queue.has_more and all(

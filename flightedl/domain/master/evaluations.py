@@ -78,7 +78,7 @@ class Evaluations:
         return bool(self._known or self._life.number)
 
     def enter(self, life: int) -> bool:
-        """Require a trainer's life of the model to be current. True if it is new, so older evaluations were dropped.
+        """Require a trainer's life of the model to be current. True if it is new; older evaluations are then dropped.
 
         Raises:
             BegunAnewError: the life is over.
@@ -143,7 +143,7 @@ class Evaluations:
         return found
 
     def handle_ticket(self, ticket: TasksTicket, now: float, trainer_count: int) -> TasksReply:
-        """Apply a ticket's reports and assign tasks, without waiting if there are none.
+        """Apply a ticket's reports and assign tasks. If there are no tasks, does not wait for any.
 
         Raises:
             BegunAnewError: the ticket's life of the model is over.

@@ -155,7 +155,7 @@ class Answered:
     index: int
     generation: int
     request: ControlRequest
-    #: None if the call may not have arrived; reported only for calls that send a view.
+    #: None if the call may not have arrived, which is reported only for calls that send a view.
     reply: ViewReply | AppliedReply | SnapshotReply | Done | None
     audit: int | None = None
 

@@ -1,4 +1,4 @@
-"""Handles requests from a group's ranks: ``domain.groups`` answers them, and decisions are noted for the log."""
+"""Handles requests from a group's ranks: ``domain.groups`` answers them, and its decisions are noted for the log."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class Gone(NamedTuple):
 
     trainer: str
     generation: int
-    #: True if the trainer lost its lease and registered again, which means that its tasks did not cause the loss.
+    #: True if the trainer lost its lease and registered again, so that its tasks cannot have killed it.
     is_alive: bool
 
 

@@ -1,4 +1,4 @@
-"""The job's members. Carries out the effects of ``domain.consistency.membership``.
+"""The job's members. The module carries out the effects of ``domain.consistency.membership``.
 
 The module keeps the next view for each pserver. A view is sent once the state from which it follows is stored, so a
 successor knows every member that a pserver may have admitted.
@@ -120,6 +120,6 @@ class Members:
 
 
 def waiting_for_mode(membership: Membership) -> str:
-    """Describe the pservers that must answer before the mode can change; empty if no change is pending."""
+    """Describe the pservers that have yet to answer before the mode can change; empty if no change is pending."""
     late = ", ".join(map(str, membership.late_to_switch))
     return f"pserver {late} to begin {membership.mode} at round {membership.switch_round}" if late else ""

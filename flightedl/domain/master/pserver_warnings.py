@@ -1,6 +1,6 @@
 """Warnings derived from the status of the pservers: rounds that have waited too long, and unexpectedly rejected calls.
 
-Warnings are only logged. A waiting round is logged once when it is noticed and once when it continues.
+Warnings are only logged. A waiting round is logged once when it is noticed and once when the wait ends.
 """
 
 from __future__ import annotations

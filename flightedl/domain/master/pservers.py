@@ -44,7 +44,7 @@ class Pservers:
         self._audit = Audit(pserver_count)
         #: Index -> generation of the process, for pservers with a live lease.
         self.present: dict[int, int] = {}
-        #: Index -> why the batches that its process lacks cannot be repeated.
+        #: Index -> reason why the batches that the process lacks cannot be repeated.
         self._refused: dict[int, str] = {}
         #: Index -> description of the values that the process has lost.
         self._lacking: dict[int, LostValues] = {}
@@ -168,7 +168,7 @@ class Pservers:
     def _announced(self, index: int, generation: int, reply: AppliedReply, queue: TaskQueue | None) -> bool:
         """Reopen the tasks that this process lacks.
 
-        A process is never settled if it lacks work from an epoch that the queue has forgotten; see ``refusal``.
+        A process that lacks work from an epoch that the queue has forgotten is never settled; see ``refusal``.
         """
         try:
             lacking = self._recovery.announced(
@@ -232,7 +232,7 @@ class Pservers:
 
     @property
     def missing_count(self) -> int:
-        """Number of finished tasks that pservers were found to lack since this master started."""
+        """Number of finished tasks found to be missing on pservers since this master started."""
         return self._audit.missing_count
 
     def _audited(self, index: int, generation: int, audit: int, reply: AppliedReply, queue: TaskQueue) -> None:
@@ -240,7 +240,7 @@ class Pservers:
         summary = AppliedSummary.decode(reply.summary)
         lacking = self._audit.answered(index, generation, audit, summary, lambda epoch: size_of(queue, epoch))
         for epoch, tasks in lacking.items():
-            # If a task is incomplete for other reasons, no pserver can have applied all its batches.
+            # If a task is incomplete for other reasons, no pserver can have applied all of its batches.
             tasks.difference_update(queue.incomplete(epoch))
             count = self._reopen({epoch: tasks}, queue)
             reopened += count

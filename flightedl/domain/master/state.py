@@ -47,9 +47,9 @@ class StoredState:
     recovery: bytes | None = None
     checkpoints: bytes | None = None
     group: bytes | None = None
-    #: Files of the newest checkpoint, including the files that they are based on; empty if unknown.
+    #: Files of the newest checkpoint, including the files on which they are based; empty if unknown.
     files: tuple[ShardFile, ...] = ()
-    #: Record of the job's stop; None if the job was not stopped.
+    #: Record of the stop of the job; None if the job was not stopped.
     stop: StopRecord | None = None
     #: True if the queue is from a checkpoint, in which case trainers that held its tasks did not necessarily die.
     is_resumed: bool = False

@@ -6,7 +6,7 @@ that were sent. If it was not, it never will be, because the next write changes 
 depends.
 
 The values are those returned by ``MasterCore.encode``, by name. ``values_of_checkpoint`` returns the initial values of
-a resumed job. ``state_in`` decodes both.
+a resumed job. ``state_in`` decodes either kind.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StoredKeys:
         self._revisions = {key: revision for key, (_, revision) in found.items()}
 
     def next_write(self, values: Mapping[str, bytes]) -> Write | None:
-        """Return the write that gives the keys these values, or None if they already have them."""
+        """Return the write that gives the keys these values, or None if the keys already have them."""
         puts = {key: value for key, value in values.items() if self._values.get(key) != value}
         return Write(puts, {key: self._revisions.get(key, 0) for key in puts}) if puts else None
 
@@ -60,7 +60,7 @@ class StoredKeys:
         self._revisions.update(dict.fromkeys(write.puts, revision))
 
     def adopt(self, write: Write, found: Mapping[str, tuple[bytes, int] | None]) -> bool:
-        """Adopt the keys written by an earlier attempt of a rejected write. False if no earlier attempt was applied."""
+        """Adopt the keys written by an earlier attempt at a rejected write. False if no such attempt was applied."""
         entries = {key: found.get(key) for key in write.puts}
         if any(entry is None or entry[0] != write.puts[key] for key, entry in entries.items()):
             return False

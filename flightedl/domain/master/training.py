@@ -91,7 +91,7 @@ class Training:
             queue.stop()
 
     def redeclare(self, before: DatasetDeclaration, now: DatasetDeclaration) -> None:
-        """Continue with a different number of epochs and a different order.
+        """Continue with a different number of epochs and, for epochs that have not begun, a different order.
 
         Raises:
             UsageError: the queue has already passed the new last epoch; nothing was changed.

@@ -50,7 +50,7 @@ class Work:
         self._finished: list[Sums] = []
         #: Reports since this master started, by outcome: finished, repeated, failed, returned, outdated.
         self.reports: Counter[str] = Counter()
-        #: Number of repeated pieces of epochs that were already over, since this master started.
+        #: Number of pieces repeated since this master started whose epochs had already ended.
         self.repeated_count = 0
 
     def take_finished(self) -> list[Sums]:

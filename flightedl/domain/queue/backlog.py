@@ -2,12 +2,12 @@
 
 Rules:
 
-* Attempt numbers increase along a backlog. The first piece *runs*; each of the others *waits* until all earlier pieces
-  are reported.
+* Attempt numbers increase along a backlog. The first piece *runs*; each other piece *waits* until all earlier ones have
+  been reported.
 * Complete tasks with consecutive positions, consecutive attempts and the same number of failures form one *row*. Pieces
   assigned together therefore take about 25 bytes of storage, however many there are. A part of a task is a separate
   row.
-* Rows are as long as possible, so equal backlogs have equal rows.
+* Rows are as long as possible, so equal backlogs are stored as equal rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Holder:
     generation: int = 0
     #: Time at which the piece began to run; None if it waits or its clock is stopped.
     since_s: float | None = None
-    #: Time of the last known progress; start time if there was none.
+    #: Time of the last known progress, or the start time if there was none.
     progress_s: float | None = None
     #: False if the piece had already been running for an unknown time before ``since_s``.
     is_timed: bool = True
@@ -80,7 +80,7 @@ class Backlog:
         return islice(reversed(self.pieces.items()), len(self.pieces) - 1)
 
     def append(self, attempt: int, pending: Pending) -> None:
-        """Append a piece, whose attempt must be the highest."""
+        """Append a piece, whose attempt number must be higher than all others."""
         self.pieces[attempt] = pending
         _add(self.rows, pending, attempt)
 

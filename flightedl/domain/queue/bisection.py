@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from flightedl.domain.queue.values import BatchRange
 
-#: Number of losses of trainers that count as one reported failure.
+#: Number of lost trainers that count as one reported failure.
 LOSSES_PER_REPORT = 2
 
 

@@ -7,8 +7,8 @@ Rules:
 * The trainer and the error are kept for the newest ``DETAILS_LIMIT`` pieces, with the error truncated to
   ``ERROR_LIMIT`` characters. For older pieces only the ranges are known. The master logs each piece when it is
   quarantined.
-* When there are more than ``limit`` ranges, the oldest range of an earlier epoch is forgotten. Forgotten batches count
-  as done; the number of forgotten entries is counted.
+* When there are more than ``limit`` ranges, the oldest range of an earlier epoch is forgotten. Forgotten batches are
+  treated as done; only their number of entries is kept.
 """
 
 from __future__ import annotations

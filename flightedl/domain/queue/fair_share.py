@@ -1,10 +1,10 @@
-"""Number of pieces that a trainer may hold: enough to continue while the master is briefly down, but no hoard.
+"""Number of pieces that a trainer may hold: enough to continue while the master is briefly down, without hoarding.
 
 A trainer may always hold two pieces: the running one and the next. It may hold
 
-* up to four short pieces, if that is at most an equal share of the epoch's remaining tasks, assigned or not. The master
-  answers a report only after storing it. In that time a trainer can finish several short tasks, so with only one task
-  in reserve it would run out of work;
+* up to four short pieces, provided that this is no more than an equal share of the epoch's remaining tasks, assigned or
+  not. The master answers a report only after storing it. In that time a trainer can finish several short tasks, so with
+  only one task in reserve it would run out of work;
 * more than that, if it asks for them, up to its share: the epoch's unassigned tasks divided by twice the number of
   trainers (guided self-scheduling). Shares shrink toward the end of the epoch, so that all trainers finish at about the
   same time;
@@ -32,7 +32,7 @@ HOLDING_CEILING = 64
 _SHORT_FLOOR = 4
 #: Typical number of seconds until a report is answered.
 _ANSWER_S = 0.1
-#: A backlog with more stored integers than three rows of complete tasks need gets no further row.
+#: A backlog gets no further row if it already stores more integers than three rows of complete tasks need.
 _NUMBERS_LIMIT = 15
 
 

@@ -26,7 +26,7 @@ from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_o
 from flightedl.errors import NotFoundError
 
 REMEMBERED = 10_000
-#: Number of entries that become older together; at least as many remain recent.
+#: Number of entries that move to ``older`` together; at least as many remain in ``recent``.
 _PUT_AWAY = 16
 
 
@@ -49,7 +49,7 @@ class EpochOrder:
         self.base = base
         self.size = size
         self._permutation = None if key is None else KeyedPermutation(base, key)
-        #: Cache for ``at``, which is called twice each time a task is assigned.
+        #: Cache for ``at``, which is called twice for each assigned task.
         self._last = (-1, -1)
 
     def at(self, position: int) -> int:
@@ -78,7 +78,7 @@ class EpochOrder:
 
 
 def _runs(values: Integers) -> Iterable[tuple[int, int]]:
-    """Return half-open runs of increasing ``values``, (n,) int64, n >= 1."""
+    """Return the half-open runs of consecutive integers in increasing ``values``, (n,) int64, n >= 1."""
     breaks = np.flatnonzero(np.diff(values) != 1) + 1
     starts = values[np.concatenate(([0], breaks))]
     ends = values[np.concatenate((breaks - 1, [values.size - 1]))] + 1
@@ -86,7 +86,7 @@ def _runs(values: Integers) -> Iterable[tuple[int, int]]:
 
 
 class EpochSizes:
-    """Number of tasks of each epoch, up to the current one.
+    """Number of tasks in each epoch, up to the current one.
 
     Args:
         recent: Recent rows, in increasing order. Each row is valid until the first epoch of the next one.

@@ -54,9 +54,9 @@ def reopen(state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, 
 
 
 def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int) -> IntervalSet:
-    """Return ``positions`` with the narrowest gaps filled, so that there are at most ``limit`` runs.
+    """Return ``positions`` with the narrowest gaps filled, so that at most ``limit`` runs remain.
 
-    Gaps with obstacles are not filled, so more runs than ``limit`` may remain.
+    Gaps that contain obstacles are not filled, so more than ``limit`` runs may remain.
     """
     if positions.interval_count <= limit:
         return positions

@@ -107,7 +107,7 @@ class QueueState:
         return self.seeds.find(epoch)
 
     def assignment(self, pending: Pending, attempt: int) -> Assignment:
-        """Return a piece as the message sent to the holder with this attempt."""
+        """Return a piece as the message sent to the holder with this attempt number."""
         return self._assignment(pending.piece, pending.task, attempt)
 
     def _assignment(self, piece: BatchRange, task: int, attempt: int) -> Assignment:

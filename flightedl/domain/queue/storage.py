@@ -2,8 +2,8 @@
 
 Rules:
 
-* There are two documents. The *dispatch* document changes with every assignment. It contains a fixed part, each
-  trainer's name once, and about 30 bytes for each row. Consecutive tasks that were assigned together, or that wait,
+* There are two documents. The *dispatch* document changes with every assignment. It contains a fixed part, the name of
+  each trainer once, and about 30 bytes per row. Consecutive tasks that were assigned together, or that are waiting,
   form one row; see ``backlog`` and ``waiting``. The *failures* document changes only when a piece is quarantined,
   retried or dropped, or when old sizes of epochs are moved to it. The dispatch document contains its serial number, so
   that a pair of documents from different times is detected.

@@ -5,16 +5,16 @@ Rules:
 * Methods take events with the time ``now`` (monotonic seconds, from one clock per process) and return values. An
   invalid event raises one of ``flightedl.errors`` and changes nothing.
 * A trainer is identified by its name and the *generation* of its registration. All pieces held under a name belong to
-  one generation. Reports from another generation are rejected, and it gets no pieces until ``trainer_gone`` has taken
-  back those of the old generation.
+  one generation. Reports from another generation are rejected, and that generation gets no pieces until
+  ``trainer_gone`` has taken back those of the old generation.
 * A *piece* is a range of batches of one task, usually all of them. Each assignment of a piece has a new *attempt*
   number, which distinguishes current reports from stale ones.
 * A trainer works on its pieces in the order of assignment. Its oldest unreported piece *runs*; the clock of this piece
   starts when the previous one is reported. All other pieces wait in the trainer's backlog, see ``pending``.
-* A piece is taken back if its trainer returns it (``give_back``, not counted as a failure), fails (``fail``), is gone
+* A piece is taken back if its trainer returns it (``give_back``, not counted as a failure), fails (``fail``), has gone
   (``trainer_gone``), or exceeds the timeout (``tick``). The timeout is a multiple of the average duration of tasks or,
   until the first task is finished, a limit on the time without progress. Clocks are stopped while pservers are down,
-  see ``clock``. When a trainer is gone or a timeout expires, its entire backlog is taken back. Only pieces that may be
+  see ``clock``. When a trainer has gone or a timeout expires, its entire backlog is taken back. Only pieces that may be
   at fault count as failed: the running one and, if the trainer died, the next one, whose records it may have been
   reading. Waiting pieces are assigned before new ones, so only a few are waiting at any time.
 * The number of a trainer's pieces is limited, so that no trainer hoards near the end of an epoch: see ``fair_share``.
@@ -82,7 +82,7 @@ _BEGUN_COUNT = 2
 #: Number of tasks over which the duration is averaged.
 _AVERAGED_COUNT = 10
 _RETRY_FLOOR_S = 0.05
-#: A task that takes this many seconds more than the average counts as slow.
+#: A task counts as slow if it takes this many seconds longer than the average.
 _COPY_AFTER_S = 0.05
 _RETRY_CEILING_S = 1.0
 
@@ -209,7 +209,7 @@ class TaskQueue(QueueState):
         batch: int | None = None,
         generation: int = 0,
     ) -> Effects:
-        """Handle a trainer's report that a piece failed, at ``batch`` of the task if the failing batch is known.
+        """Handle a trainer's report that a piece failed; ``batch`` is the failing batch of the task if known.
 
         Raises:
             FencedError: the attempt is no longer current, and the piece is not done.
@@ -354,7 +354,7 @@ class TaskQueue(QueueState):
         return self._advance()
 
     def retry_failed(self, selector: FailedSelector) -> int:
-        """Make quarantined batches todo again, with a full set of attempts; return their number.
+        """Make quarantined batches todo again, with all their attempts restored; return their number.
 
         Raises:
             NotFoundError: the selector matches no quarantined batch.
@@ -485,7 +485,7 @@ class TaskQueue(QueueState):
     ) -> TaskGiven | NoTaskNow:
         """Assign a copy of a piece to a trainer, if there is a piece to copy.
 
-        Only idle trainers get copies, so no trainer gets a copy of a piece that it has.
+        Only idle trainers get copies, so no trainer gets a copy of a piece that it already holds.
         """
         if not is_idle or self.is_stopped or not self.settings.is_deduplicated:
             return NoTaskNow(_RETRY_CEILING_S)
@@ -632,7 +632,7 @@ class TaskQueue(QueueState):
 
     def _note_duration(self, pending: Pending, attempt: int, now: float) -> None:
         holder = pending.holder(attempt)
-        # If several pieces are reported together, their individual durations are unknown; all but the first seem to
+        # If several pieces are reported together, their individual durations are unknown; all but the first appear to
         # take 0 s.
         duration_s = 0.0 if holder.since_s is None else now - holder.since_s
         if duration_s <= 0 or not holder.is_timed or not pending.piece.is_complete_task:

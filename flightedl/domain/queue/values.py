@@ -1,6 +1,6 @@
 """Inputs and outputs of the task queue: settings, pieces, answers and effects.
 
-Answers are meant for the trainer that asks, effects for the master, which logs them or acts on them.
+Answers are meant for the trainer that asks. Effects are meant for the master, which logs them or acts on them.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class EpochsDone:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone:
-    """The piece was already done, reported earlier by this trainer or by another one."""
+    """The piece was already done, either because this report is a repetition or because another trainer finished it."""
 
 
 # --- effects ---
@@ -185,7 +185,7 @@ class Counts(TaskCounts, frozen=True, kw_only=True):
     epoch: int
     #: Number of ``todo`` tasks that had already been assigned before.
     retries: int
-    #: Number of reopened tasks of earlier epochs that are not done yet.
+    #: Number of tasks of earlier epochs that were reopened and are not done yet.
     reopened: int
 
 

@@ -140,7 +140,7 @@ class WaitingPieces:
             insort(self._parts, piece, key=_place)
 
     def put_run(self, epoch: int, start: int, end: int, failures: int) -> None:
-        """Add the complete tasks at [start, end), none of which waits yet, with too few ``failures`` to be suspect."""
+        """Add complete tasks at [start, end), none of which is waiting, with too few ``failures`` to be suspect."""
         self._runs.setdefault(epoch, Runs()).add(start, end, failures)
 
     def unfailed(self, epoch: int) -> IntervalSet:

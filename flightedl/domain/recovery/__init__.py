@@ -2,7 +2,7 @@
 
 * ``replay``: repetition of tasks after a pserver was restored from an older state
 * ``audit``: comparison of the pservers' applied batches with the done tasks, after each epoch and before the job ends
-* ``reinitialization``: initializing the model again if its values are in no checkpoint
+* ``reinitialization``: reinitialization of the model if its values are in no checkpoint
 * ``lives``: assignment of results to a life of the model
 * ``store_history``: detection of an etcd that was restored from an older state
 

@@ -6,9 +6,9 @@ of the model would leave it inconsistent, so the whole model is initialized agai
 
 1. The master restarts all pservers that have values, so that their successors lack them as well. 2. When all pservers
 lack the values of the same election, the master forgets which pservers are *settled*, then deletes the election in a
-transaction that names all their processes. 3. Pservers wait for initial values, as in a new job. Trainers see that
-their election is gone, and exit. They are restarted, because only the user's script can initialize a model, and one of
-them is elected. 4. Pservers announce that no batch is applied, so every task is assigned again.
+transaction that is conditional on all their processes. 3. Pservers wait for initial values, as in a new job. Trainers
+see that their election is gone, and exit. They are restarted, because only the user's script can initialize a model,
+and one of them is elected. 4. Pservers announce that no batch is applied, so every task is assigned again.
 
 Only the deletion is stored. If the master dies before the deletion, its successor gets the same answers from the same
 pservers. Each answer contains the election's revision, so a late answer about an old election cannot end a newer one.
@@ -60,7 +60,7 @@ def next_step(
         settled: Index -> generation of the processes that have values.
         may_be_saved: True if there is a checkpoint, or one that may still become complete.
     """
-    # A report may arrive after its process has got values. A settled process lacks nothing.
+    # A report may arrive after its process has received values. A settled process lacks nothing.
     now = {
         index: each for index, each in lacking.items() if present.get(index) == each.generation != settled.get(index)
     }

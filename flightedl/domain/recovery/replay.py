@@ -17,10 +17,10 @@ Invariant for each index: either its process is settled and has applied all done
 applied batches.
 
 **Rollback.** With ``recovery="rollback"`` the other pservers return to the checkpoint that the new process loaded. Each
-restarts and thus gets a new generation, above the *floor*. This fences pushes and reports in flight, and the new
-processes' announcements update the queue. The rollback is over when all processes are above the floor and settled. In
-the meantime no checkpoint is ordered: ``Checkpoints.pserver_up`` is called only for settled processes that need not
-reload.
+restarts and thus gets a new generation, above the *floor*. The new generation fences out pushes and reports in flight,
+and the announcements of the new processes update the queue. The rollback is over when all processes are above the floor
+and settled. In the meantime no checkpoint is ordered: ``Checkpoints.pserver_up`` is called only for settled processes
+that need not reload.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def tasks_to_reopen(
 def torn_tasks(
     summaries: Sequence[AppliedSummary], begun_epochs: int, task_count_of: Callable[[int], int]
 ) -> dict[int, list[int]]:
-    """Return epoch -> its torn tasks, in which some blocks have batches that others lack. Omits epochs without any."""
+    """Return epoch -> torn tasks, in which some blocks have batches that others lack. Omits epochs without any."""
     summaries = [each for each in summaries if each.has_blocks]
     open_epochs = IntervalSet()
     for each in summaries:

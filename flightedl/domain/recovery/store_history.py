@@ -6,10 +6,10 @@ replaces, and a late report of a lost process would look current. Therefore:
 
 1. A process stops using a store that belongs to another cluster, or that answers with a lower revision than the process
 had seen before it asked. This decision is final for the process (``Witness``). 2. A master starts only if the stored
-state is at least as new as the newest checkpoint that names it (``older_than``). 3. If a job is resumed on such a
-store, it begins a new *life*: the revisions of life L start at L * 2**32. All processes of the job add this number to
-the store's revisions, so generations, elections and conditions remain comparable, and values of earlier lives always
-count as older.
+state is at least as new as the newest checkpoint that refers to this store (``older_than``). 3. If a job is resumed on
+such a store, it begins a new *life*: the revisions of life L start at L * 2**32. All processes of the job add this
+number to the store's revisions, so generations, elections and conditions remain comparable, and values of earlier lives
+always count as older.
 
 Not guaranteed: that an older store is detected if, by the time a process asks again, the store's revision has exceeded
 every revision that the process has seen. This is possible if the backup is only a few writes old. The process's writes
@@ -43,7 +43,7 @@ class Sighting:
 
 
 def went_back(seen: Sighting, now: Sighting) -> str:
-    """Return why a store seen ``now`` does not continue the one seen before; empty if it does."""
+    """Return why a store as ``now`` does not continue the one ``seen`` before; empty if it does."""
     if now.cluster != seen.cluster:
         return f"etcd has cluster id {now.cluster}, but had {seen.cluster} before: {_WHY}"
     if now.revision < seen.revision:
@@ -52,7 +52,7 @@ def went_back(seen: Sighting, now: Sighting) -> str:
 
 
 class Witness:
-    """One process's observations of its store, and whether the store still continues them. Once broken, it stays so."""
+    """One process's observations of its store, and if the store still continues them. Its failure is final."""
 
     def __init__(self) -> None:
         #: Observation with the highest revision; None before the first one.
@@ -83,7 +83,7 @@ class GoOn:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The job must not continue from the stored state; with the reason."""
+    """The job must not continue from the stored state, for the given reason."""
 
     why: str
 
@@ -165,5 +165,5 @@ def life_of(revision: int) -> int:
 
 
 def life_after(life: int, newest: Sighting | None) -> int:
-    """Return a life later than the stored one and than that of the newest checkpoint."""
+    """Return a life later than both the stored one and that of the newest checkpoint."""
     return max(life, 0 if newest is None else life_of(newest.revision)) + 1

@@ -10,7 +10,7 @@ cost if
 that is, if each of them adds at least the fraction ``worth`` of the average throughput of the others. A trial changes
 the number, measures, compares, and keeps the new number or reverts it:
 
-* **Up** by half of the current number. If that was not worth it, the number becomes a *ceiling*, and the next trial
+* **Up** by half of the current number. If that number is not worth its cost, it becomes a *ceiling*, and the next trial
   goes halfway to it. A ceiling expires after ``retry_s``, because conditions change; after that, one more trainer is
   tried.
 * **Down** when the average throughput falls below ``worth`` times the best average, minus a margin, because then the
@@ -62,7 +62,7 @@ class ScalingLimits:
 
     @property
     def most(self) -> int:
-        """Maximum number of trainers within the cost limit, but never less than the minimum number."""
+        """Maximum number of trainers within the cost limit, but never fewer than the minimum."""
         if not self.hourly_limit:
             return self.maximum
         # The addend compensates for rounding when the quotient should be an integer.
