@@ -39,14 +39,14 @@ class Measure:
 
     Args:
         name: Ends in its unit: ``_seconds``, ``_bytes`` or none. The name of a counter gets ``_total``.
-        told: Description for people.
+        help_text: Description for people.
         buckets: Upper bounds of its histogram, increasing.
         label: Name of its label; empty if it has none.
         labels: Allowed values of the label. Others count as "other", so that clients cannot create many series.
     """
 
     name: str
-    told: str
+    help_text: str
     buckets: tuple[float, ...] = ()
     label: str = ""
     labels: tuple[str, ...] = ()

@@ -27,9 +27,9 @@ class PrometheusInstruments:
         for measure in measures:
             name, names = _PREFIX + measure.name, [*labels, measure.label] if measure.label else [*labels]
             found: Counter | Histogram = (
-                Histogram(name, measure.told, names, buckets=measure.buckets, registry=registry)
+                Histogram(name, measure.help_text, names, buckets=measure.buckets, registry=registry)
                 if measure.buckets
-                else Counter(name, measure.told, names, registry=registry)
+                else Counter(name, measure.help_text, names, registry=registry)
             )
             for label in (*measure.labels, _OTHER) if measure.label else ("",):
                 child = found.labels(*labels.values(), *([label] if measure.label else []))

@@ -118,7 +118,7 @@ class TrainerProcess:
             self.waiting(), lambda: decode(self.servers.master().action(verb, body, timeout_s=SLICE_S), kind)
         )
 
-    def tell_master(self, verb: str, kind: type[SenderOfJob], **more: str) -> None:
+    def send_to_master(self, verb: str, kind: type[SenderOfJob], **more: str) -> None:
         """Repeat a request, under this trainer's current registration, until a master has carried it out."""
 
         def attempt() -> None:

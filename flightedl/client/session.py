@@ -521,7 +521,7 @@ class Job:
         """
         self._require_open()
         chosen = arguments.name_of("the reason", reason)
-        self._process.tell_master("stop", StopRequest, reason=chosen[:256], name=self._settings.process_name)
+        self._process.send_to_master("stop", StopRequest, reason=chosen[:256], name=self._settings.process_name)
 
     def save_model(
         self,

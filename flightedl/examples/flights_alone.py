@@ -90,14 +90,14 @@ def _one_hot(flights: Flights, inputs: Features, places: dict[str, Places]) -> A
     return sparse.hstack(blocks).tocsr()
 
 
-def network_alone(flights: Flights, training: Training, trainers: int, told: Callable[[int, float], None]) -> Floats:
+def network_alone(flights: Flights, training: Training, trainers: int, report: Callable[[int, float], None]) -> Floats:
     """Train the network in this process and return its probabilities of the held-out flights, (n,).
 
     Args:
         flights: Data for training and evaluation.
         training: Settings of the training.
         trainers: Batches per update, as in a synchronous job with this number of trainers.
-        told: Called after each update with the number of records so far and the loss.
+        report: Called after each update with the number of records so far and the loss.
     """
     random = np.random.default_rng(training.seed)
     size, count = training.batch_size * trainers, len(flights.train.late)
@@ -117,7 +117,7 @@ def network_alone(flights: Flights, training: Training, trainers: int, told: Cal
             for name, table in tables.items():
                 table.update(places[name], by_row[name], training.row_learning_rate * rate)
             updates, done = updates + 1, done + len(batch)
-            told(done, loss)
+            report(done, loss)
     rows = {name: tables[name].rows[flights.held_out_places[name]] for name in FIELDS}
     return probabilities(parameters, rows, flights.held_out)
 

@@ -25,7 +25,7 @@ class Figure(NamedTuple):
     """One metric, or one per value of a label."""
 
     #: Description for people.
-    told: str
+    help_text: str
     #: An unknown value (None) is left out.
     value: float | Mapping[str, float] | None
     #: Name of the label whose values are the keys of ``value``.
@@ -73,10 +73,12 @@ class Metrics(Collector):
         except FlightedlError as error:
             _log.debug("no metrics at the moment: %s", error)
             return
-        for name, (told, value, label) in figures.items():
+        for name, (help_text, value, label) in figures.items():
             if value is not None:
                 kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                family = kind(f"flightedl_{name}", told, labels=[*self._labels, label] if label else [*self._labels])
+                family = kind(
+                    f"flightedl_{name}", help_text, labels=[*self._labels, label] if label else [*self._labels]
+                )
                 values = value.items() if isinstance(value, Mapping) else [("", value)]
                 for each, number in values:
                     family.add_metric([*self._labels.values(), *([each] if label else [])], number)

@@ -447,7 +447,7 @@ class PserverService:
     def _check(self, request: OfPlan) -> None:
         found = self._directory.master()
         with self._lock:
-            self._life.hear_of_master(0 if found is None else found.generation)
+            self._life.observe_master(0 if found is None else found.generation)
             self._life.check_request(request)
 
     def apply_view(self, view: ViewRequest) -> ViewReply:

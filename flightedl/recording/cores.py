@@ -104,8 +104,8 @@ _KINDS = (
     Kind(
         "life",
         PserverLife,
-        inputs=(APPLY, "hear_of_master", "check_request"),
-        repeated={"Seen": "", "hear_of_master": "", "check_request": ""},
+        inputs=(APPLY, "observe_master", "check_request"),
+        repeated={"Seen": "", "observe_master": "", "check_request": ""},
         state=lambda core, *_: [MasterKnown(core.newest_master)],
     ),
     Kind(

@@ -194,7 +194,7 @@ class StepMoments(CoreMoments):
 
 
 def _numbers(pushed: Any) -> list[int]:
-    return [each["batch"] for each in (pushed["identity"], *pushed["further"])]
+    return [each["batch"] for each in (pushed["identity"], *pushed["others"])]
 
 
 _ANSWERS = {

@@ -92,14 +92,14 @@ def ask_to_share(exchange: ClientExchange, gradients: SharedMemory | None = None
     if reply.refused:
         raise NotSharedError(reply.refused)
     try:
-        pair = _come_to(reply, gradients)
+        pair = _connect_back(reply, gradients)
     except (OSError, FlightedlError, ValueError) as error:
         raise NotSharedError(f"no memory could be exchanged: {str(error)[:200]}") from None
     exchange.have(pair.line)
     return pair
 
 
-def _come_to(reply: ShareReply, gradients: SharedMemory | None) -> SharedPair:
+def _connect_back(reply: ShareReply, gradients: SharedMemory | None) -> SharedPair:
     nonce = bytes.fromhex(reply.nonce)
     with ExitStack() as stack:
         connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))

@@ -91,7 +91,7 @@ def test_a_replay_reveals_a_planted_bug(recorded: list[Path], bug: str, core: st
     ("owner", "method", "bug", "core"),
     [
         (PserverLife, "check_request", lambda *_: None, "life"),
-        (PserverLife, "hear_of_master", lambda *_: None, "life"),
+        (PserverLife, "observe_master", lambda *_: None, "life"),
         (TransferState, "handle", lambda *_: Over(), "steps"),
         (TransferState, "_take", lambda *_: None, "steps"),
         (PserverSnapshots, "taken", lambda *_: False, "snapshots"),

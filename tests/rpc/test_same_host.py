@@ -208,7 +208,7 @@ def test_the_server_gives_up_if_no_peer_connects(
 def test_a_stranger_that_connects_first_does_not_exclude_the_client(
     server: FlightServer, sharing: Sharing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = same_host._come_to
+    real = same_host._connect_back
 
     def after_strangers(reply: ShareReply, gradients: SharedMemory | None) -> SharedPair:
         for data in (b"", b"1"):
@@ -218,7 +218,7 @@ def test_a_stranger_that_connects_first_does_not_exclude_the_client(
                     stranger.send(data)
         return real(reply, gradients)
 
-    monkeypatch.setattr(same_host, "_come_to", after_strangers)
+    monkeypatch.setattr(same_host, "_connect_back", after_strangers)
     with _stream(server) as exchange:
         assert ask_to_share(exchange).other.nonce
         _require_sound(exchange)

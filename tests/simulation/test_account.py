@@ -26,7 +26,7 @@ class Ended:
         self.named = [self.serving[index].generation for index in range(self.cluster.pserver_count)]
 
     def reports_as_done(self, named: list[int] | None = None) -> None:
-        self.cluster.account.told_done(self.master, self.named if named is None else named)
+        self.cluster.account.check_done(self.master, self.named if named is None else named)
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ class JobData:
             self._participation,
             self._process.waiting,
             _CLOSE_S,
-            lambda: self._process.tell_master("end_growth", EndGrowthRequest),
+            lambda: self._process.send_to_master("end_growth", EndGrowthRequest),
             self._begin_again,
             partial(recorded, self._process.recorder, {"trainer": self._process.trainer}, BatchLoop),
             partial(recorded, self._process.recorder, {"trainer": self._process.trainer}, AcknowledgedLoop),

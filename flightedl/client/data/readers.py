@@ -109,7 +109,7 @@ class Transforming:
         try:
             return transforms.apply(self._transform, batch)
         except Exception as error:
-            raise transforms.failed(self._name, place(), transforms.told(error)) from error
+            raise transforms.failed(self._name, place(), transforms.described(error)) from error
 
     def close(self) -> None:
         """Stop the readers without delivering the remaining batches. Another ``put`` starts them again."""

@@ -26,7 +26,7 @@ def main(descriptor: int) -> None:
             text, _ = channel.receive()
             transform = decode(text.encode(), transforms.NamedFunction).find()
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
-            channel.send(transforms.told(error))
+            channel.send(transforms.described(error))
             return
         channel.send("")
         while True:
@@ -37,7 +37,7 @@ def main(descriptor: int) -> None:
             try:
                 found = transforms.apply(transform, batch)
             except Exception as error:  # noqa: BLE001 - the trainer raises it
-                channel.send(transforms.told(error))
+                channel.send(transforms.described(error))
             else:
                 channel.send("", found)
 

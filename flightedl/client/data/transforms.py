@@ -143,7 +143,7 @@ def shown(transform: Transform) -> str:
     return f"{what}={getattr(function, '__qualname__', type(function).__name__)}"
 
 
-def told(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """Return an error of a transform with its notes and innermost lines."""
     frames = traceback.extract_tb(error.__traceback__)[-_SHOWN_LINES:]
     lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)

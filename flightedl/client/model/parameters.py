@@ -579,7 +579,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _sum(self, prepared: PrepareSum) -> Outgoing:
         """Return the gradients of a sum, ready to be sent."""
         arrays = self._layout.plans.clipped(self._sums.take(prepared.identity, prepared.divisors))
-        outgoing = self._layout.plans.sound(arrays, f"the sum of {1 + len(prepared.batch.further)} batches")
+        outgoing = self._layout.plans.sound(arrays, f"the sum of {1 + len(prepared.batch.others)} batches")
         rows = self.rows.of_sum(prepared.identity, prepared.divisors)
         return replace(self._layout.plans.encoded(outgoing, is_clipped=True), rows=rows)
 

@@ -201,7 +201,7 @@ class ShardClient:
             plan_hash=self._plan_hash,
             member=transfer.member,
             identity=batch.identity,
-            further=list(batch.further),
+            further=list(batch.others),
             step=batch.step,
             weight=float(batch.weight),
             rows=len(blocks) + (len(self._buckets) - 1 if has_rows else 0),

@@ -155,7 +155,7 @@ class PserverLife:
 
     def _see(self, event: Seen) -> Effects:
         self._facts = event.facts
-        self.hear_of_master(event.facts.master)
+        self.observe_master(event.facts.master)
         return self._look()
 
     def _look(self) -> Effects:
@@ -390,14 +390,14 @@ class PserverLife:
         if isinstance(request, OfMaster):
             if request.master_generation < self.newest_master:
                 raise FencedError(f"master {request.master_generation} is deposed: {self.newest_master} leads")
-            self.hear_of_master(request.master_generation)
+            self.observe_master(request.master_generation)
         # Stale views and orders are recognized by their own numbers.
         elif isinstance(request, ViewRequest):
-            self.hear_of_master(request.master_generation)
+            self.observe_master(request.master_generation)
         elif isinstance(request, SnapshotRequest):
-            self.hear_of_master(request.order.master_generation)
+            self.observe_master(request.order.master_generation)
 
-    def hear_of_master(self, generation: int) -> None:
+    def observe_master(self, generation: int) -> None:
         """Record that a master of this generation exists or existed."""
         self.newest_master = max(self.newest_master, generation)
 

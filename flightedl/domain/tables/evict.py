@@ -39,11 +39,11 @@ class Evict(Setting):
             raise UsageError(f"Evict needs a rule: {', '.join(names)}")
 
     @property
-    def goes_by_version(self) -> bool:
+    def needs_version(self) -> bool:
         """True if the rules need the version of a row's last update."""
         return not (self.unused_versions is None and self.max_rows is None and self.max_bytes is None)
 
     @property
-    def goes_by_epoch(self) -> bool:
+    def needs_epoch(self) -> bool:
         """True if the rules need the epoch of a row's last update."""
         return self.unused_epochs is not None

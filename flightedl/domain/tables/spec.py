@@ -88,8 +88,8 @@ class TableSpec(Setting):
         evict = self.evict
         history = (
             self.counts_updates,
-            evict is not None and evict.goes_by_version,
-            evict is not None and evict.goes_by_epoch,
+            evict is not None and evict.needs_version,
+            evict is not None and evict.needs_epoch,
         )
         values = -(-self.dim * ITEM_SIZES_BYTES[self.dtype] // _WORD_BYTES)
         return 2 + sum(history) + self.slot_count + values

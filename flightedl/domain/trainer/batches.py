@@ -41,7 +41,7 @@ class Pushed(msgspec.Struct, frozen=True):
     #: Number of batches that the trainer has begun since it became a member, including this one.
     step: int = 0
     #: The other batches of a sum.
-    further: tuple[BatchIdentity, ...] = ()
+    others: tuple[BatchIdentity, ...] = ()
 
 
 class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):

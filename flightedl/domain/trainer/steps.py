@@ -344,7 +344,7 @@ class Steps:
         if self._transfer is not None or self._taking is not None:
             self.drop()
         self.current = current = CurrentBatch.of(batch, member, step)
-        if self.sums is not None and self.sums.is_of_others(current):
+        if self.sums is not None and self.sums.belongs_to_another_sum(current):
             # The open sum is a repeated one; its other batches were pushed alone, under another mode.
             return self._push_sum(self.sums, pull=self._is_synchronous)
         return _DONE

@@ -65,7 +65,7 @@ class BatchSums:
         """Identity of the current sum if it is repeated."""
         return self._again
 
-    def is_of_others(self, current: CurrentBatch) -> bool:
+    def belongs_to_another_sum(self, current: CurrentBatch) -> bool:
         """True if the batch belongs to another sum than the waiting batches, because one of the sums is repeated."""
         return self.has_batches and self._again != current.batch.again
 
@@ -129,8 +129,8 @@ class BatchSums:
             known = self._again.divisors if self._again is not None and self._keeps_shares else {}
             self._divisors = {**self._weights, **known}
         self._pushed = last
-        identity, *further = (member.pushed.identity for member in members)
-        pushed = Pushed(identity, self._weight, last.pushed.step, tuple(further))
+        identity, *others = (member.pushed.identity for member in members)
+        pushed = Pushed(identity, self._weight, last.pushed.step, tuple(others))
         return CurrentBatch(first.batch, pushed, last.member), self._divisors
 
     def settle(self, together: CurrentBatch, refusals: Iterable[Sequence[int]]) -> None:

@@ -213,7 +213,7 @@ class TransferState(msgspec.Struct, eq=False):
             current.generations[index] = min(generation, current.generations.get(index, generation))
             bases = self._bases(current, blocks)
             if outcome == _PARTLY_APPLIED:
-                self.refusals.add(missing_places(answer.having, 1 + len(current.pushed.further)))
+                self.refusals.add(missing_places(answer.having, 1 + len(current.pushed.others)))
                 # In a synchronous round the trainer has arrived with weight zero, and continues with the next round.
                 is_pulled = self.pull_after_push and isinstance(self.mode, Sync)
             else:

@@ -99,8 +99,8 @@ def layouts_of(spec: TableSpec, slot_words: int) -> tuple[list[int], list[int]]:
     evict = spec.evict
     history = (
         spec.counts_updates,
-        evict is not None and evict.goes_by_version,
-        evict is not None and evict.goes_by_epoch,
+        evict is not None and evict.needs_version,
+        evict is not None and evict.needs_epoch,
     )
     at, layout, waiting, waiting_at = 2, [0], [0, 2], 3
     for place, has in enumerate(history):

@@ -109,7 +109,7 @@ class RowTable:
         self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
         _compile_for(spec)
         #: True if rows may expire.
-        self.expires = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
+        self.expires = evict is not None and (evict.needs_version or evict.needs_epoch)
 
     # reads
 

@@ -113,7 +113,7 @@ class Account:
 
         members.perform = observed  # type: ignore[method-assign]
 
-    def told_member(self, master: Master, member_id: int) -> None:
+    def check_member(self, master: Master, member_id: int) -> None:
         if member_id not in {0, *self._admitted}:
             raise Violation(f"{master.name} names member {member_id}, which not all pservers have accepted")
 
@@ -290,7 +290,7 @@ class Account:
                 raise Violation(f"{pserver.name} ends as if everything were saved, but block {block} is not")
         self.drains += 1
 
-    def told_done(self, master: Master, pservers: Sequence[int]) -> None:
+    def check_done(self, master: Master, pservers: Sequence[int]) -> None:
         """Check a report that the job is done: each pserver process that it names, and a checkpoint, have every batch.
 
         The master decided this before its state was stored; processes may have been replaced since then.

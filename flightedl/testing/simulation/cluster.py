@@ -212,13 +212,13 @@ class Cluster:
 
         def see_to_it() -> None:
             self._is_operator_called = False
-            self.start_anew(keeps_etcd=bool(candidates(self.store.files)))
+            self.restart_job(keeps_etcd=bool(candidates(self.store.files)))
 
         if not self._is_operator_called:
             self._is_operator_called = True
             self.world.after(1.0 + 3.0 * self.world.random.random(), see_to_it)
 
-    def start_anew(self, *, keeps_etcd: bool = False) -> None:
+    def restart_job(self, *, keeps_etcd: bool = False) -> None:
         """Kill all processes and restart the job from the store, without etcd's data and with another pserver count.
 
         ``keeps_etcd``: keep etcd's data, which was restored from a backup, and the number of pservers.

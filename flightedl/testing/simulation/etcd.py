@@ -161,7 +161,7 @@ class Etcd(Process):
         for name, key in self.keys.items():
             self.keys[name] = replace(key, created=key.created + base, modified=key.modified + base)
 
-    def heard_by(self, source: Process, done: Reply) -> Reply:
+    def reply_for(self, source: Process, done: Reply) -> Reply:
         before = source.witness.seen
         return lambda value: done(value) if self._is_the_same(source, before) else None
 

@@ -70,14 +70,14 @@ class PserverLink:
         self._master.carry_out(effects)
         (call,) = [each for each in effects if isinstance(each, out.ControlCall | out.NothingToSay)]
         if isinstance(call, out.NothingToSay):
-            self._ask_how_it_is(key, call.pause_s)
+            self._poll_status(key, call.pause_s)
             return
         self._is_busy, self._generation = True, key.created
         self._token += 1
         token, made_at = self._token, self._master.core.revision
         self._master.after_stored(call.revision, lambda: self._say(call, key.value, token, made_at))
 
-    def _ask_how_it_is(self, key: Any, pause_s: float) -> None:
+    def _poll_status(self, key: Any, pause_s: float) -> None:
         """Request the pserver's status if there is time for it, then pause."""
         if pause_s < _STATUS_S:
             self.pause(pause_s)

@@ -179,7 +179,7 @@ class Loop:
         if self._needs_item:
             self._need_item()
         else:
-            self._do(self.steps.next_step(self.trainer.worker.told()))
+            self._do(self.steps.next_step(self.trainer.worker.take_changes()))
 
     def _do(self, step: LoopStep) -> None:
         """Carry out one step of the loop, and the steps that follow at once."""
@@ -206,7 +206,7 @@ class Loop:
                 case BatchDone(task, number):
                     self.feed.batch_done(task, number)
             self._pump()
-            step = self.steps.next_step(self.trainer.worker.told())
+            step = self.steps.next_step(self.trainer.worker.take_changes())
 
     def _hand_back(self, task: AssignedTask) -> None:
         others = [each for each in self.feed.held if each != task]

@@ -176,7 +176,7 @@ class Master(Process):
 
     def _answer(self, answer: Reply, reply: Any, revision: int) -> None:
         if isinstance(reply, JoinReply):
-            self.cluster.account.told_member(self, reply.member)
+            self.cluster.account.check_member(self, reply.member)
         self.after_stored(revision, lambda: answer(reply))
 
     def _ask(self, request: events.Request, reply: Reply, *, is_last: bool = False) -> None:
@@ -312,7 +312,7 @@ class Master(Process):
             request = StopRequest(trainer=trainer, generation=generation, reason="the simulation")
             self._ask(request, lambda _: None)
 
-    def told_to_end(self) -> None:
+    def drain(self) -> None:
         """SIGTERM: make a last checkpoint if that is possible within some time."""
         self.later(_DRAIN_S, lambda: self.end("it was told to end"))
         if self.is_leading:
@@ -360,7 +360,7 @@ class Master(Process):
                 for assignment in answered.assignments:
                     self.cluster.account.given(ticket.trainer, evaluation, assignment)
                 if answered.outcome == "epochs_done" and not ticket.evaluation:
-                    self.cluster.account.told_done(self, answered.pservers)
+                    self.cluster.account.check_done(self, answered.pservers)
             reply(answered)
 
         self._ask(ticket, answer)

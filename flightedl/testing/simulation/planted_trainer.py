@@ -30,7 +30,7 @@ TRAINER_BUGS: dict[str, Planted] = {
     ),
     "the first batch of a refused sum is lost": bug(
         "the batches that a block lacks of a sum are pushed again, except the sum's first batch",
-        swaps(f"{_TRANSFER}_take", "1 + len(current.pushed.further))", "1 + len(current.pushed.further))[1:]"),
+        swaps(f"{_TRANSFER}_take", "1 + len(current.pushed.others))", "1 + len(current.pushed.others))[1:]"),
     ),
     "an unknown outcome counts as settled": bug(
         "a push without an answer is not sent again",

@@ -346,7 +346,7 @@ class Pserver(Process):
             if generation != self.generation:
                 raise ReplacedError(f"this is generation {self.generation}, not {generation}")
             leader = self.directory.get(ADDRESS)
-            self.life.hear_of_master(0 if leader is None else leader.value.generation)
+            self.life.observe_master(0 if leader is None else leader.value.generation)
             self.life.check_request(request)
             reply(self._controlled(request))
         except FlightedlError as error:
@@ -394,7 +394,7 @@ class Pserver(Process):
             )
         )
 
-    def told_to_end(self) -> None:
+    def drain(self) -> None:
         """SIGTERM: wait a little for a checkpoint of everything that has been pushed until now."""
         if self.life.state is not State.SERVING:
             self.end("it was told to end")

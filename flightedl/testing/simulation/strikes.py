@@ -106,7 +106,7 @@ class Strikes:
         random = self._world.random
         kinds: tuple[tuple[int, Any], ...] = (
             (24, self._kill),
-            (8, self._tell_to_end),
+            (8, self._request_end),
             (16, self._freeze),
             (12, self._part),
             (6, self._steal),
@@ -134,7 +134,7 @@ class Strikes:
         self._cluster.revoke_for(process)
         self._cluster.etcd.review()
 
-    def _tell_to_end(self) -> None:
+    def _request_end(self) -> None:
         """SIGTERM."""
         if self._cluster.processes:
             process = self._any()
@@ -142,7 +142,7 @@ class Strikes:
             self._world.note("{} is told to end", process.name)
             if isinstance(process, Trainer):
                 self._cluster.account.out_of_step.add(process.membership.member)
-            process.deliver(process.told_to_end)  # type: ignore[attr-defined]
+            process.deliver(process.drain)  # type: ignore[attr-defined]
 
     def _freeze(self) -> None:
         if not self._cluster.processes:
@@ -251,7 +251,7 @@ class Strikes:
         if etcd.is_down or etcd.is_frozen or len(etcd.history) < _LOST_WRITES or (has_lost_writes and may_miss_it):
             return
         writes_ago = random.randint(5, _LOST_WRITES) if has_lost_writes else random.randint(1, len(etcd.history))
-        if self._names_what_is_gone(etcd.history[-writes_ago][1]):
+        if self._names_deleted_key(etcd.history[-writes_ago][1]):
             return
         self._world.fault("etcd went back")
         self._world.note("etcd loses its last {} writes", writes_ago)
@@ -260,7 +260,7 @@ class Strikes:
         cluster.store.mend()
         etcd.restore(etcd.history[-writes_ago], etcd.cluster_number if has_lost_writes else cluster.next_etcd())
 
-    def _names_what_is_gone(self, keys: Mapping[str, Key]) -> bool:
+    def _names_deleted_key(self, keys: Mapping[str, Key]) -> bool:
         """True if a backup was made between a checkpoint's order and its pointer, and the checkpoint before is deleted.
 
         Such a backup does not look older than the newest checkpoint, and no pserver finds the one that it names.
@@ -317,4 +317,4 @@ class Strikes:
 
     def _lose_everything(self) -> None:
         self._world.fault("whole job restarted")
-        self._cluster.start_anew()
+        self._cluster.restart_job()

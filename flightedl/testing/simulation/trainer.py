@@ -329,7 +329,7 @@ class Trainer(Process):
         then = self._go_on if is_begun_again else lambda: self.end("its program is over")
         self._close(loop, 2.0 * self.own.random(), then)
 
-    def told_to_end(self) -> None:
+    def drain(self) -> None:
         """SIGTERM: the program leaves its loop or evaluation and returns its tasks."""
         if self._evaluating is None:
             self.leave_loop(is_begun_again=False, raises=False)

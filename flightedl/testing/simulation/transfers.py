@@ -131,7 +131,7 @@ class Travel:
             self._trainer.generation,
             self._transfer.member,
             key.created,
-            tuple(map(batch_of, (batch.identity, *batch.further))),
+            tuple(map(batch_of, (batch.identity, *batch.others))),
             batch.identity.batch_count,
             tuple(
                 (each, call.bases[number], self._gradients.get(number, {}))
@@ -147,7 +147,7 @@ class Travel:
         kind, *rows = reply
         if kind == "pushed":
             assert self._transfer.batch is not None, "a batch is pushed"
-            count = 1 + len(self._transfer.batch.further)
+            count = 1 + len(self._transfer.batch.others)
             return [
                 core.Answer(
                     number, number + 1, outcome, None, applied_bits(place not in lacking for place in range(count))

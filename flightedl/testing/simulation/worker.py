@@ -40,7 +40,7 @@ class Worker:
         #: id of a task that is read -> the task, and (block, element) -> the batch's share in the first asynchronous
         #: mean that it was pushed in.
         self._shares: dict[int, tuple[AssignedTask, dict[tuple[int, int], Fraction | int]]] = {}
-        #: Batches that have changed since ``told``.
+        #: Batches that have changed since ``take_changes``.
         self._changed: list[BatchState] = []
 
     @property
@@ -97,7 +97,7 @@ class Worker:
             self._leave_travel()
             self._go_on(self._trainer.steps.failed(error))
 
-    def told(self) -> list[BatchState]:
+    def take_changes(self) -> list[BatchState]:
         """Return the batches that have changed since the last call."""
         changed, self._changed = self._changed, []
         return changed
@@ -137,7 +137,7 @@ class Worker:
         assert loop.steps.reading is not None, "a sum is pushed by the loop that reads its task"
         task = loop.steps.reading.task
         _, known = self._shares.setdefault(id(task), (task, {}))
-        batches = [batch_of(each) for each in (batch.identity, *batch.further)]
+        batches = [batch_of(each) for each in (batch.identity, *batch.others)]
         for block in steps.versions:
             shares = shape.shares(batches, block, steps.mode)
             if keeps_shares:

@@ -67,7 +67,7 @@ class Process:
     def __str__(self) -> str:
         return self.name
 
-    def heard_by(self, _source: Process, done: Reply) -> Reply:
+    def reply_for(self, _source: Process, done: Reply) -> Reply:
         """Wrap the callback for this process's answer to a request."""
         return done
 
@@ -235,7 +235,7 @@ class World:
         timeout_s: float = 2.0,
     ) -> None:
         """Call ``server``. Exactly one of ``done`` and ``failed`` is called, unless ``source`` dies."""
-        call = Call(source, server, handler, argument, server.heard_by(source, done), failed)
+        call = Call(source, server, handler, argument, server.reply_for(source, done), failed)
         self.transmit(source, server, call.arrive)
         self.after(timeout_s, lambda: None if call.is_over else source.deliver(call.fail))
 

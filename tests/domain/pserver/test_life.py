@@ -517,7 +517,7 @@ def snapshot(master: int) -> SnapshotRequest:
 @pytest.mark.parametrize(
     "hear",
     [
-        lambda life: life.hear_of_master(3),
+        lambda life: life.observe_master(3),
         lambda life: life.check_request(view(3)),
         lambda life: life.check_request(snapshot(3)),
         lambda life: life.check_request(of_master(3)[0]),

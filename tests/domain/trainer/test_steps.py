@@ -57,7 +57,7 @@ class Bench:
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, PrepareSum):
-            self.log.append(f"take {1 + len(effect.batch.further)} {dict(effect.divisors)}")
+            self.log.append(f"take {1 + len(effect.batch.others)} {dict(effect.divisors)}")
             if isinstance(self.failing, GradientError):
                 raise self.failing
             return

@@ -38,7 +38,7 @@ def test_a_full_sum_is_pushed_under_all_its_identities() -> None:
     assert sums.is_full
     second.member, second.pushed = 7, replace(second.pushed, step=4)
     together = sums.take()[0]
-    assert (together.number, together.pushed.further, together.member, together.pushed.step) == (
+    assert (together.number, together.pushed.others, together.member, together.pushed.step) == (
         0,
         (second.pushed.identity,),
         7,
@@ -126,10 +126,10 @@ def test_a_repeated_batch_is_not_the_last_pushed_one() -> None:
 
 def test_waiting_and_repeated_batches_are_not_mixed() -> None:
     sums, again = BatchSums(2), batch_of(1, again=SumAgain(1, 1, {}))
-    assert not sums.is_of_others(again), "no batch waits"
+    assert not sums.belongs_to_another_sum(again), "no batch waits"
     added(sums, batch_of(0))
-    assert sums.is_of_others(again)
-    assert not sums.is_of_others(batch_of(1))
+    assert sums.belongs_to_another_sum(again)
+    assert not sums.belongs_to_another_sum(batch_of(1))
 
 
 def test_a_gradient_is_added_once() -> None:

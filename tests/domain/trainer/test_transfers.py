@@ -58,13 +58,13 @@ def pushed(
     *,
     mode: Mode | None = None,
     pull: bool = True,
-    further: int = 0,
+    other_count: int = 0,
     base: int | None = None,
 ) -> TransferState:
     current = CurrentBatch.of(Batch(0, 1, 1, 0, 8, 1), member=7)
     current.base_version = base
-    others = tuple(BatchIdentity(epoch=0, task=1, batch=n + 1, batch_count=8) for n in range(further))
-    current.pushed = replace(current.pushed, further=others)
+    others = tuple(BatchIdentity(epoch=0, task=1, batch=n + 1, batch_count=8) for n in range(other_count))
+    current.pushed = replace(current.pushed, others=others)
     return transfer_of(current, {0: 5, 1: 5, 2: 6, 3: 5, 4: 5}, mode or Async(), blocks, pull=pull)
 
 
@@ -147,7 +147,7 @@ def test_a_pull_without_a_membership_reports_it() -> None:
 
 
 def test_a_block_with_a_part_of_a_sum_names_the_batches_it_lacks() -> None:
-    transfer = pushed((0, 1, 2), further=3)
+    transfer = pushed((0, 1, 2), other_count=3)
     current = current_of(transfer)
     having = applied_bits([False, True, True, False])
     partly = answer(range(2), Outcome.PARTLY_APPLIED, having=having)
@@ -158,7 +158,7 @@ def test_a_block_with_a_part_of_a_sum_names_the_batches_it_lacks() -> None:
 
 
 def test_in_synchronous_mode_the_rest_of_a_refused_sum_goes_to_the_next_round() -> None:
-    transfer = pushed((0, 1), further=1, mode=Sync(push_every=2))
+    transfer = pushed((0, 1), other_count=1, mode=Sync(push_every=2))
     partly = answer(range(1, 2), Outcome.PARTLY_APPLIED, having=applied_bits([True, False]))
     verdict = handle_answers(transfer, answer(range(1), Outcome.ACCEPTED, 6), partly)
     assert isinstance(verdict, KeepWaiting)
