@@ -1,8 +1,8 @@
 """A checkpoint of one big shard: how long pushes wait for its copy, how fast it is written, against np.save, and read.
 
-Pushes of all blocks follow each other without a pause. That training stood still is what the longest one took more than
-usual while blocks were copied. On a busy machine pushes take longer for other reasons, too: so the same is told of as
-long a time without a checkpoint.
+All blocks are pushed continuously. Training stands still for as long as the longest push during the copy takes more
+than the usual time. On a busy machine pushes also take longer for other reasons, so the same figure is measured for an
+equal time without a checkpoint.
 """
 
 from __future__ import annotations
@@ -85,25 +85,25 @@ class Pusher:
             batch += 1
 
     def until(self, instant: float) -> None:
-        """Return when the push that was under way at this instant is over."""
+        """Wait until the push that was in progress at this instant is over."""
         while sum(self.taken[-1]) <= instant and self._thread.is_alive():
             time.sleep(0.001)
 
     def stall_without_reason_s(self, seconds: float) -> float:
-        """``stall_s`` of a time that begins now, in which nothing is done to the shard."""
+        """Return ``stall_s`` of a period that begins now, without a checkpoint."""
         began = time.monotonic()
         time.sleep(seconds)
         self.until(began + seconds)
         return self.stall_s(began, began + seconds)
 
     def stall_s(self, began: float, ended: float) -> float:
-        """Return how much longer than usual the longest push took that overlaps with this time."""
+        """Return the time by which the longest push in this period exceeded the usual time."""
         usual = statistics.median(taken for begun, taken in self.taken if begun + taken < began)
         return max(taken for begun, taken in self.taken if begun <= ended and begun + taken >= began) - usual
 
 
 def saved_s(size_bytes: int, path: Path) -> float:
-    """Return the seconds of np.save and fsync of so many bytes."""
+    """Return the seconds of np.save and fsync for this number of bytes."""
     values = np.ones(size_bytes // 4, np.float32)
     began = time.monotonic()
     with path.open("wb") as file:
@@ -142,7 +142,7 @@ def main(mb: str = "1024") -> None:
                     time.sleep(0.001)
                 file = progress.file
                 found["written"].append(snapshots.written_s)
-                # Beside the same pushes, on the same disk.
+                # During the same pushes, on the same disk.
                 found["saved"].append(saved_s(file.size_bytes if file else 1, Path(directory) / "plain.npy"))
                 found["other"].append(pusher.stall_without_reason_s(taken - began))
         assert file is not None, "the snapshot failed"

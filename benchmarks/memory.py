@@ -1,7 +1,7 @@
-"""The most resident memory that a pserver ever had with Adam, async and sync, while many trainers push.
+"""Peak resident memory of a pserver with Adam, async and sync, while many trainers push.
 
-The bar is the arrays that the mode needs (values, slots, and a sum for synchronous rounds) and 256 MiB. Memory that
-trainers share, which the pserver only maps and reads, is told beside. 1,024 MiB and 8 trainers take about 14 GB.
+The limit is the size of the arrays that the mode needs (values, slots, and a sum for synchronous rounds) plus 256 MiB.
+The trainers' shared memory, which the pserver only reads, is shown separately. 1,024 MiB and 8 trainers need 14 GB.
 
     python -m benchmarks.memory [MB] [TRAINERS] [shared|tcp]
 """

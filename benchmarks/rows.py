@@ -35,12 +35,12 @@ def new_store(dim: int) -> RowTables:
 
 
 def push(store: RowTables, ids: npt.NDArray[np.uint64], gradients: Floats) -> None:
-    """Update rows, or make them."""
+    """Update rows, or create them."""
     store.update([TableGradients(0, ids, gradients)], version=1, epoch=0, number=0)
 
 
 def fill(store: RowTables, start: int, stop: int, dim: int) -> list[tuple[float, float]]:
-    """Make rows of these ids, a few thousand a push; the pushes' seconds, and those on the processor."""
+    """Create rows with these ids, a few thousand per push. Return the pushes' seconds of wall time and of CPU time."""
     gradients = np.full((FILL, dim), 0.01, np.float32)
     seconds = []
     for first in range(start, stop, FILL):
@@ -78,7 +78,7 @@ def begin(store: RowTables, *, is_base: bool) -> tuple[float, RowCut]:
 
 
 def read(cut: RowCut) -> tuple[float, int, float]:
-    """Return seconds and bytes of all rows of a cut, and the seconds of its longest chunk."""
+    """Read all rows of a cut. Return the seconds, the bytes, and the seconds of the slowest chunk."""
     seconds, size_bytes = [], 0
     while True:
         begun = time.perf_counter()
@@ -90,7 +90,7 @@ def read(cut: RowCut) -> tuple[float, int, float]:
 
 
 def main(rows: int = 1_000_000, dim: int = 16) -> None:
-    """Fill a store, measuring on the way, and cut a base and an increment of it."""
+    """Measure a store while it is filled, then a base and an increment of it."""
     fill(new_store(dim), 0, 1 << 14, dim)  # Compiles the loops.
     before, store = resident_bytes(os.getpid()), new_store(dim)
     fill(store, 0, rows // 10, dim)

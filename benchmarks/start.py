@@ -1,4 +1,4 @@
-"""A whole command as people wait for it: the first batch of a job, and short tasks.
+"""Waiting times of a user's command: until the first batch of a job, and between short tasks.
 
 The first command compiles modules, as the installation of a package does.
 
@@ -30,8 +30,8 @@ _TASKS, _BATCHES_OF_A_TASK, _BATCH_SIZE, _EPOCHS = 20, 3, 32, 20
 def first_batch(directory: Path) -> tuple[float, float, float]:
     """Run a trivial script as a whole job of two trainers and two pservers.
 
-    Returns the seconds from the command until the last trainer had its first batch, those until the command ended, and
-    the share of the loops' time between the end of a step and the next batch.
+    Returns the seconds from the command to the last trainer's first batch and to the end of the command, and the share
+    of the loops' time between the end of a step and the next batch.
     """
     data, instants = directory / "small.parquet", Path(tempfile.mkdtemp(dir=directory))
     per_task = _BATCH_SIZE * _BATCHES_OF_A_TASK
@@ -51,7 +51,7 @@ def first_batch(directory: Path) -> tuple[float, float, float]:
 
 
 def train(data: str, instants: str) -> None:
-    """Train, and write down when the first batch came, the loop's seconds, and those between a step and a batch."""
+    """Train, and write the time of the first batch, the loop's seconds, and the seconds between steps and batches."""
     gradient = np.ones(650, np.float32)
     with fe.connect() as job:
         model = job.parameters({"w": np.zeros(650, np.float32)}, optimizer=fe.SGD(lr=1e-3), mode=fe.Sync())
@@ -62,7 +62,7 @@ def train(data: str, instants: str) -> None:
                 waited_s += now - ended
             else:
                 first_at, begun = time.time(), now
-            # About what a small network computes.
+            # About the work of a small network.
             while time.perf_counter() - now < 0.001:
                 pass
             model.step({"w": gradient})
@@ -71,7 +71,7 @@ def train(data: str, instants: str) -> None:
 
 
 def main(turns: str = "3") -> None:
-    """Measure, and print each figure with its bar."""
+    """Measure, and print each figure with its limit."""
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as name:
         first_batch(Path(name))
         found = [first_batch(Path(name)) for _ in range(int(turns))]

@@ -78,7 +78,7 @@ def steps_of_calls() -> list[list[tuple[str, Called]]]:
         for number, _ in enumerate(loop.data):
             if number >= WARM_UP:
                 if number > WARM_UP:
-                    # The pserver's thread has begun to wait for the next message by now, or is about to.
+                    # By now, the pserver's thread waits for the next message, or is about to.
                     found.append(
                         [("trainer", call) for call in calls.trainer] + [("pserver", call) for call in calls.pserver]
                     )

@@ -57,7 +57,7 @@ def available() -> list[RowPeer]:
     return found
 
 
-#: Takes the distinct ids and the sums of their gradients of each table; returns the rows of before.
+#: (each table's distinct ids, sums of their gradients) -> the rows before the update.
 Step = Callable[[list[Ids], list[Floats]], list[Floats]]
 
 
@@ -108,7 +108,7 @@ class _Redis:
         return np.frombuffer(data, np.float32).reshape(len(keys), dim + 1).copy()
 
     def step(self, distinct: list[Ids], sums: list[Floats]) -> list[Floats]:
-        """All tables' keys in one pipeline there, and one back."""
+        """Read the keys of all tables in one pipeline, and write them in another."""
         dim = sums[0].shape[1]
         keys = [key for table, ids in enumerate(distinct) for key in self.keys(table, ids)]
         rows = self.read(keys, dim)
@@ -154,7 +154,7 @@ def run_redis(workloads: list[TableWorkload]) -> None:
         serve(*(steps(each, groups[each.group].step) for each in workloads), servers=[pid])
 
 
-#: Of the server: values, and sums of row-wise Adagrad, by group and table.
+#: The server's values, and sums of row-wise Adagrad, by group and table.
 _held: list[list[tuple[Any, Any]]] = []
 
 
