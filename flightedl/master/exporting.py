@@ -36,7 +36,7 @@ class ModelExports:
         job: Name of the job.
         checkpoint: Orders a checkpoint, or waits for one.
         require: Called right before a file is published; raises if another master leads, whose file must be kept.
-        clock: Paces retries while a store fails.
+        clock: Clock by which retries are delayed while a store fails.
     """
 
     def __init__(

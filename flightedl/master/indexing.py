@@ -11,8 +11,8 @@ index with which the job was declared. Takeovers are therefore fast, and they wo
 down. Readers detect changed files.
 
 A followed dataset begins with the files found by the first scan that finds any; ``growing`` adds the others. Its
-*arrivals* (the files that were added together, in order) are part of the durable state, and the index is made from
-them.
+*arrivals* (groups of files that were added together, in order) are part of the durable state, and the index is made
+from them.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class DatasetIndexing:
 def look(
     files: Files, following: DirectoryFollower, urls: Sequence[str], *, is_declared_complete: bool = False
 ) -> Scan:
-    """List the files of a followed dataset. The dataset is complete if that was declared or is marked by files.
+    """List the files of a followed dataset, which is complete if a trainer declared that or all end markers exist.
 
     Raises:
         DataError: they cannot be listed.

@@ -35,7 +35,7 @@ from flightedl.rpc.identity import ServerIdentity
 _log = logging.getLogger(__name__)
 
 _CALL_S = 10.0
-#: Timeout of calls that a pserver answers immediately, in seconds.
+#: Timeout in seconds of calls that a pserver answers immediately.
 _QUICK_CALL_S = 5.0
 _RETRY_S = 0.1
 _NOT_READY_S = 0.05

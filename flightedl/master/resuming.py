@@ -106,7 +106,7 @@ def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manife
     """Return the newest checkpoint that a file listing shows to be complete, its manifest, and newer unusable numbers.
 
     Raises:
-        UsageError: there is none; the message says why.
+        UsageError: there is no such checkpoint; the message says why.
     """
     reasons: list[str] = []
     rejected: list[int] = []

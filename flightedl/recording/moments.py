@@ -59,7 +59,7 @@ class Process:
     """Names of a recorded process, taken from the records of its cores.
 
     Args:
-        name: Name of the process, for output.
+        name: Name of the process, for display.
     """
 
     name: str

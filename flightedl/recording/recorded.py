@@ -26,7 +26,7 @@ def recorded(
     """Construct a core whose inputs are recorded; ``cores`` lists the kinds.
 
     Args:
-        recorder: Recorder of the process; None to make a plain core.
+        recorder: Recorder of the process; None for a core that is not recorded.
         about: Names for stories, such as ``trainer`` and ``evaluation``.
         core: Class of the core.
         args: Positional arguments of its constructor.

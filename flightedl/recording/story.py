@@ -55,7 +55,7 @@ SOURCES: Mapping[str, Callable[[Process, Known], CoreMoments]] = {
     "loop": LoopMoments,
     "acknowledged": LoopMoments,
     "steps": StepMoments,
-    # Its decisions already appear in the moments of the master and of the pservers.
+    # The decisions about membership already appear in the moments of the master and of the pservers.
     "membership": CoreMoments,
     "election": ElectionMoments,
     "election-followed": FollowedMoments,

@@ -257,7 +257,7 @@ def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:
     """Decode a value of a class.
 
     Raises:
-        CorruptError: The data are no value of this class.
+        CorruptError: The data is not a value of this class.
     """
     try:
         known: Any = kind

@@ -86,7 +86,7 @@ class BackgroundFile:
 
     Args:
         path: Path of the file, which must not exist.
-        limit_bytes: Largest size of the file.
+        limit_bytes: Maximum size of the file.
     """
 
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:

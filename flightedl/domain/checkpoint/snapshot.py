@@ -34,7 +34,7 @@ class SnapshotCut:
 
     Args:
         numbers: Numbers of this pserver's blocks.
-        at_round: Round at which to cut; None to cut at once.
+        at_round: Round at which to cut; None to cut immediately.
     """
 
     __slots__ = ("_excluded", "_left", "_versions", "at_round")

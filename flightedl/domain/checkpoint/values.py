@@ -14,7 +14,7 @@ class CheckpointSettings:
 
     Args:
         interval_s: Maximum number of seconds between two orders; None disables this trigger.
-        interval_tasks: Checkpoint after this many finished tasks; None disables this trigger.
+        interval_tasks: Number of finished tasks between two checkpoints; None disables this trigger.
         at_epoch_end: True to checkpoint at the end of each epoch.
         keep: Number of newest checkpoints to keep.
         keep_every: Keep checkpoints whose number is a multiple of this permanently; None for none.

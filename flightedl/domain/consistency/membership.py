@@ -188,7 +188,7 @@ class Membership:
         Args:
             trainer: Name of the trainer.
             generation: Generation of its registration.
-            margin: Number of rounds after the highest open one at which it starts.
+            margin: Number of rounds from the highest open round to the first round of this member.
 
         Raises:
             UnregisteredError: a newer registration of this trainer is already a member.

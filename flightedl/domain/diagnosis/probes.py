@@ -9,9 +9,9 @@ from flightedl.domain.diagnosis.observations import Observations, is_full
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: A storage is slow if writing, reading or deleting a small object takes longer than this, in seconds.
+#: A storage is slow if writing, reading or deleting a small object takes longer than this many seconds.
 _SLOW_STORE_S = 2.0
-#: Warn about a certificate that expires within this time, in seconds.
+#: A certificate that expires within this many seconds causes a warning.
 _RENEW_S = 7 * 86_400.0
 #: A disk is nearly full if its free space is below both this size and this fraction of the disk.
 _LITTLE_BYTES = 1 << 30

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: Profiles shorter than this are ignored, in seconds.
+#: Profiles shorter than this many seconds are ignored.
 _ENOUGH_S = 2.0
-#: Share of the time from which advice on a cost is given.
+#: Minimum share of the time at which advice on a cost is given.
 _MUCH = 0.4
 #: Smaller shares are not shown.
 _SHOWN = 0.005

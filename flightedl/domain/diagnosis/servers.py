@@ -11,9 +11,10 @@ from flightedl.messages.hosts import HostFacts
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: Replies from etcd that are slower than this are reported, in seconds.
+#: Replies from etcd that take longer than this many seconds are reported.
 _SLOW_ETCD_S = 0.5
-#: Differences between clocks above this are reported. They affect only certificates, logs and the times of checkpoints.
+#: Clock differences of more than this many seconds are reported. They affect only certificates, logs and the times of
+#: checkpoints.
 _CLOCKS_S = 30.0
 _RESTARTS = 3
 _MEMORY_PART = 0.9

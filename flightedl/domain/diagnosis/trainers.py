@@ -16,7 +16,7 @@ BROKEN, HARMFUL, NOTE = Severity
 WAITS_S = 3.0
 #: A trainer reports every 5 s. After this many seconds of silence its whole process is considered frozen.
 _SILENT_S = 12.0
-#: A batch is slow if it takes longer than this and is this many times slower than the batches of other trainers.
+#: A batch is slow if it takes more than this many seconds and this many times as long as those of other trainers.
 _BATCH_S = 10.0
 _SLOW_FACTOR = 3.0
 _PSERVER = re.compile(r"pserver (\d+)")

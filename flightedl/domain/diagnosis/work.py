@@ -13,7 +13,7 @@ BROKEN, HARMFUL, NOTE = Severity
 #: A task is slow if it takes this many times as long as the average, and at least this many seconds.
 _SLOW_FACTOR = 4.0
 _SLOW_S = 20.0
-#: A storage is slow if it writes below this rate. Files that are written in less than this time are not considered.
+#: A storage is slow below this rate. Files that take less than this many seconds to write are not considered.
 _STORE_BYTES_PER_S = 20e6
 _STORE_S = 5.0
 

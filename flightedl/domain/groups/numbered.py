@@ -29,7 +29,7 @@ class NumberedBatches:
     Args:
         sizes: Number of records of each task, (task count,) int64.
         epochs: Number of epochs, or None if it is unlimited.
-        seed: Seed that shuffles the tasks of each epoch, or None for their original order.
+        seed: Seed with which each epoch's tasks are shuffled; None for their original order.
         batch_size: Number of records per batch.
     """
 

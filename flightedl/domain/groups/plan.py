@@ -106,12 +106,12 @@ class RoundPlan:
     Args:
         sizes: Number of records of each task, (task count,) int64.
         epochs: Number of epochs, or None if it is unlimited.
-        seed: Seed that shuffles the tasks of each epoch, or None for their original order.
+        seed: Seed with which each epoch's tasks are shuffled; None for their original order.
         world_size: Number of ranks.
         rank: Rank, counted from 0.
-        batch_size: Maximum number of records of a batch.
-        remainder: Treatment of the last records, see the module's rules.
-        start: Position to start from.
+        batch_size: Maximum number of records in a batch.
+        remainder: Handling of the last records, see the module's rules.
+        start: Position from which to start.
     """
 
     def __init__(

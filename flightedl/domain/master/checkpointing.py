@@ -102,7 +102,7 @@ class Checkpointing:
         Args:
             ticket: The ticket of the checkpoint.
             may_give_up: True to stop waiting when the store has failed several times.
-            may_wait: True if the request's timeout has not expired.
+            may_wait: False once the request's timeout has expired.
         """
         is_complete = self.checkpoints.is_satisfied(ticket)
         is_hopeless = may_give_up and self.checkpoints.is_over(ticket)

@@ -47,7 +47,7 @@ class PserverControl:
         generation: Generation of the master.
         pservers: State of the pservers.
         checkpointing: The orders of snapshots.
-        outbox: Receives notes, and counts changes of the stored state.
+        outbox: Receives notes and counts changes to the stored state.
     """
 
     def __init__(self, generation: int, pservers: Pservers, checkpointing: Checkpointing, outbox: out.Outbox) -> None:

@@ -143,7 +143,7 @@ class MasterCore:
         """Return an event's effects, in the order in which the driver must carry them out.
 
         Raises:
-            UsageError: files joined that cannot join; the state is unchanged.
+            UsageError: some of the new files cannot be added; the state is unchanged.
         """
         self._now = now
         self._handlers[type(event)](event)

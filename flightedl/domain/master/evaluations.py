@@ -98,7 +98,7 @@ class Evaluations:
 
         Raises:
             BegunAnewError: the declaration's life of the model is over.
-            DeclarationError: the evaluation has another dataset.
+            DeclarationError: the evaluation has a different dataset.
         """
         if self.enter(declared.life):
             self._outbox.touch()
@@ -117,7 +117,7 @@ class Evaluations:
         """Return the evaluation with this name.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: it does not exist.
         """
         if name not in self._known:
             raise NotFoundError(f"there is no evaluation {name!r}: it was not declared, or was dropped")

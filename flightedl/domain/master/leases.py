@@ -42,7 +42,7 @@ class Leases:
 
         Raises:
             UnregisteredError: the lease has ended.
-            NotReadyError: the master has not seen the lease yet.
+            NotReadyError: the master has not read the lease yet.
         """
         if self.trainers.get(sender.trainer) == sender.generation:
             return

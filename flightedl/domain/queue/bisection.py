@@ -56,7 +56,7 @@ def after_failure(piece: BatchRange, batch: int | None, limit: int, confirmation
     Args:
         piece: The failed piece; its failures include this one.
         batch: Number of the batch, within the task, at which it failed; None if unknown.
-        limit: Number of failures from which on the piece is split.
+        limit: Number of failures after which the piece is split.
         confirmations: Number of failures above the limit at which a single batch is quarantined.
     """
     if piece.failures < limit:

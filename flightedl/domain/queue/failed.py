@@ -8,7 +8,7 @@ Rules:
   ``ERROR_LIMIT`` characters. For older pieces only the ranges are known. The master logs each piece when it is
   quarantined.
 * When there are more than ``limit`` ranges, the oldest range of an earlier epoch is forgotten. Forgotten batches are
-  treated as done; only their number of entries is kept.
+  treated as done; only the number of forgotten entries is kept.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Number of pieces that a trainer may hold: enough to continue while the master is briefly down, without hoarding.
 
-A trainer may always hold two pieces: the running one and the next. It may hold
+A trainer may always hold two pieces: the running one and the next. It may hold more under these rules:
 
 * up to four short pieces, provided that this is no more than an equal share of the epoch's remaining tasks, assigned or
   not. The master answers a report only after storing it. In that time a trainer can finish several short tasks, so with
@@ -42,7 +42,7 @@ def may_hold_more(backlog: Backlog, todo: int, out: int, trainer_count: int, tas
     Args:
         backlog: The trainer's pieces.
         todo: Number of the epoch's complete tasks that are not assigned.
-        out: Number of assigned pieces of all trainers.
+        out: Number of pieces assigned to all trainers.
         trainer_count: Number of trainers that share the tasks.
         task_s: Average seconds per task; None if unknown.
     """

@@ -45,9 +45,9 @@ def mixed(
     """Return the tasks of a mixture.
 
     Args:
-        records: Records of each chunk, (chunk count,).
+        records: Number of records in each chunk, (chunk count,).
         sources: Number of each chunk's source, (chunk count,). Every source has records.
-        weights: Weight of each source, above 0.
+        weights: Weight of each source; greater than 0.
         is_cut: True for each source whose chunks may be split between tasks.
         records_per_task: Records per task; 0 for as many as contain one average chunk of the source with the greatest
             weight.

@@ -116,7 +116,7 @@ class TaskQueue(QueueState):
 
         Raises:
             FencedError: another registration of this trainer holds pieces; see ``trainer_gone``.
-            JobFailedError: too many pieces have failed; none is assigned any more.
+            JobFailedError: too many pieces have failed, so none are assigned.
         """
         now = self._time(now)
         backlog = self.pending.backlog_of(trainer)
@@ -269,7 +269,7 @@ class TaskQueue(QueueState):
             parts: Task -> half-open ranges of its batches, for tasks that are not in ``tasks``.
 
         Returns:
-            Number of tasks with reopened batches, without those reopened to fill gaps.
+            Number of tasks with reopened batches, excluding those reopened to fill gaps.
 
         Raises:
             UsageError: the epoch has not begun, or there is no such task or batch.
@@ -461,7 +461,7 @@ class TaskQueue(QueueState):
         )
 
     def _take(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
-        """Remove the next piece of ``epoch`` for a trainer from its table and return it, or None."""
+        """Remove the next piece of ``epoch`` that a trainer may get from its table; return it, or None."""
         if self.is_stopped:
             return self.waiting.take_of(epoch, self.due.get(epoch, IntervalSet()), has_suspects=is_idle)
         if self.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:

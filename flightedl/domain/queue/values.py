@@ -25,7 +25,7 @@ class QueueSettings:
         epochs: Number of passes over the data; None for endless training.
         seed: Seed of every epoch's order; for a stored queue, see ``TaskQueue.decode``.
         shuffle: False to assign tasks in their order.
-        attempts_limit: Number of failures from which on a piece is split.
+        attempts_limit: Number of failures after which a piece is split.
         confirmations: Number of failures above the limit, reported by trainers that held nothing else, at which a
             single batch is quarantined; of losses of such trainers, twice as many.
         timeout_floor_s: Minimum timeout of a piece, once the average duration of tasks is known.

@@ -79,7 +79,7 @@ class WaitingPieces:
     """All waiting pieces of all epochs.
 
     Args:
-        suspect_from: Number of failures from which on a piece is suspect.
+        suspect_from: Number of failures at which a piece becomes suspect.
         batch_count: Function from (epoch, position) to the number of batches of that task.
     """
 

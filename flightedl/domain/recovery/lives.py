@@ -12,7 +12,7 @@ from flightedl.errors import BegunAnewError
 
 
 class PresentLife:
-    """The current life as known to one owner of names."""
+    """The current life of the model, as known to one owner of names."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number

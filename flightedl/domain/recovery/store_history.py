@@ -35,7 +35,7 @@ class Sighting:
 
     Attributes:
         cluster: The id of its cluster, 16 hex digits.
-        revision: Its revision, or a lower one.
+        revision: Its revision, or a lower revision.
     """
 
     cluster: str
@@ -43,7 +43,7 @@ class Sighting:
 
 
 def went_back(seen: Sighting, now: Sighting) -> str:
-    """Return why a store as ``now`` does not continue the one ``seen`` before; empty if it does."""
+    """Return why the store observed ``now`` does not continue the one ``seen`` before; empty if it does."""
     if now.cluster != seen.cluster:
         return f"etcd has cluster id {now.cluster}, but had {seen.cluster} before: {_WHY}"
     if now.revision < seen.revision:
@@ -94,7 +94,7 @@ class BeginLife:
 
     Attributes:
         life: Number of the new life.
-        why: Why the stored state is invalid; empty if there is none.
+        why: Reason why the stored state is invalid; empty if there is none.
     """
 
     life: int
