@@ -4,18 +4,18 @@ Training data:
 
 * ``chunks``: chunks, the unit of indexing and reading
 * ``dataset_spec``: a user's description of a dataset
-* ``index``, ``chunk_index``, ``stored_index``: building an index of chunks, its value, and its stored form
+* ``index``, ``chunk_index``, ``stored_index``: building an index of chunks, the index itself, and its stored form
 * ``following``: files joining a growing dataset
-* ``layout``, ``mixed_layout``: grouping chunks into tasks, also those of several sources
+* ``layout``, ``mixed_layout``: grouping chunks into tasks, for one or several sources
 * ``reader``: reading the batches of a task
 * ``record_places``: files and record numbers of a batch, for people
 * ``convert``: rewriting a dataset in another format
 * ``registry``: all formats, and the choice of a file's format
 * ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text``, ``json_lines``, ``tar_archive``: one
-  format each; ``text`` and ``cutting`` are shared by the text formats
-* ``indices``: ranges of indices in place of files
+  format per module; the text formats share ``text`` and ``cutting``
+* ``indices``: ranges of indices instead of files
 * ``records``, ``schemas``: columns and conditions, and the common schema of a dataset
-* ``sources``, ``sinks``: opening files and writing them
+* ``sources``, ``sinks``: opening files, and writing files
 
 Models:
 
@@ -29,6 +29,6 @@ trainer that receives the task reads the chunk with ``reader``, through its form
 batches. A parameter's path: each pserver writes its blocks with ``shard_files``; on recovery or export
 ``checkpoint_files`` reads them, and ``model_files`` writes them for other programs.
 
-Only ``registry`` imports all formats, so pservers, which need single modules, do not load the others. Files are
-accessed only through ``ports.Files``. Any damage raises a DataError that names the file and the location.
+Only ``registry`` imports all formats, so a pserver loads only the few modules it needs. Files are accessed only through
+``ports.Files``. Any damage raises a DataError that names the file and the location.
 """

@@ -1,11 +1,11 @@
-"""Arrow IPC, files and streams: a chunk is a record batch. The first bytes distinguish files from streams.
+"""Arrow IPC files and streams. A chunk is one record batch. The first bytes distinguish files from streams.
 
 Indexing reads a file's footer and the metadata of each message, never the bodies. A record batch is fully validated
-when it is read (offsets, UTF-8), because a damaged one could crash its user.
+when it is read (offsets, UTF-8), because using a damaged batch could crash the process.
 
-A record batch of a *stream* with dictionaries needs the dictionaries before it, so reading walks over the metadata of
+A record batch of a *stream* with dictionaries needs the dictionaries that precede it, so reading scans the metadata of
 all earlier messages. A stream without an end mark is accepted as complete, as the format allows; a stream truncated
-exactly between two messages is therefore not detected. Files have a footer and no such gap.
+exactly between two messages is therefore not detected. Files have a footer, so their truncation is always detected.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ArrowFile:
             needed = request.needed()
             wanted = schema.names if needed is None else needed
             options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(name) for name in wanted))
-            # Dictionaries may be anywhere in a file, and only its footer lists their positions.
+            # Dictionaries may be anywhere in a file; only the footer lists their positions.
             is_whole = _is_file(source) and any(_has_dictionary(field.type) for field in schema)
             batch = (_read_from_file if is_whole else _read_from_stream)(source, chunk, schema, options)
             batch.validate(full=True)
@@ -118,7 +118,7 @@ def _read_from_file(
 def _read_from_stream(
     source: WatchedFile, chunk: Chunk, schema: pa.Schema, options: pa.ipc.IpcReadOptions
 ) -> pa.RecordBatch:
-    """Read the chunk through a stream made of the schema, the dictionaries before the chunk, and the chunk."""
+    """Read the chunk by assembling a stream from the schema, the preceding dictionaries, and the chunk itself."""
     parts = []
     has_dictionaries = any(_has_dictionary(field.type) for field in schema)
     for message in messages(source, FILE_START if _is_file(source) else 0, chunk.offset):

@@ -1,9 +1,9 @@
-"""The part of Arrow's IPC framing that indexing needs: where messages are, and how many records they hold.
+"""Parser for the part of Arrow's IPC framing that indexing needs: messages' positions and record counts.
 
 pyarrow reads record batches, but cannot report their position or length without reading their bodies. A message is
 (0xFFFFFFFF, int32 size of the metadata, metadata, body); files written before 2019 lack the first word. The metadata is
-a flatbuffer, of which three numbers are read here. Every access is checked against the bounds of the bytes: damage
-raises IndexError, ValueError or struct.error, which callers turn into a sentence.
+a flatbuffer; only three of its numbers are read here. Every access is bounds-checked: damage raises IndexError,
+ValueError or struct.error, which callers turn into an error message.
 
 Sources: Arrow's format documentation, ``Message.fbs``, ``File.fbs`` and ``Schema.fbs``.
 """
@@ -27,7 +27,7 @@ _BLOCK_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class MessagePlace:
-    """Location of one message: ``size_bytes`` from its first framing byte to the end of its body."""
+    """Location of one message. ``size_bytes`` counts from its first framing byte to the end of its body."""
 
     kind: int
     offset: int
@@ -37,7 +37,7 @@ class MessagePlace:
 
 
 def messages(source: WatchedFile, start: int, end: int) -> Iterator[MessagePlace]:
-    """Yield the messages of the stream at ``start``, up to its end mark. Raises EOFError if one crosses ``end``."""
+    """Yield the messages of the stream at ``start``, up to its end mark. Raises EOFError if one passes ``end``."""
     offset = start
     while offset < end:
         message = message_at(source, offset)

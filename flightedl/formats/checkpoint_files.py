@@ -1,7 +1,7 @@
-"""Reading a checkpoint: the blocks of one pserver, or complete parameters, independent of their former owners.
+"""Reading a checkpoint: one pserver's blocks, or complete parameters, whichever pservers wrote them.
 
-Only the parts that are needed are read. A file whose blocks are all needed is read in one pass and verified by the
-manifest's hash. Other files are read a few blocks at a time; each block has its own checksum.
+Only the necessary parts are read. If all blocks of a file are needed, the file is read in one pass and verified against
+the hash in the manifest. Other files are read a few blocks at a time; each block has its own checksum.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Array = npt.NDArray[np.generic]
 
 
 def found_checkpoints(storage: Storage, job: str) -> list[Manifest | Skipped]:
-    """Return all checkpoints that have a manifest, newest first. A listing shows if files are missing.
+    """Return all checkpoints that have a manifest, newest first. Each shows if any of its files are missing.
 
     Raises:
         UnavailableError: the storage cannot be read.
@@ -74,7 +74,7 @@ def verify(storage: Storage, manifest: Manifest) -> int:
 def load_parameters(
     storage: Storage, manifest: Manifest, parameters: Sequence[ParameterSpec]
 ) -> Iterator[tuple[ParameterSpec, Array]]:
-    """Yield each parameter with its values, in declared order. Only one is in memory at a time.
+    """Yield each parameter with its values, in declared order. Only one parameter is in memory at a time.
 
     Raises:
         CorruptError, NotFoundError: a file is damaged or missing.
@@ -105,10 +105,10 @@ def load_shard_blocks(
     take: Callable[[Record], None],
     begin: Callable[[str], None] = lambda _: None,
 ) -> AppliedBatches:
-    """Pass every block and the rows that the pserver ``index`` of ``plan`` owns to ``take``. Return their applied sets.
+    """Pass to ``take`` all blocks and rows that pserver ``index`` owns in ``plan``. Return their applied sets.
 
-    Rows of other buckets may be passed, too: only those of the last ``FileBuckets`` count. The rows of a file follow
-    its spans; the rows of the files that it is an increment on come before them, oldest first.
+    Rows of other buckets may be passed as well; use only those in the latest ``FileBuckets``. A file's rows follow its
+    spans. If the file is an increment, the rows of the files that it builds on come first, oldest first.
 
     The blocks are valid only once this function returns. ``begin`` is called with each file's name before it is read.
 
@@ -145,7 +145,7 @@ def _load_part(
         for each in found:
             take(each)
     else:
-        # In batches: this pserver may need all but one of the file's blocks.
+        # Read in batches, because this pserver may need almost all of the file's blocks.
         applied = b""
         if buckets:
             header, applied, rows = read_rows(storage, file.name, file.size_bytes)
@@ -185,7 +185,7 @@ def _load_links(
 def chain_buckets(
     storage: Storage, file: ShardFile, begin: Callable[[str], None] = lambda _: None
 ) -> list[FileBuckets]:
-    """Return the buckets of each file of a chain whose rows count, oldest file first."""
+    """Return, for each file of a chain, the buckets whose rows are valid; oldest file first."""
     files = []
     for each in file.chain:
         begin(each.name)
@@ -197,7 +197,7 @@ def chain_buckets(
 
 
 def require_file(manifest: Manifest, header: ShardHeader, index: int, file: ShardFile | Link) -> None:
-    """Check that the file is the one listed in the manifest. Blocks may have moved since the files it is built on."""
+    """Check that the file is the one listed in the manifest. Older files of a chain may assign blocks differently."""
     if isinstance(file, Link):
         is_listed = header.number == file.number and name_same_cut(header.plan_hash, manifest.plan_hash)
     else:

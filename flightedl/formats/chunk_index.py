@@ -1,4 +1,4 @@
-"""Index of a dataset: a few columns with one row (40 bytes) per chunk, so a million chunks take 40 MB.
+"""Index of a dataset. Its columns have one row of 40 bytes per chunk, so a million chunks take 40 MB.
 
 The index is authoritative: a file whose version has changed since indexing is rejected.
 """
@@ -42,7 +42,7 @@ class ChunkIndex:
             FileIndex(file.stat, file.format, file.schema, ChunkColumns.of([], [], []), file.skipped) for file in files
         )
         counts = np.array([len(file.chunks) for file in files], np.int64)
-        #: Number of the first chunk of each file, then the number of chunks.
+        #: Number of each file's first chunk, followed by the total number of chunks.
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._file_numbers = np.repeat(np.arange(len(files), dtype=np.int32), counts)
         self._columns = ChunkColumns.concatenated([file.chunks for file in files])
@@ -56,7 +56,7 @@ class ChunkIndex:
 
     @property
     def record_count(self) -> int:
-        """Number of records in all chunks."""
+        """Total number of records."""
         return self._record_count
 
     @property
@@ -78,7 +78,7 @@ class ChunkIndex:
         return len(self._columns)
 
     def first_chunk(self, file: int) -> int:
-        """Return the number of a file's first chunk, or the number of chunks for one past the last file."""
+        """Return the number of a file's first chunk. For one past the last file, return the total number of chunks."""
         return int(self._starts[file])
 
     def chunk(self, number: int) -> Chunk:
@@ -111,7 +111,7 @@ class ChunkIndex:
         return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=CHUNKS_SCHEMA)
 
     def content_hash(self) -> str:
-        """Return a hash (32 hex digits) that is equal for the same files, in the same versions, cut the same way."""
+        """Return a hash (32 hex digits) that depends only on the files, their versions and how they are cut."""
         digest = xxhash.xxh3_128()
         for file in self._files:
             stat = file.stat

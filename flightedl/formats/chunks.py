@@ -1,11 +1,11 @@
-"""Chunks: the pieces of files that tasks consist of, as values, as columns, and on the wire.
+"""Chunks, the pieces of files that tasks consist of: as objects, as columns, and on the wire.
 
-A *chunk* is a sequence of consecutive records of one file that can be read without reading the rest of the file. It
-contains its location, its number of records, and the version of the file in which it was found. It names its format, so
-that a trainer needs nothing else to read it (except the dataset's schema for text formats, see ``formats.text``).
+A *chunk* is a sequence of consecutive records of one file that can be read without reading the rest of the file. A
+chunk states its location, its number of records, its format, and the version of the file when it was indexed, so a
+trainer needs nothing else to read it (except the dataset's schema for text formats, see ``formats.text``).
 
-The chunks of a task are sent with the schema ``CHUNK_SCHEMA``, one row per chunk, in order: as a record batch with the
-task, or as rows of JSON on a request stream.
+The chunks of a task are sent with the schema ``CHUNK_SCHEMA``, one row per chunk, in order. They are a record batch
+attached to the task, or JSON rows on a request stream.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHUNK_STRUCT = pa.struct(list(CHUNK_SCHEMA))
 
 
 class CorruptChunkError(DataError):
-    """The content of a file is damaged. This is the only kind of bad data that ``on_corrupt="skip"`` skips."""
+    """A file's content is damaged. ``on_corrupt="skip"`` skips only this kind of bad data."""
 
     def refused(self) -> CorruptChunkError:
         """Return the error with a remedy, for callers that do not skip corrupt content."""
@@ -50,24 +50,24 @@ class CorruptChunkError(DataError):
 
 
 class ChangedFileError(DataError):
-    """A file is not the one that was indexed, so the job's data is not what was declared."""
+    """A file has changed since it was indexed, so the job's data is no longer what was declared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A sequence of records of one file."""
+    """A sequence of consecutive records of one file."""
 
     url: str
-    #: Version of the file when it was indexed. A different version at reading means that the file has changed.
+    #: Version of the file when it was indexed. If it differs when the chunk is read, the file has changed.
     version: str
     #: Name of the format.
     format: str
     #: Number of the container in the file: row group, record batch, or the chunk itself.
     number: int
-    #: Number of its first record within the file.
+    #: Number of the chunk's first record within the file.
     first_record: int
     records: int
-    #: Offset of its container in the file.
+    #: Offset of the chunk's container in the file.
     offset: int
     size_bytes: int
 
@@ -93,7 +93,7 @@ class ChunkColumns:
 
     @staticmethod
     def of(records: Sequence[int], offset: Sequence[int], size_bytes: Sequence[int]) -> ChunkColumns:
-        """Return adjacent chunks of one file, numbered from 0, without those that have no records."""
+        """Return adjacent chunks of one file, numbered from 0. Chunks without records are left out."""
         counts = np.asarray(records, np.int64)
         firsts = np.cumsum(counts) - counts
         kept = np.flatnonzero(counts)
@@ -106,7 +106,7 @@ class ChunkColumns:
         )
 
     def split(self, max_records: int) -> ChunkColumns:
-        """Split chunks into parts of at most ``max_records``. Parts of a container have its number and offset."""
+        """Split chunks into parts of at most ``max_records``. Each part keeps its container's number and offset."""
         parts = np.maximum(-(-self.records // max_records), 1)
         source = np.repeat(np.arange(len(self)), parts)
         part = np.arange(len(source)) - np.repeat(np.cumsum(parts) - parts, parts)
@@ -134,7 +134,7 @@ class FileIndex:
 
     stat: FileStat
     format: str
-    #: Schema of the file's records, without metadata.
+    #: Schema of the file's records, excluding metadata.
     schema: pa.Schema
     chunks: ChunkColumns
     #: One sentence for each corrupt part that was skipped.
@@ -145,7 +145,7 @@ class FileIndex:
 class IndexOptions:
     """Options that decide how files are cut into chunks."""
 
-    #: Maximum records per chunk of a Parquet file; 0: no limit. Reading a part decodes the row group up to its end.
+    #: Maximum records per chunk of a Parquet file; 0 means no limit. Reading a part decodes the row group up to there.
     max_records_per_chunk: int = 0
     #: Approximate maximum size of chunks of text files, see ``formats.text``.
     text_chunk_bytes: int = 16 << 20
@@ -154,7 +154,7 @@ class IndexOptions:
 
 
 def merged(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Merge adjacent parts of a container into one chunk, so that the container is decoded only once."""
+    """Merge adjacent parts of each container into one chunk, so that a container is decoded only once."""
     found: list[Chunk] = []
     for chunk in chunks:
         last = found[-1] if found else None
@@ -172,7 +172,7 @@ def merged(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 def chunks_to_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
     """Return the chunks as rows of ``CHUNK_SCHEMA``."""
-    # A single conversion for all columns: each one releases the interpreter's lock, for which many calls compete.
+    # Convert all columns at once: each conversion releases the GIL, for which many calls compete.
     return pa.RecordBatch.from_struct_array(pa.array([_row(chunk) for chunk in chunks], _CHUNK_STRUCT))
 
 

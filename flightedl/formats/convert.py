@@ -5,7 +5,7 @@ consecutive records, counted before the filter, so that a shard's share does not
 published atomically, so an interrupted conversion can be resumed. ``_<prefix>.conversion.json``, a name that patterns
 never match, describes the source and the settings; existing shards with the same description are kept.
 
-Not guaranteed: detection of shards damaged since they were written. Delete such a shard and convert again.
+Not guaranteed: detection of shards that are damaged after they are written. Delete such a shard and convert again.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Target:
 
     @property
     def description_name(self) -> str:
-        """Name of the file that describes the shards' source."""
+        """Name of the file that describes the conversion."""
         directory, slash, name = self.prefix.rpartition("/")
         return f"{directory}{slash}_{name}.conversion.json"
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertProgress:
-    """Progress of a conversion. ``records`` counts the records read and those of kept shards."""
+    """Progress of a conversion. ``records`` counts the records read plus those in shards that were kept."""
 
     shards_done: int
     shards: int
@@ -105,7 +105,7 @@ def convert(
 ) -> Converted:
     """Write the records of ``index``, with the columns and the filter of ``spec``, as shards into ``storage``.
 
-    RecordIO has a single column; several columns are written to it as one JSON object per record.
+    RecordIO has a single column, so several columns are written as one JSON object per record.
 
     Args:
         files: Access to the source.
@@ -213,7 +213,7 @@ def _chained(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> It
 
 
 def _conforming(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with the first one's schema. ``decode`` may infer another type for a column of nulls."""
+    """Return the batch with the first batch's schema. ``decode`` may infer another type for a column of nulls."""
     return batch if batch.schema.equals(schema) else batch.select(schema.names).cast(schema)
 
 

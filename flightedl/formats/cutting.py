@@ -1,8 +1,8 @@
-"""Cutting text into pieces at the ends of records.
+"""Cutting text into pieces at record boundaries.
 
-A record ends with a newline, in CSV with a newline outside quotes. A quote opens a quoted field only at the start of
-the field; within it, two quotes stand for one, and a single quote closes it. Every piece starts at the start of a
-record, so no state is carried from piece to piece. Text without any newline is a single piece, however long.
+A record ends with a newline; in CSV, with a newline outside quotes. A quote opens a quoted field only at the field's
+start. Within the field, two quotes stand for one, and a single quote closes it. Every piece starts at the start of a
+record, so no state is carried from piece to piece. Text without newlines is a single piece, however long it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Readable(Protocol):
 
 
 def pieces(source: Readable, size_bytes: int, records_end: RecordsEnd) -> Iterator[bytes]:
-    """Yield pieces of complete records, of about ``size_bytes`` or one longer record, then the rest."""
+    """Yield pieces of complete records, each of about ``size_bytes`` unless one record is longer, then the rest."""
     rest = b""
     wanted = size_bytes
     while True:
@@ -79,11 +79,10 @@ def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
 
 
 def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], delimiter: int) -> npt.NDArray[np.bool_]:
-    """Return True for each place that is within quotes, (len(places),).
+    """Return an array, (len(places),), that is True for each place within quotes.
 
-    Normally, every even-numbered quote (counting from 0) starts a field or directly follows another quote, and the
-    state is the parity of the number of quotes before a place. If a plain field contains a stray quote, quotes are
-    visited one by one.
+    Normally, every even-numbered quote (counting from 0) starts a field or directly follows another quote, and a place
+    is within quotes if the number of quotes before it is odd. A stray quote in an unquoted field requires a loop.
     """
     quotes = np.flatnonzero(values == _QUOTE)
     before = values[quotes - 1]
@@ -96,7 +95,7 @@ def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], del
 
 
 def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
-    """Return the quotes that change the state, given those that start a field and those that follow another quote."""
+    """Return which quotes open or close a field, given which of them start a field or follow another quote."""
     toggles = np.zeros(len(starts), np.bool_)
     is_inside = was_closed = False
     for number, (starts_field, follows_quote) in enumerate(zip(starts, follows, strict=True)):
@@ -104,7 +103,7 @@ def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
             toggles[number] = was_closed = True
             is_inside = False
         elif was_closed and follows_quote:
-            # The previous quote did not close the field: the two stand for one quote.
+            # The previous quote did not close the field: the two quotes together stand for one.
             toggles[number] = is_inside = True
             was_closed = False
         else:

@@ -57,15 +57,15 @@ class DatasetSpec:
             raise UsageError("columns= needs at least one name, and each only once")
 
     def index_options(self) -> IndexOptions:
-        """Return the options that decide how files are cut."""
+        """Return the options that determine how files are cut."""
         return IndexOptions(self.max_records_per_chunk, self.text_chunk_bytes, self.on_corrupt == "skip")
 
     def request(self, schema: pa.Schema | None) -> ReadRequest:
-        """Return the options that decide how chunks are read."""
+        """Return the options that determine how chunks are read."""
         return ReadRequest(self.columns, self.filter, schema)
 
     def index_hash(self) -> str:
-        """Return a hash of everything that decides the chunks of given files. It names the stored index."""
+        """Return a hash of all settings that determine how given files are cut. The stored index is named after it."""
         return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)).encode())
 
 
@@ -93,7 +93,7 @@ def schema_of(declared: DeclaredDataset) -> pa.Schema:
 
 
 def batch_schema_of(declared: DeclaredDataset) -> pa.Schema:
-    """Return the Arrow schema of a dataset's batches; with ``decode``, of the records that it is given."""
+    """Return the Arrow schema of a dataset's batches; with ``decode``, the schema of the records passed to it."""
     schema, columns = schema_of(declared), declared.declaration.columns
     if columns is None or not set(columns) <= set(schema.names):
         return schema

@@ -1,19 +1,18 @@
-"""Growing datasets: when a file joins, and when the dataset is complete.
+"""Rules for growing datasets: when a file joins, and when the dataset is complete.
 
 Rules:
 
 * The follower scans repeatedly. A file *joins* when two consecutive scans find it with the same size and version, so
   a file that is still being written is left alone.
 * A file named ``_END`` in a pattern's directory (the deepest one without a wildcard) announces that no more files will
-  arrive: the files present then join at once, and the dataset is *complete*. If several patterns are followed, each
-  directory needs this file.
+  arrive: the files present then join at once, and the dataset is *complete*. With several patterns, each directory
+  needs this file.
 * Names that begin with ``_`` or ``.`` are never data.
-* A file that joined keeps its position: files are ordered by the scan that found them, then by name. If such a file
-  is later removed or changed, this is reported as *trouble* while it lasts. A rejected file is also reported, until
-  it changes.
-* A file that the store temporarily cannot read is retried at later scans. Once the dataset can no longer grow, such a
-  file is rejected when it has been unreadable for the time that ``retries.PATIENT`` allows. A complete dataset lists
-  the files it rejected.
+* A file that joined keeps its position: files are ordered by the scan that found them, then by name. If such a file is
+  later removed or changed, this is reported as *trouble* until the file is back in its original version. A rejected
+  file is also reported, until it changes.
+* If the store temporarily cannot read a file, later scans retry it. Once the dataset can no longer grow, such a file is
+  rejected after being unreadable for the time that ``retries.PATIENT`` allows. Complete datasets list rejected files.
 
 Pure: no clock, no I/O.
 
@@ -31,7 +30,7 @@ from flightedl.domain.retries import PATIENT, is_transient
 from flightedl.ports import FileStat
 
 MARKER = "_END"
-#: Limits for one scan: files, and bytes of their names. The list of files is one value in etcd.
+#: Limits on one scan: number of files, and total bytes of their names. The list of files is one value in etcd.
 JOINED_LIMIT = 1000
 JOINED_LIMIT_BYTES = 200_000
 
@@ -39,7 +38,7 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 def marker_urls(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return the URLs of the patterns' end markers, each once."""
+    """Return the distinct URLs of the patterns' end markers."""
     found: dict[str, None] = {}
     for pattern in patterns:
         magic = _MAGIC.search(pattern)
@@ -53,7 +52,7 @@ def marker_urls(patterns: Iterable[str]) -> tuple[str, ...]:
 class Scan:
     """Result of one scan."""
 
-    #: Files to index. Report the outcome of each by ``joined`` or ``failed``.
+    #: Files to index. The caller reports each file's outcome with ``joined`` or ``failed``.
     stable: tuple[FileStat, ...]
     #: More files are stable: scan again at once.
     has_more: bool
@@ -73,13 +72,13 @@ class DirectoryFollower:
         #: Files seen once, or changed since the previous scan.
         self._unstable: dict[str, FileStat] = {}
         self._refused: dict[str, tuple[FileStat, str]] = {}
-        #: Files that are temporarily unreadable: since when, and why.
+        #: Temporarily unreadable files, with the time since when and the reason.
         self._unreadable: dict[str, tuple[float, str]] = {}
         self._is_marked = False
         self._lost: list[str] = []
 
     def look(self, found: Sequence[FileStat], *, is_marked: bool) -> Scan:
-        """Scan the files ``found``. The marker has to be checked (``is_marked``) before the files are listed."""
+        """Process a scan's list of files. The caller must check the marker (``is_marked``) before listing them."""
         self._is_marked = is_marked
         there = {stat.url: stat for stat in found}
         self._lost = [
@@ -129,17 +128,17 @@ class DirectoryFollower:
 
     @property
     def has_unreadable(self) -> bool:
-        """True if files are left out until a later scan."""
+        """True if any files are left out until a later scan."""
         return bool(self._unreadable)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """One sentence per rejected file, naming the file and the reason."""
+        """One sentence per rejected file, with its name and the reason."""
         return tuple(reason for _, reason in self._refused.values())
 
     @property
     def trouble(self) -> str:
-        """Sentence about missing, changed, rejected or unreadable files; empty if there are none."""
+        """Sentence about missing, changed, rejected or unreadable files; empty if there are no such files."""
         wrong = [
             *self._lost,
             *(f"{reason}: it is left out until it changes" for reason in self.left_out),

@@ -1,6 +1,6 @@
 """Finding the chunks of a dataset: its files, the chunks of each file, and their common schema.
 
-A bounded number of files is indexed in parallel; the first unusable file ends indexing with a DataError. An index and
+A limited number of files are indexed in parallel. The first unusable file ends indexing with a DataError. An index and
 its ``content_hash`` depend only on the files and on how they are cut.
 """
 
@@ -128,7 +128,7 @@ def restored_index(
     known: ChunkIndex | None = None,
     concurrency: int = 16,
 ) -> ChunkIndex:
-    """Return the former index of exactly these files, in this order. Files that ``known`` contains are not accessed.
+    """Rebuild a former index of exactly these files, in this order. Files that ``known`` contains are not accessed.
 
     Raises:
         DataError: a file that ``known`` lacks was removed, has changed, or cannot be read.
@@ -151,7 +151,7 @@ def restored_index(
 def _known_and_new(
     stats: Sequence[FileStat], known: ChunkIndex | None
 ) -> tuple[dict[int, FileIndex], list[tuple[int, FileStat]]]:
-    """Split the files, by position in ``stats``, into those that ``known`` has unchanged and the others."""
+    """Split the files, by position in ``stats``, into those that are unchanged in ``known`` and all others."""
     reusable = {} if known is None else {stat: number for number, stat in enumerate(known.stats)}
     found: dict[int, FileIndex] = {}
     pending: list[tuple[int, FileStat]] = []
@@ -174,7 +174,7 @@ def _require_joinable(known: ChunkIndex, file: FileIndex) -> None:
 
 
 def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
-    """Return the schema of all files except those skipped entirely.
+    """Return the common schema of all files that were not skipped entirely.
 
     Raises:
         DataError: the schemas differ; names the file and the column.
@@ -196,7 +196,7 @@ def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
 
 
 def _joined(schema: pa.Schema, first: FileIndex, file: FileIndex) -> pa.Schema | Mismatch:
-    """Return a schema that fits the first file and another one. Schemas of text files are guesses."""
+    """Return a schema that fits both the first file and another one. Schemas of text files are only inferred."""
     if _is_guessed(file) and _is_guessed(first):
         return widened_schema(schema, file.schema, may_lack=file.format == "jsonl")
     return same_schema(schema, file.schema) or schema

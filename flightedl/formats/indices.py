@@ -1,11 +1,10 @@
-"""Ranges of indices: the "files" of a map-style dataset, whose elements a function of the user's script returns.
+"""Ranges of indices: the "files" of a map-style dataset, which a function in the user's script turns into elements.
 
 The URL ``indexed://0-50000`` names the indices 0 to 49,999 in rising order, and ``indexed://0-50000/shuffled`` the same
-indices in a random order that never changes. Nothing is stored: each record is computed from its number, and has the
-column ``index`` alone.
+indices in a random order that never changes. Nothing is stored: records are computed. Their only column is ``index``.
 
-Tasks are consecutive records. The fixed random order makes each of them a random sample of the range, even if the
-elements are sorted by their labels. Tasks and their records are shuffled again in each epoch, as in every dataset.
+A task consists of consecutive records. The fixed random order makes each task a random sample of the range, even if the
+elements are sorted by label. Tasks and their records are shuffled again in each epoch, as in every dataset.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SCHEMA = pa.schema([("index", pa.int64())])
 _URL = re.compile(r"indexed://(\d+)-(\d+)(/shuffled)?")
 _KEY = key_of(0)
 _TASK_RECORDS, _LEAST_TASKS, _MOST_TASKS = 1024, 256, 1_000_000
-#: Chunks of one range, which take 40 bytes each in the master's memory.
+#: Maximum number of chunks of one range. Each chunk takes 40 bytes of the master's memory.
 _CHUNKS_LIMIT = 20_000_000
 
 
@@ -38,7 +37,7 @@ def url_of(indices: range, *, is_shuffled: bool) -> str:
 
 
 def task_records(count: int, batch_size: int = 1) -> int:
-    """Return the default number of records per task: whole batches, and enough tasks for many trainers."""
+    """Return the default number of records per task: a whole number of batches, and small enough for many trainers."""
     wanted = max(min(_TASK_RECORDS, -(-count // _LEAST_TASKS)), -(-count // _MOST_TASKS))
     return -(-wanted // batch_size) * batch_size
 
@@ -49,7 +48,7 @@ def is_of_indices(url: str) -> bool:
 
 
 def indices_of(url: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the indices that have the given record numbers, (len(numbers),)."""
+    """Return the indices of the records with these numbers, (len(numbers),)."""
     indices, is_shuffled = _parsed(url)
     return indices.start + (KeyedPermutation(len(indices), _KEY).elements_at(numbers) if is_shuffled else numbers)
 

@@ -1,7 +1,7 @@
-"""Layout of tasks: the consecutive chunks that form each task.
+"""Task layout: the consecutive chunks that form each task.
 
-It has two arrays with 8 bytes per task, so a million tasks take 16 MB, and every lookup takes constant time. A task may
-span several files; it never ends within a chunk.
+A layout holds two arrays with 8 bytes per task, so a million tasks take 16 MB, and every lookup takes constant time. A
+task may span several files; it never ends within a chunk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TaskLayout:
         steps_per_batch: Number of consecutive batches with the same records.
         chunks_per_task: Chunks per task; the last task may have fewer.
         records_per_task: Approximate records per task, instead of ``chunks_per_task``. A task contains all chunks
-            that *start* within the same multiple of this number, so it may exceed it by up to one chunk. 0: use
+            that *start* within the same multiple of this number, so it may be up to one chunk longer. 0: use
             ``chunks_per_task``.
         bounds: Increasing chunk numbers at which the dataset grew. A task starts at each, and counting restarts
             from 0, so the tasks before a bound are the same as in an index that ends there.
@@ -95,7 +95,7 @@ class TaskLayout:
         return self.steps_per_batch * batch_count(self.records(task), self._batch_size)
 
     def records_of(self, task: int, batches: range) -> range:
-        """Return the positions, within the task, of the records of some batches."""
+        """Return the positions, within the task, of these batches' records."""
         first = batches.start // self.steps_per_batch * self._batch_size
         end = -(-batches.stop // self.steps_per_batch) * self._batch_size
         return range(first, min(end, self.records(task)))
@@ -117,7 +117,7 @@ class TaskLayout:
 
 
 def _firsts(records: npt.NDArray[np.int64], chunks_per_task: int, records_per_task: int) -> npt.NDArray[np.int64]:
-    """Return the number of each task's first chunk, given the number of ``records`` in each chunk, (chunk count,)."""
+    """Return the number of each task's first chunk. ``records`` holds each chunk's record count, (chunk count,)."""
     if not records_per_task:
         return np.arange(0, len(records), chunks_per_task, dtype=np.int64)
     cell = (np.cumsum(records) - records) // records_per_task

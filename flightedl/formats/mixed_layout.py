@@ -25,7 +25,7 @@ _CUT = (Parquet.name, Indices.name)
 def layout_of(
     index: ChunkIndex, declared: DatasetDeclaration, batch_size: int, bounds: Sequence[int] = ()
 ) -> TaskLayout:
-    """Return the tasks of a declared dataset. ``bounds`` are those of ``TaskLayout``.
+    """Return the tasks of a declared dataset. For ``bounds`` see ``TaskLayout``.
 
     Raises:
         DataError: a source of a mixture has no records.
@@ -65,7 +65,7 @@ class MixedLayout(TaskLayout):
         return int(self._records.sum())
 
     def chunk_range(self, task: int) -> range:
-        """Return the numbers of a task's pieces of chunks."""
+        """Return the numbers of a task's chunk pieces."""
         self._valid(task)
         end = self._firsts[task + 1] if task + 1 < self.task_count else len(self._mixture.chunks)
         return range(int(self._firsts[task]), int(end))

@@ -1,12 +1,12 @@
-"""A trained model as one file that other programs can load: safetensors, NumPy's npz, or Arrow. Reads these, too.
+"""Trained models as single files that other programs can load: safetensors, NumPy's npz, or Arrow. Reading and writing.
 
-* ``safetensors``: eight bytes with the header's size, a JSON header (name -> dtype, shape, offsets), the arrays. The
-  format is simple enough to be implemented here without another package. Parameters are streamed one at a time.
-* ``npz``: uncompressed, one member per parameter. bfloat16, for which the format has no name, becomes float32.
+* ``safetensors``: eight bytes with the header's size, a JSON header (name -> dtype, shape, offsets), then the arrays.
+  The format is simple enough to implement here without a dependency. Parameters are streamed one at a time.
+* ``npz``: uncompressed, one member per parameter. bfloat16 becomes float32, because the format has no name for it.
 * ``arrow``: an Arrow IPC file with one row per parameter: name, dtype, shape, values as little-endian bytes.
 
-Parameters have their declared type: for a 16-bit one, the float32 master copy is rounded to nearest even. Reading never
-executes anything in a file. Content that does not fit the format is rejected with its location.
+Parameters have their declared type: for a 16-bit parameter, the float32 master copy is rounded to nearest even. Reading
+never executes code from a file. Malformed content is rejected with an error that states its location.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ARROW_SCHEMA = pa.schema(
         pa.field("values", pa.large_binary(), nullable=False),
     ]
 )
-#: Names of types in safetensors; the first four are the ones written.
+#: Type names in safetensors; only the first four are ever written.
 _DTYPES = {
     "F32": "float32",
     "F64": "float64",
@@ -56,7 +56,7 @@ _DTYPES = {
 }
 _SAFETENSORS_DTYPES = {name: said for said, name in _DTYPES.items()}
 _HEADER_LIMIT_BYTES = 100 << 20
-#: Errors that readers raise for files in another format.
+#: Errors that readers raise for a file in a different format.
 _TROUBLE = (
     ValueError,
     KeyError,
@@ -72,7 +72,7 @@ _SUFFIXES = {".safetensors": "safetensors", ".npz": "npz", ".arrow": "arrow", ".
 
 
 def format_of(name: str, given: str = "") -> str:
-    """Return ``given``, or else the format that the file's name implies.
+    """Return ``given`` if set, otherwise the format implied by the file name.
 
     Raises:
         UsageError: neither determines the format.
@@ -150,7 +150,7 @@ WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "npz": _npz, "arrow":
 
 
 def read_model(data: bytes, kind: str, shown: str) -> dict[str, Array]:
-    """Return the arrays of a model file, by name.
+    """Return the arrays in a model file, by name.
 
     Args:
         data: The complete file.

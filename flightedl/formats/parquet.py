@@ -3,13 +3,14 @@
 Indexing reads only footers. Reading decodes only the wanted columns. If there are conditions and the statistics of the
 row group exclude every record, it decodes nothing; otherwise it decodes the columns of the conditions first, and the
 others only if a record remains. Statistics of floating-point columns are used only for ``==`` and ordering comparisons:
-writers leave NaN out of them, and Arrow's ``is_in`` treats a bound of 0.0 as different from -0.0.
+writers ignore NaN when they compute them, and Arrow's ``is_in`` distinguishes 0.0 from -0.0.
 
 Reading a part of a row group (``max_records_per_chunk``) decodes the row group up to the end of that part, so it makes
-tasks smaller, not cheaper. Pages with a checksum are verified; the format does not require checksums.
+tasks smaller, but does not make reading cheaper. Pages with a checksum (which is optional) are verified.
 
-Footers have none, and pyarrow aborts the process when asked about a column described by damaged bytes, while *reading*
-such a column raises an exception. Therefore ``Footer`` first reads the column from a file whose contents are hidden.
+Footers have no checksum. pyarrow aborts the process if asked for the metadata of a column whose description is damaged,
+whereas *reading* such a column raises an exception. So ``Footer`` first reads the column from a file that hides its
+contents.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Footer:
         self._contents = _HiddenContents(size_bytes)
         self._contents_bytes = size_bytes - footer_bytes
         self._file = pq.ParquetFile(pa.PythonFile(self._contents, mode="r"), metadata=self.metadata, pre_buffer=False)
-        #: Schema of the records, without metadata.
+        #: Schema of the records, excluding metadata.
         self.schema: pa.Schema = self._file.schema_arrow.remove_metadata()
 
     def start(self, number: int, column: str) -> int:
@@ -134,7 +135,7 @@ class Footer:
             name, wanted = described.column(leaf).path, described.column(leaf).physical_type
             if name in columns and (found := group.column(leaf).physical_type) != wanted:
                 raise ValueError(f"column {name} is {found} there and {wanted} in the schema")
-        # Imported lazily: it imports pandas, if installed, which takes longer than all other imports of a trainer.
+        # Imported lazily: it imports pandas, if installed, and that takes longer than all other imports of a trainer.
         import pyarrow.dataset as ds
 
         fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(self._tail), row_groups=[number])
@@ -143,7 +144,7 @@ class Footer:
 
 
 class _HiddenContents(io.RawIOBase):
-    """File of a given size that cannot be read. Records the position of the last attempt."""
+    """File of a given size that cannot be read. Records the position of the last attempt to read it."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()
@@ -209,7 +210,7 @@ def _filtered(
 
 
 def _part(file: pq.ParquetFile, number: int, columns: list[str] | None, start: int, count: int) -> pa.Table:
-    """Return ``count`` records of a row group, beginning at ``start``. Records after them are not decoded."""
+    """Return ``count`` records of a row group, beginning at ``start``. Later records are not decoded."""
     end = start + count
     if end == file.metadata.row_group(number).num_rows:
         return file.read_row_group(number, columns=columns).slice(start)

@@ -1,4 +1,4 @@
-"""A stored file in the form that Arrow reads: by ranges with a read-ahead window, or once from front to back."""
+"""A stored file as a file object for Arrow: read by ranges with a read-ahead window, or once from front to back."""
 
 from __future__ import annotations
 

@@ -2,19 +2,19 @@
 
 Rules:
 
-* A task's records are the records of its chunks, numbered from 0. Batch b consists of ``batch_size`` records from
-  position b x batch_size on, in stored order, or with a seed in ``record_order(records, seed, epoch, task)``. So a
-  batch never spans tasks, and has the same records wherever it is read.
+* A task's records are the records of its chunks, numbered from 0. Batch b consists of the ``batch_size`` records from
+  position b x batch_size on. The order is the stored order or, with a seed, ``record_order(records, seed, epoch,
+  task)``. So a batch never spans tasks, and contains the same records whichever process reads it.
 * **Columns and conditions do not change how records are divided into batches.** Batches are ranges of *unfiltered*
   positions; conditions are applied within each batch. A batch may therefore be shorter than ``batch_size``, or empty,
   but the reader always yields exactly ``end_batch - first_batch`` batches.
-* The same applies to corrupt chunks that are skipped: their records are missing from the batches, and are counted.
-* A file whose version is not the indexed one is rejected, also if it changes while it is read.
-* ``decode`` converts the bytes of a RecordIO record to a mapping of columns to values. Columns and conditions then
-  refer to these columns. pyarrow infers their types in each batch.
+* Skipped corrupt chunks do not change it either: their records are missing from the batches, and are counted.
+* A file whose version differs from the indexed one is rejected, even if it changes while being read.
+* ``decode`` converts the bytes of a RecordIO record to a mapping from column names to values. Requested columns and
+  conditions then refer to these columns. pyarrow infers their types for each batch.
 
-In stored order, only chunks of the requested batches are read, and one chunk is in memory at a time. Shuffled, all
-chunks of the task are in memory.
+In stored order, only the chunks of the requested batches are read, and one chunk is in memory at a time. In shuffled
+order, all chunks of the task are in memory.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from flightedl.formats.registry import named_format
 from flightedl.formats.sources import reason
 from flightedl.ports import Files
 
-#: Converts the bytes of one record to columns.
+#: Function that converts the bytes of one record to columns.
 Decode = Callable[[bytes], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
 class ReadCounts:
-    """Counts of what a reader skipped."""
+    """Counts of the content that a reader skipped."""
 
     corrupt_chunks: int = 0
     corrupt_records: int = 0
@@ -123,7 +123,7 @@ class ChunkReader:
         self._ends: list[int] = np.cumsum([chunk.records for chunk in self._chunks], dtype=np.int64).tolist()
         #: The latest chunk.
         self._current: tuple[int, Records] | None = None
-        #: The records of ``_current`` as one batch, if they are contiguous and complete: slices of it are cheap.
+        #: The records of ``_current`` as one batch, which is cheap to slice, if they are contiguous and complete.
         self._batch: pa.RecordBatch | None = None
         #: All chunks as one table, and the row of each record in it, or -1.
         self._table: tuple[pa.Table, npt.NDArray[np.int64]] | None = None
@@ -135,7 +135,7 @@ class ChunkReader:
         return self._ends[-1] if self._ends else 0
 
     def range(self, numbers: range) -> pa.RecordBatch:
-        """Return those of some consecutive records that meet the conditions."""
+        """Return the records of a range that meet the conditions."""
         parts = []
         first = bisect_right(self._ends, numbers.start)
         for chunk in range(first, len(self._chunks)):
@@ -149,7 +149,7 @@ class ChunkReader:
         return self._finished(_joined(parts))
 
     def take(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """Return those of the given records that meet the conditions, in the given order. Loads all chunks."""
+        """Return the given records that meet the conditions, in the given order. Loads all chunks."""
         if self._table is None:
             self._table = self._read_file()
         table, rows = self._table
@@ -175,7 +175,7 @@ class ChunkReader:
             records = self._read(chunk)
             self._current = (chunk, records)
             if records.numbers is None and self._decode is None:
-                # Parsers return pieces. To join them once is cheaper than to join those of each batch.
+                # Parsers return tables in pieces. Joining all pieces once is cheaper than joining each batch's.
                 batches = records.table.combine_chunks().to_batches()
                 self._batch = batches[0] if len(batches) == 1 else None
         return self._current[1]
@@ -219,7 +219,7 @@ class ChunkReader:
 
 
 def as_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return the table as one batch. Copies it unless it is in one piece."""
+    """Return the table as one batch. Copies the table if it consists of several pieces."""
     batches = table.combine_chunks().to_batches()
     if len(batches) == 1:
         return batches[0]
@@ -229,12 +229,12 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return all records of at least one batch, in order."""
+    """Return all records of these batches (at least one), in order."""
     return batches[0] if len(batches) == 1 else as_batch(_joined([pa.Table.from_batches([each]) for each in batches]))
 
 
 def _read_unchanged(files: Files, chunk: Chunk, request: ReadRequest) -> Records:
-    """Read a chunk of the indexed version of its file. The version is checked after reading."""
+    """Read a chunk and check afterwards that its file still has the indexed version."""
     try:
         records = named_format(chunk.format).read(files, chunk, request)
     except FlightedlError:
@@ -290,6 +290,6 @@ def _decoded(table: pa.Table, decode: Decode, request: ReadRequest) -> pa.Record
 def first_records(
     files: Files, chunks: Sequence[Chunk], spec: DatasetSpec, count: int, **options: Any
 ) -> pa.RecordBatch:
-    """Return at most ``count`` records of the first chunks, for people. ``options`` are those of ``ChunkReader``."""
+    """Return at most ``count`` records from the first chunks, for display. For ``options`` see ``ChunkReader``."""
     reader = ChunkReader(files, chunks, spec, **options)
     return reader.range(range(min(count, reader.record_count)))

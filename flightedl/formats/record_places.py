@@ -1,7 +1,7 @@
 """Location of a batch's records: files, chunks and record numbers.
 
-In stored order, consecutive batches are consecutive records. Shuffled, they are scattered over the task in an order
-that depends only on seed, epoch and task, so it can be recomputed here as trainers compute it. Pure.
+In stored order, consecutive batches are consecutive records. In shuffled order, a batch's records are scattered over
+the task. That order depends only on seed, epoch and task, so this module can compute it just as trainers do. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def record_ranges(
 ) -> tuple[RecordRange, ...]:
     """Return the records at positions ``first`` to ``end`` (exclusive) of a task, as ranges of its files.
 
-    With ``seed`` None, the task is read in stored order.
+    If ``seed`` is None, the task is read in stored order.
     """
     total = sum(chunk.records for chunk in chunks)
     if seed is None:
@@ -49,7 +49,7 @@ def _stretches(chunks: Sequence[Chunk], numbers: npt.NDArray[np.int64]) -> Itera
 
 
 def described(ranges: Sequence[RecordRange]) -> str:
-    """Return the ranges as text for people: ``a.parquet, records 20-29 and 35``."""
+    """Return the ranges in readable form: ``a.parquet, records 20-29 and 35``."""
     by_file: dict[str, list[str]] = {}
     joined = _joined(ranges)
     for url, first, end in joined[:_SHOWN]:
@@ -63,7 +63,7 @@ def described(ranges: Sequence[RecordRange]) -> str:
 
 
 def _joined(ranges: Sequence[RecordRange]) -> list[tuple[str, int, int]]:
-    """Return (url, first record, end) of the ranges, each joined with the one before it if there is no gap."""
+    """Return (url, first record, end) for each range, after joining ranges without a gap between them."""
     found: list[tuple[str, int, int]] = []
     for each in ranges:
         end = each.first_record + each.records

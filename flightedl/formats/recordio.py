@@ -1,4 +1,4 @@
-"""RecordIO: chunks of byte records, in its three historic dialects.
+"""RecordIO, a format for chunks of byte records, in its three historic dialects.
 
 A file is a sequence of chunks. A chunk is a header of five little-endian uint32, the first of them ``MAGIC``, and a
 payload: its records, each as (uint32 length, bytes), compressed together. The dialects differ in the other numbers:
@@ -13,8 +13,8 @@ pyrecordio   records, checksum, compressor, size         1 none, 2 snappy       
                                                          (raw), 3 gzip
 ===========  ==========================================  ======================  ==================
 
-The dialect is detected from the first chunk, by its compressor code and its checksum. Indexing reads that chunk and
-then only headers, so other damage is detected when the chunk is read.
+The dialect is detected from the compressor code and checksum of the first chunk. Indexing reads that chunk and then
+only headers, so damage to another chunk is detected when that chunk is read.
 
 A record becomes a row with the single column ``record: binary``.
 """
@@ -39,7 +39,7 @@ from flightedl.ports import Files, FileStat
 MAGIC = 0x01020304
 HEADER_BYTES = 20
 SCHEMA = pa.schema([pa.field("record", pa.binary())])
-#: Maximum bytes of records, uncompressed, in a written chunk. A single larger record is allowed.
+#: Maximum uncompressed bytes of records in a written chunk. A single record may be larger.
 MAX_CHUNK_BYTES = 32 << 20
 
 _HEADER = struct.Struct("<5I")
@@ -50,7 +50,7 @@ _GZIP_WINDOW = 31
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Numbers of a chunk's header, in the same order for all dialects."""
+    """Numbers in a chunk's header, in the same order for all dialects."""
 
     checksum: int
     compressor: int
@@ -79,7 +79,7 @@ class Dialect:
 
 
 def _crc32c(data: bytes) -> int:
-    # Imported lazily: only files of one historic dialect need it.
+    # Imported lazily, because only files of one historic dialect need it.
     import google_crc32c
 
     return int(google_crc32c.value(data))
@@ -151,7 +151,7 @@ def decode_chunk(data: bytes, dialect: Dialect | None = None) -> list[bytes]:
 
 
 def encode_chunk(records: Iterable[bytes], compressor: str = "snappy", dialect: Dialect = EDL) -> bytes:
-    """Return one chunk, header and payload. Raises UsageError if the dialect has no such compressor."""
+    """Return one chunk (header and payload). Raises UsageError if the dialect has no such compressor."""
     codes = {name.removeprefix("raw "): code for code, name in dialect.compressors.items()}
     if compressor not in codes:
         raise UsageError(f"RecordIO has no compressor {compressor!r}: use one of {', '.join(codes)}")
@@ -182,7 +182,7 @@ def encode_records(
 
 
 def _require_empty(source: WatchedFile, offset: int, header: Header, dialect: Dialect) -> None:
-    """Verify that a chunk is empty. It is never read, and the checksum does not cover its record count."""
+    """Verify that a chunk is empty. Empty chunks are never read, and the checksum does not cover the record count."""
     source.seek(offset)
     with parsing(source, f"chunk at byte {offset}"):
         decode_chunk(source.exactly(HEADER_BYTES + header.size_bytes), dialect)

@@ -1,8 +1,8 @@
-"""Requests to read a chunk and their results: columns, conditions, records with their numbers.
+"""Requests to read a chunk (columns, conditions) and their results (records with their numbers).
 
 Conditions are triples (column, operator, value), all of which must hold. Operators: ``== != < <= > >= in "not in"``. A
 null meets only the condition ``(column, "==", None)``; ``(column, "!=", None)`` selects values that are not null.
-Values come from JSON, so text is also accepted for columns of dates and times.
+Values come from JSON, so strings are also accepted for columns of dates and times.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ class ReadRequest:
     conditions: tuple[Condition, ...] = ()
     #: Schema of the dataset: the order of columns and, for text formats, their types.
     schema: pa.Schema | None = None
-    #: Records of the chunk, if text formats know it.
+    #: Number of records in the chunk, or None if unknown. Only text formats use it.
     records: int | None = None
 
     def needed(self) -> tuple[str, ...] | None:
-        """Return the columns to read: the requested ones, then those that only conditions use. None: all."""
+        """Return the columns to read: the requested columns, then those that only conditions use. None means all."""
         if self.columns is None:
             return None
         return tuple(dict.fromkeys((*self.columns, *(column for column, _, _ in self.conditions))))
 
     def shown(self, schema: pa.Schema) -> tuple[str, ...]:
-        """Return the columns of the result, in order, for records of this schema."""
+        """Return the result's columns, in order, for records with this schema."""
         names: Sequence[str] = (schema if self.schema is None else self.schema).names
         return tuple(names) if self.columns is None else self.columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """Records of a chunk: all of them, or those that meet the conditions."""
+    """Records of a chunk: all of its records, or those that meet the conditions."""
 
     table: pa.Table
-    #: Their numbers within the chunk, (len(table),), increasing. None: 0 to len(table) - 1.
+    #: The records' numbers within the chunk, (len(table),), increasing. None means 0 to len(table) - 1.
     numbers: npt.NDArray[np.int64] | None = None
 
 
@@ -111,7 +111,7 @@ def empty(schema: pa.Schema, request: ReadRequest) -> Records:
 
 
 def _term(field: pa.Field, condition: Condition) -> pc.Expression:
-    # Imported lazily: it creates 300 functions, and datasets without conditions need none of them.
+    # Imported lazily, because the import creates 300 functions and only conditions need them.
     import pyarrow.compute as pc
 
     column, operator, value = condition
@@ -138,7 +138,7 @@ def _term(field: pa.Field, condition: Condition) -> pc.Expression:
     scalars = [_scalar(field, item) for item in value]
     kinds = {scalar.type for scalar in scalars} or {field.type}
     try:
-        # pyarrow infers a common type for mixed values, but for values of one type it might infer a narrower one.
+        # pyarrow infers a common type for mixed values. For values of a single type it might infer a narrower type.
         options = pa.array([scalar.as_py() for scalar in scalars], kinds.pop() if len(kinds) == 1 else None)
         options = options.cast(field.type) if _casts(options, field.type) else options
     except (pa.ArrowException, OverflowError) as error:
@@ -156,7 +156,7 @@ def _casts(options: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _scalar(field: pa.Field, value: Any) -> pa.Scalar:
-    """Return the value in the column's type if it can be converted, otherwise in its own type."""
+    """Return the value in the column's type if it can be converted, otherwise in its inferred type."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     attempts: list[Callable[[], pa.Scalar]] = [
         lambda: pa.scalar(value, kind),

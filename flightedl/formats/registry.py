@@ -26,7 +26,7 @@ class Format(Protocol):
 
     #: Value of ``format=``.
     name: ClassVar[str]
-    #: Endings of file names, in lower case; the first one is used for new files.
+    #: File name extensions, in lower case; new files get the first one.
     suffixes: ClassVar[tuple[str, ...]]
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
@@ -39,11 +39,11 @@ class Format(Protocol):
         ...
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        """Return the schema of a file's records, without metadata. Raises the same errors as ``index``."""
+        """Return the schema of a file's records, excluding metadata. Raises the same errors as ``index``."""
         ...
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
-        """Return exactly the records of the chunk, or those of them that meet the conditions.
+        """Return exactly the records of the chunk; if there are conditions, only those that meet them.
 
         Raises:
             CorruptChunkError: its content is damaged, or contradicts the index.
@@ -80,7 +80,7 @@ _INDICES = Indices()
 
 
 def format_for(url: str, name: str | None = None) -> Format:
-    """Return the format named ``name``, otherwise the one implied by the URL, ignoring ``.gz`` or ``.zst``.
+    """Return the format named ``name`` or, if it is empty, the one implied by the URL, ignoring ``.gz`` or ``.zst``.
 
     Raises:
         UsageError: no such format.
@@ -98,7 +98,7 @@ def format_for(url: str, name: str | None = None) -> Format:
 
 
 def named_format(name: str) -> Format:
-    """Return the format with this name. Raises UsageError if there is none."""
+    """Return the format with this name. Raises UsageError if there is no such format."""
     if name == _INDICES.name:
         return _INDICES
     if name not in FORMATS:

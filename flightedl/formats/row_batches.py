@@ -1,19 +1,20 @@
 """Rows of embedding tables in a pserver's checkpoint file, after its blocks (see ``shard_files``).
 
-A record batch has one row with the file's schema. ``dtype`` names its content:
+Each record batch has one row with the file's schema. ``dtype`` names the kind of content:
 
 * ``rows:float32``, ``rows:uint16`` (bits of 16-bit floats): rows of table number ``parameter``. ``ids`` (n uint64),
   ``row_updates``, ``row_versions``, ``row_epochs`` (n uint32 each), ``values`` (n * dim elements), ``slot_0`` (float32,
-  the numbers of all slots, row by row); ``stop`` is n.
-* ``waiting``: ids that await admission, in the same form, without values and slots; ``row_updates`` are their pushes.
-* ``table``: the rest of a table's state, before all rows. ``ids`` are the rows removed since the files that this one is
-  an increment on, ``stop`` is the version below which rows have expired, ``values`` are the counters of a sketch.
-  ``row_versions`` are the *shifts* of all buckets (1024 int32): how far the versions in a bucket's rows are ahead of
-  the span's; empty if all shifts are zero. ``row_updates`` are the versions of each bucket below which rows were
-  evicted because there were too many (1024 uint32); empty without a limit, and in files of older versions of flightedl,
-  where ``stop`` applies to all buckets. ``row_epochs`` is a single 1 if the counters of the sketch are by bucket.
+  the values of all slots, row by row); ``stop`` is n.
+* ``waiting``: ids awaiting admission, in the same form, without values and slots; ``row_updates`` counts pushes.
+* ``table``: the rest of a table's state; precedes all rows. ``ids`` are the ids of rows removed since the files on
+  which this increment builds; ``stop`` is the version below which rows have expired; ``values`` are the counters of a
+  sketch. ``row_versions`` are the *shifts* of all buckets (1024 int32): how far the versions of a bucket's rows are
+  ahead of the span's version; empty if all shifts are zero. ``row_updates`` holds, for each bucket, the version below
+  which rows were evicted because there were too many (1024 uint32). It is empty if there is no limit, and in files from
+  older versions of flightedl, where ``stop`` applies to all buckets. ``row_epochs`` is a single 1 if the sketch has
+  separate counters for each bucket.
 
-``block`` is the position of the span's first bucket, ``version`` and ``updates`` are the span's.
+``block`` is the position of the span's first bucket; ``version`` and ``updates`` belong to the span.
 """
 
 from __future__ import annotations
@@ -41,26 +42,26 @@ Words = npt.NDArray[np.uint32]
 ROWS_OF = "rows:"
 WAITING = "waiting"
 TABLE = "table"
-#: Value of ``row_epochs`` in a ``TABLE`` whose sketch has its counters by bucket.
+#: Value of ``row_epochs`` in a ``TABLE`` whose sketch has separate counters for each bucket.
 SKETCH_BY_BUCKET = np.ones(1, np.uint32)
 KINDS = (f"{ROWS_OF}float32", f"{ROWS_OF}uint16", WAITING, TABLE)
-#: Columns that only files with rows have.
+#: Columns that exist only in files with rows.
 ROW_FIELDS = tuple(
     pa.field(name, pa.binary(), nullable=True) for name in ("ids", "row_updates", "row_versions", "row_epochs")
 )
 
 
 class StoredRowSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive buckets with a common history whose rows are in a file."""
+    """Consecutive buckets with a common history whose rows are in the same file."""
 
-    #: Position of the first bucket in the plan, and the number of buckets.
+    #: Position of the first bucket in the plan, and number of buckets.
     first: int
     count: int
     version: int
     updates: int
     #: Highest epoch of a batch applied to the rows.
     epoch: int
-    #: Positions of buckets that the increment has all rows of. A base has all rows of all buckets.
+    #: Positions of the buckets for which the increment contains every row. A base file contains all rows.
     complete: list[int] = []
 
     @property
@@ -69,13 +70,13 @@ class StoredRowSpan(msgspec.Struct, frozen=True, array_like=True):
         return range(self.first, self.first + self.count)
 
 
-#: Types of the number columns in both kinds of record batches: Arrow's and ``struct``'s.
+#: Types of the number columns in both kinds of record batches, as Arrow types and ``struct`` codes.
 _NUMBERS = (*((pa.int32(), "i"),) * 2, *((pa.int64(), "q"),) * 4)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Some rows of a table, as written and read.
+    """Some rows of a table, as written to or read from a file.
 
     Attributes:
         span: Position of the first bucket of their span.
@@ -101,12 +102,12 @@ class StoredRows:
 
     @property
     def sketch(self) -> Array:
-        """The counters of a ``TABLE``, by bucket; none if they are not, because they cannot be shared out."""
+        """The counters of a ``TABLE`` by bucket; empty if they are not by bucket, and thus cannot be divided."""
         return self.values if self.epochs.size else self.values[:0]
 
     @property
     def given_up(self) -> npt.NDArray[np.int64]:
-        """Versions in each bucket below which a ``TABLE`` has no rows, because there were too many."""
+        """For each bucket of a ``TABLE``, the version below which all rows were evicted because there were too many."""
         return self.updates.astype(np.int64) if self.updates.size else np.full(BUCKETS, max(self.oldest, 0))
 
     @property
@@ -132,9 +133,9 @@ def binary(view: Buffer, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def fixed_columns(numbers: Sequence[int], dtype: str, arrays: Sequence[memoryview]) -> list[pa.Array]:
-    """Return the columns before the values: two int32, four int64, a string and the checksum, one value each.
+    """Return the columns before the values, one value per column: two int32, four int64, a string and the checksum.
 
-    They are built from buffers because ``pa.array`` would import pandas, if installed, in the middle of a checkpoint.
+    They are built from buffers because ``pa.array`` would import pandas, if installed, while a checkpoint is written.
     """
     checksum = row_checksum(numbers, dtype, arrays)
     named = [_fixed(kind, letter, number) for (kind, letter), number in zip(_NUMBERS, numbers, strict=True)]
@@ -146,7 +147,7 @@ def _fixed(kind: pa.DataType, letter: str, number: int) -> pa.Array:
 
 
 def encode_rows(rows: StoredRows, span: StoredRowSpan, schema: pa.Schema, slot_count: int) -> pa.RecordBatch:
-    """Return the record batch of some rows."""
+    """Return the record batch that stores these rows."""
     columns = [rows.values, rows.slots, rows.ids, rows.updates, rows.versions, rows.epochs]
     arrays = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in columns]
     stop = rows.oldest if rows.kind == TABLE else len(rows.ids)

@@ -1,10 +1,10 @@
 """The common schema of a dataset's files.
 
 Files that state their schema (Parquet, Arrow, RecordIO) must have the same columns with the same types, in any order;
-nullability and metadata are ignored. Schemas of text files are inferred, so they are *widened* to types that hold both:
-null with anything, integers with decimals, dates with times, JSON objects field by field.
+nullability and metadata are ignored. Schemas of text files are inferred, so types that differ are *widened* to a type
+that can hold both: null with any type, integers with decimals, dates with timestamps, JSON objects field by field.
 
-A column that some JSON lines lack is null there. A column that a CSV file lacks is an error.
+A column missing from some JSON lines is null in those records. A column missing from a CSV file is an error.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _UNITS = ("s", "ms", "us", "ns")
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Why two schemas differ: a clause about the second one, to be completed with the name of the first one's file."""
+    """Difference between two schemas: a clause about the second one, to be completed with the first one's file."""
 
     column: str
     text: str
 
 
 def same_schema(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
-    """Compare two stated schemas. None if they have the same columns."""
+    """Compare two stated schemas. Return None if they have the same columns."""
     mismatch = _column_mismatch(first, other)
     if mismatch is not None:
         return mismatch
@@ -40,7 +40,7 @@ def same_schema(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
 
 
 def widened_schema(first: pa.Schema, other: pa.Schema, *, may_lack: bool) -> pa.Schema | Mismatch:
-    """Return the narrowest schema that holds records of both inferred ones.
+    """Return the narrowest schema that can hold the records of both inferred schemas.
 
     Args:
         first: Determines the order of columns.
@@ -63,7 +63,7 @@ def widened_schema(first: pa.Schema, other: pa.Schema, *, may_lack: bool) -> pa.
 
 
 def widened_type(first: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the narrowest inferred type that holds both, or None if there is none."""
+    """Return the narrowest inferred type that can hold values of both, or None if there is no such type."""
     types = pa.types
     if first == other or types.is_null(other):
         return first
@@ -92,7 +92,7 @@ def require_unique_columns(schema: pa.Schema, url: str) -> None:
 
 
 def schema_text(schemas: Sequence[pa.Schema]) -> str:
-    """Return names and types as text that is the same in every version of pyarrow, for hashing."""
+    """Return names and types as a string that is the same in every version of pyarrow, for hashing."""
     return "\n\n".join("\n".join(f"{field.name}\t{field.type}" for field in schema) for schema in schemas)
 
 
@@ -116,5 +116,5 @@ def _column_mismatch(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """True if values are bytes, of any width of offsets."""
+    """True if the values are bytes, with offsets of any width."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

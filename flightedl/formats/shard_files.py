@@ -1,23 +1,23 @@
-"""The file that one pserver writes for one checkpoint: blocks and rows, their slots, and their applied batches.
+"""File that a pserver writes for a checkpoint: its blocks and rows, their slots, and their applied batches.
 
-It is an Arrow IPC file with one block per record batch, so that any Arrow reader opens it and a single block can be
-fetched by range. Columns: ``block``, ``parameter``, ``start``, ``stop`` (its identity), ``version``, ``updates`` (its
-progress), ``dtype``, ``checksum`` (xxh3-64 of the row), ``values`` and ``slot_0`` … (little-endian elements; null
-if the block's optimizer has fewer slots). The schema's metadata has ``flightedl`` (JSON: format, job, number, index,
-pservers, plan hash, the blocks in their order, the spans of rows), ``applied`` (``AppliedBatches.encode`` of these
-blocks and buckets, in this order) and ``checksum`` (xxh3-128 of both). Rows of tables follow the blocks, see
-``row_batches``.
+It is an Arrow IPC file with one block per record batch, so any Arrow reader can open it, and a single block can be
+fetched with a range request. Columns: ``block``, ``parameter``, ``start``, ``stop`` (its identity), ``version``,
+``updates`` (its progress), ``dtype``, ``checksum`` (xxh3-64 of the row), ``values`` and ``slot_0`` … (little-endian
+elements; null if the block's optimizer has fewer slots). The schema's metadata has ``flightedl`` (JSON: format, job,
+number, index, pservers, plan hash, the blocks in their order, the spans of rows), ``applied``
+(``AppliedBatches.encode`` of these blocks and buckets, in this order) and ``checksum`` (xxh3-128 of both). Rows of
+tables follow the blocks (see ``row_batches``).
 
 Damage is detected in three ways:
 
-* ``load_shard`` reads the file in one pass and compares its xxh3-128 with the manifest's.
-* ``read_blocks`` reads only a part, and verifies the checksums of rows and metadata, the plan hash and the number.
-* Everything Arrow returns is validated and compared with the schema that this module writes.
+* ``load_shard`` reads the file in one pass and compares its xxh3-128 hash with the one in the manifest.
+* ``read_blocks`` reads only part of the file, and verifies the checksums of rows and metadata, plan hash and number.
+* Everything that Arrow returns is validated, and its schema must be the one that this module writes.
 
-Writing streams: the storage receives each array's own memory, so a shard is never copied. Damage to a file raises a
-CorruptError that names the file; the storage's own errors are passed through.
+A shard is written as a stream that passes each array's own memory to the storage, so it is never copied. Damage to a
+file raises a CorruptError that names the file; the storage's own errors are passed through.
 
-Not guaranteed: that blocks yielded by ``load_shard`` are valid before it ends. Keep them apart until then.
+Not guaranteed: validity of the blocks that ``load_shard`` yields before it has finished. Do not use them until then.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ _FIXED = (
     pa.field("values", pa.binary(), nullable=False),
 )
 _MAGIC = b"ARROW1"
-#: The magic at the start, padded to eight bytes; an IPC stream follows, up to the footer.
+#: Magic at the start of the file, padded to eight bytes. An IPC stream follows, up to the footer.
 _STREAM_START = 8
 #: Exceptions that Arrow and msgspec raise for invalid bytes.
 _DAMAGE = (pa.ArrowException, msgspec.DecodeError, StopIteration, OSError, ValueError, TypeError, MemoryError)
 _READ_AHEAD_BYTES = 16 << 20
 _SMALL_READ_BYTES = 64 << 10
-#: Hashing fewer bytes takes no longer than passing them to another thread.
+#: Below this size, hashing takes no longer than handing the bytes to another thread.
 _LARGE_BYTES = 256 << 10
 
 Array = npt.NDArray[np.generic]
@@ -83,7 +83,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One block, as written and read.
+    """One block, as written to or read from a file.
 
     Attributes:
         number: Number of the block in the plan.
@@ -107,7 +107,7 @@ class StoredBlock:
 
 
 class ShardHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Description of a file, in its own metadata."""
+    """Description of a file, stored in the file's metadata."""
 
     format: int = FORMAT
     job: str
@@ -127,16 +127,16 @@ class WrittenShard:
     """Size and hash of a written file, for the manifest."""
 
     size_bytes: int
-    #: xxh3-128 of the file, 32 hex digits.
+    #: xxh3-128 hash of the file, as 32 hex digits.
     hash: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShardContents:
-    """Blocks read from a file, with its header."""
+    """Blocks read from a file, with the file's header."""
 
     header: ShardHeader
-    #: ``AppliedBatches.encode`` of *all* blocks of the file.
+    #: Output of ``AppliedBatches.encode`` for *all* blocks of the file.
     applied: bytes
     blocks: tuple[StoredBlock, ...]
 
@@ -175,7 +175,7 @@ def write_shard(
 
 
 def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128, executor: Executor) -> Iterator[memoryview]:
-    """Yield the parts. Large parts are hashed while the consumer writes them."""
+    """Yield the parts of the file. Large parts are hashed while the consumer writes them."""
     for part in parts:
         if part.nbytes < _LARGE_BYTES:
             digest.update(part)
@@ -310,7 +310,7 @@ def _stored_blocks(
 
 
 def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[int]) -> ShardContents:
-    """Read some blocks of a shard. Of the rest of the file, only the description is read.
+    """Read some blocks of a shard. Apart from these, only the file's description is read.
 
     Raises:
         CorruptError: the content is not what was written, or there is no such block.
@@ -372,7 +372,7 @@ def _described(schema: pa.Schema) -> tuple[ShardHeader, bytes]:
 
 
 def _row(batch: pa.RecordBatch) -> tuple[list[Any], list[pa.Buffer]]:
-    """Return the values of a record batch's fixed columns, and the buffers of the columns that have values."""
+    """Return the values of a record batch's fixed columns, and the buffers of its value columns."""
     fixed = [column[0].as_py() for column in batch.columns[: len(_FIXED) - 1]]
     buffers = [column[0].as_buffer() for column in batch.columns[len(_FIXED) - 1 :] if column.null_count == 0]
     if None in fixed or len(buffers) == 0:

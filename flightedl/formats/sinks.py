@@ -1,4 +1,4 @@
-"""Adapter from pyarrow's writers, which write to a file, to the parts that ``Storage.publish`` accepts."""
+"""Adapter between pyarrow's writers, which write to a file, and ``Storage.publish``, which accepts parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PartsSink(io.RawIOBase):
         return b"".join(self.take_parts())
 
     def take_parts(self) -> list[bytes]:
-        """Return the same without joining them, for large files."""
+        """Return the bytes written since the last call as separate parts, for large files."""
         parts, self._parts = self._parts, []
         return parts
 

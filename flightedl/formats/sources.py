@@ -1,7 +1,7 @@
-"""Opening files, and distinguishing those that cannot be *reached* from those that cannot be *understood*.
+"""Opening files, and distinguishing files that cannot be *read* from files that cannot be *parsed*.
 
-pyarrow reports both as OSError. Files are therefore opened through :class:`WatchedFile`, which remembers if one of its
-own reads failed. If so, the store is to blame, and the file is never skipped as corrupt; otherwise the bytes are.
+pyarrow reports both as OSError. Files are therefore opened through :class:`WatchedFile`, which records any failure of
+its own reads. If a read failed, the storage is to blame, and the file is never skipped as corrupt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flightedl.errors import DataError, FlightedlError, UnavailableError
 from flightedl.formats.chunks import CorruptChunkError, IndexOptions
 from flightedl.ports import Files
 
-#: Suffix -> compression of the complete file.
+#: Suffix -> compression of the file as a whole.
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 _BROKEN = (
@@ -43,7 +43,7 @@ class WatchedFile(io.RawIOBase):
         super().__init__()
         self._file = file
         self.url = url
-        #: Exception raised by the store, if any.
+        #: Exception raised by the storage, if any.
         self.failure: Exception | None = None
 
     def readable(self) -> bool:
@@ -69,7 +69,7 @@ class WatchedFile(io.RawIOBase):
         return len(data)
 
     def exactly(self, size: int) -> bytes:
-        """Return the next ``size`` bytes. Raises EOFError if the file ends before."""
+        """Return the next ``size`` bytes. Raises EOFError if the file ends first."""
         parts: list[bytes] = []
         missing = size
         while missing and (part := self.read(missing)):
@@ -80,7 +80,7 @@ class WatchedFile(io.RawIOBase):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def buffer(self, size: int, head: bytes = b"") -> pa.Buffer:
-        """Return ``head`` and the next ``size`` bytes in memory of Arrow's pool, which reuses its pages.
+        """Return ``head`` and the next ``size`` bytes in memory from Arrow's pool, which reuses its pages.
 
         Raises:
             EOFError: the file ends before.
@@ -126,7 +126,7 @@ def opened(files: Files, url: str) -> Iterator[WatchedFile]:
 
 @contextlib.contextmanager
 def parsing(source: WatchedFile, place: str) -> Iterator[None]:
-    """Turn the exceptions of parsers into one sentence that names the file and ``place``."""
+    """Turn parsers' exceptions into an error whose message names the file and ``place``."""
     try:
         yield
     except FlightedlError:
@@ -144,7 +144,7 @@ def parsing(source: WatchedFile, place: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_damage(options: IndexOptions) -> Iterator[list[str]]:
-    """Yield a list that receives the sentence about damage if the options skip it; otherwise the error is raised."""
+    """Yield a list for a sentence about damage, if the options say to skip it; otherwise the error is raised."""
     skipped: list[str] = []
     try:
         yield skipped
@@ -160,7 +160,7 @@ def reason(error: BaseException) -> str:
 
 
 def compression_of(url: str) -> str | None:
-    """Return the compression implied by the end of a file's name: "gzip", "zstd" or None."""
+    """Return the compression implied by a file's suffix: "gzip", "zstd" or None."""
     return next((name for suffix, name in _COMPRESSIONS.items() if url.lower().endswith(suffix)), None)
 
 

@@ -1,8 +1,8 @@
-"""Storing an index, so that it is built only once.
+"""Storing an index, so that it has to be built only once.
 
-It is one Arrow IPC file, ``index/<hash of what decides the cutting>.arrow``, with the chunks as its record batch. The
-schema's metadata holds the rest: the files (an Arrow stream of url, size_bytes, version, format, schema, skipped),
-their distinct schemas, the common schema, and the content hash, which is verified on loading.
+An index is stored as one Arrow IPC file, ``index/<hash of the settings that determine the cutting>.arrow``, with the
+chunks as its only record batch. The schema's metadata holds the rest: the files (an Arrow stream of url, size_bytes,
+version, format, schema, skipped), their distinct schemas, the common schema, and the content hash, verified on loading.
 
 The stored index is a cache: an index that cannot be read, or does not match its hash, is rebuilt. Unchanged files are
 taken from it; only the others are read.
@@ -39,21 +39,21 @@ _FILES_SCHEMA = pa.schema(
     ]
 )
 
-#: Schema for sending an index from the master to the ranks of a group: its stored form in pieces.
+#: Schema with which the master sends an index to the ranks of a group: the stored form, in pieces.
 PIECES_SCHEMA = pa.schema([pa.field("piece", pa.binary(), nullable=False)])
 _PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedIndex:
-    """An index, and how it was obtained."""
+    """An index, with information about how it was obtained."""
 
     index: ChunkIndex
     #: Number of files that had to be read.
     files_read: int
     #: Name of the stored file.
     name: str
-    #: Why the index could not be stored; empty if it was, or if there is no storage.
+    #: Reason why the index could not be stored; empty if it was stored or there is no storage.
     trouble: str = ""
 
 
@@ -68,8 +68,8 @@ def load_or_build(
 ) -> LoadedIndex:
     """Return the index of a dataset, taking unchanged files from the storage and storing the result.
 
-    ``stats`` are the files to index, in this order; None: the files matched by the spec's URLs, sorted by name. If
-    there is no storage or it fails, the index is only built. Raises the same errors as ``build_index``.
+    ``stats`` are the files to index, in this order; None: the files matched by the spec's URLs, sorted by name. Without
+    a working storage, the index is built but not stored. Raises the same errors as ``build_index``.
     """
     name = index_name(spec)
     known = None if storage is None else load_stored(storage, spec)
@@ -82,7 +82,7 @@ def load_or_build(
 
 
 def store(storage: Storage, spec: DatasetSpec, index: ChunkIndex) -> str:
-    """Store the index. Return why the storage failed, or an empty string; a job can run without a stored index."""
+    """Store the index. Return the storage's error, or an empty string. A job can run without a stored index."""
     try:
         storage.publish(index_name(spec), [encode_index(index)])
     except FlightedlError as error:
@@ -121,7 +121,7 @@ def encode_index(index: ChunkIndex) -> bytes:
 
 
 def decode_index(data: bytes) -> ChunkIndex:
-    """Decode the output of ``encode_index``. Raises ValueError if it is damaged or has another layout."""
+    """Decode the output of ``encode_index``. Raises ValueError if it is damaged or has a different layout."""
     try:
         with pa.ipc.open_file(pa.py_buffer(data)) as reader:
             if not reader.schema.remove_metadata().equals(CHUNKS_SCHEMA):
@@ -148,7 +148,7 @@ def index_to_pieces(index: ChunkIndex) -> list[pa.RecordBatch]:
 
 
 def index_from_pieces(batches: Iterable[pa.RecordBatch]) -> ChunkIndex:
-    """Return the index of batches that ``index_to_pieces`` made. Raises ``ValueError`` as ``decode_index`` does."""
+    """Return the index from batches that ``index_to_pieces`` produced. Raises ValueError, as ``decode_index`` does."""
     return decode_index(b"".join(piece for batch in batches for piece in batch.column(0).to_pylist()))
 
 
@@ -173,7 +173,7 @@ def _files(batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> list[FileInde
 
 
 def load_stored(storage: Storage, spec: DatasetSpec) -> ChunkIndex | None:
-    """Return the stored index, which may be outdated, or None if there is no valid one."""
+    """Return the stored index, which may be outdated, or None if there is no valid index."""
     name = index_name(spec)
     try:
         if not any(file.name == name for file in storage.list(name)):

@@ -1,7 +1,7 @@
-"""Rows of a table in a checkpoint: the latest state of each row from a base file and its increments.
+"""Reading a table's rows from a checkpoint: the latest state of each row from a base file and its increments.
 
-Files are read from the newest of a chain to its base. Rows that a newer file contains or removed are skipped in older
-files. Memory therefore holds one batch of rows and the ids found in the increments.
+Each chain of files is read from its newest file to its base. In older files, rows that a newer file contains or has
+removed are skipped. Memory therefore holds one batch of rows and the ids found in the increments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flightedl.ports import Storage
 
 Ids = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
-#: Higher than any version or epoch.
+#: A number higher than any version or epoch.
 _UNKNOWN = 1 << 62
 
 
@@ -75,7 +75,7 @@ def _note_oldest(oldest: Numbers, first: int, span: StoredRowSpan, said: StoredR
 def _of_these(
     rows: StoredRows, spec: TableSpec, passed_over: Ids, counts: npt.NDArray[np.bool_], oldest: Numbers
 ) -> StoredRows:
-    """Return the live rows in counting buckets that no newer file has."""
+    """Return the live rows that are in the buckets to read and that no newer file contains."""
     buckets = buckets_of(rows.ids, spec.salt)
     is_wanted = counts[buckets]
     version, epoch = oldest[:, buckets]

@@ -1,11 +1,12 @@
 """Rows of a table in a separate Parquet file, with a column of ids and a column of values.
 
-* ``id``: int64. Ids from 2**63 on are negative here; ids of texts are the hashes used for look-ups.
-* ``values``: a list of ``dim`` float32, or float16 (halffloat) for such a table. bfloat16 is written as float32.
-* With slots: ``updates`` (int64), and a float32 column per slot of the optimizer, a list of ``dim`` or a number.
+* ``id``: int64. Ids from 2**63 on appear as negative numbers; the id of a string is the hash used for lookups.
+* ``values``: a list of ``dim`` float32, or of float16 (halffloat) for a float16 table. bfloat16 is written as float32.
+* With slots: ``updates`` (int64), and for each of the optimizer's slots, a float32 column of numbers or lists of
+  ``dim``.
 
-Files from other programs can be read: ids may be any integers or texts, values any floats, in lists of fixed or
-variable size. Unknown columns are ignored, and so are slots of another optimizer than the table's.
+Files from other programs can be read: ids may be any integers or strings, and values any floats, in lists of fixed or
+variable size. Unknown columns are ignored, as are slots of an optimizer that is not the table's.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class FileRows(NamedTuple):
     ids: npt.NDArray[np.uint64]
     #: (n, dim).
     values: Floats
-    #: (n,) uint32 and (n, total size of all slots); None if the file has no matching ones.
+    #: (n,) uint32 and (n, total size of all slots); None if the file has no matching slots.
     updates: npt.NDArray[np.uint32] | None
     slots: Floats | None
 
@@ -134,7 +135,7 @@ def _column(array: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 
 def require_table_file(files: Files, url: str, spec: TableSpec) -> None:
-    """Raise DataError unless, according to its footer, the file has rows for this table."""
+    """Raise DataError unless the file's footer describes rows of this table."""
     with opened(files, url) as source:
         _require(url, Footer(source).schema, spec)
 
@@ -210,7 +211,7 @@ def _file_rows(
 
 
 def _matrix(url: str, column: pa.Array, spec: TableSpec) -> Floats:
-    """Return lists as (n, dim), numbers as (n, 1)."""
+    """Return a column of lists as an array (n, dim), a column of numbers as (n, 1)."""
     if not _is_list(column.type):
         numbers: Floats = column.to_numpy().astype(np.float32).reshape(-1, 1)
         return numbers
@@ -225,7 +226,7 @@ def _has_size(column: pa.Array, dim: int) -> bool:
 
 
 def as_kept(values: Floats, dtype: str) -> npt.NDArray[Any]:
-    """Return values in a table's dtype: 16-bit ones are rounded to nearest even."""
+    """Return values in a table's dtype; 16-bit values are rounded to nearest even."""
     if dtype == "float32":
         return values
     if dtype == "float16":

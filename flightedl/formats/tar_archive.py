@@ -1,13 +1,13 @@
-"""Tar archives as WebDataset writes them: a record is a sequence of files that share a name and differ in the ending.
+"""Tar archives as written by WebDataset: a record is a sequence of files with the same name but different extensions.
 
 Rules:
 
 * A file's name is split at its first dot: in ``train/0001.left.png``, ``train/0001`` is the key and ``left.png`` the
-  column. The files of a record are adjacent. Columns are bytes, sorted by name after ``__key__``. A file missing from a
-  record is null.
-* Directories, links, and files without an ending or with an empty name are skipped.
+  column. The files of a record are adjacent. Columns contain bytes and are sorted by name after ``__key__``. A file
+  missing from a record becomes a null.
+* Directories, links, and files without an extension or with an empty name are skipped.
 * A chunk is a sequence of records of about ``text_chunk_bytes`` in total. Indexing reads only headers.
-* New archives have one file per column of bytes, and one named ``json`` for all other columns together.
+* New archives have, for each record, one file per column of bytes and one file ``json`` with all other columns.
 
 Not guaranteed: detection of damaged content. Tar archives have checksums for headers only.
 """
@@ -110,7 +110,7 @@ class TarArchive:
 
 
 class _Walk:
-    """The records of an archive or of some of its records, read from ``members`` if these are known."""
+    """Records of an archive, or of some of its bytes, read with the help of ``members`` if these are known."""
 
     def __init__(
         self, source: WatchedFile | io.BytesIO | None, size_bytes: int, members: Iterable[_Member] | None = None
@@ -147,7 +147,7 @@ class _Walk:
         try:
             with tarfile.open(fileobj=self._source, mode="r:") as archive:
                 while (member := archive.next()) is not None:
-                    archive.__dict__["members"].clear()  # the library would keep all of them
+                    archive.__dict__["members"].clear()  # free memory: the library would keep all members
                     if member.offset_data + member.size > self._size_bytes:
                         raise ValueError(f"the archive ends within {member.name}")
                     if member.isreg():
@@ -155,7 +155,7 @@ class _Walk:
                 stopped_at = archive.offset
         except tarfile.TarError as error:
             raise ValueError(str(error)) from None
-        # The library takes a damaged header for the end of the archive.
+        # The library mistakes a damaged header for the end of the archive.
         self._source.seek(stopped_at)
         if any(self._source.read(_BLOCK)):
             raise ValueError(f"there is no header at byte {stopped_at}")
@@ -164,7 +164,7 @@ class _Walk:
 def _plain_members(data: memoryview) -> list[_Member] | None:
     """Return the members, or None unless all headers are valid and belong to regular files with short names.
 
-    The library takes ten times as long per header, and holds the interpreter's lock.
+    The standard library takes ten times as long per header, and holds the GIL.
     """
     found: list[_Member] = []
     checksums: list[int] = []
@@ -208,8 +208,8 @@ def _column(name: str, samples: Sequence[_Sample], data: pa.Buffer) -> pa.Array:
         view = memoryview(data)
         found = [None if each is None else view[each.offset_data : each.offset_data + each.size] for each in members]
         return pa.array(found, pa.binary())
-    # Arrow copies the members' bytes without the interpreter's lock. An array over the archive has the members as
-    # its even values, and the bytes between two members as its odd values.
+    # Arrow copies the members' bytes without holding the GIL. In an array over the archive, values with even positions
+    # are the members, and values with odd positions are the bytes between members.
     ends = [place for each in members if each is not None for place in (each.offset_data, each.offset_data + each.size)]
     count = max(len(ends) - 1, 0)
     values = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(np.array(ends or [0], np.int32)), data])

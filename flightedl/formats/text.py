@@ -1,8 +1,8 @@
 """Common part of the text formats, CSV and JSON lines.
 
-A chunk is a range of bytes that ends with a record. It has about ``text_chunk_bytes``, or less if the file would
-otherwise have few chunks, so that a single file can keep many trainers busy. A compressed file (``.gz``, ``.zst``)
-cannot be read from the middle, so it is a single chunk: split or convert large ones.
+A chunk is a range of bytes that ends with a record. Its size is about ``text_chunk_bytes``, or less if the file would
+otherwise have only a few chunks, so that a single file can keep many trainers busy. A compressed file (``.gz``,
+``.zst``) cannot be read from the middle, so it is a single chunk; split or convert large compressed files.
 
 Indexing parses each file once. This counts the records, finds damage before training starts, and infers the columns'
 types from *all* records. Reading a chunk then needs the inferred schema of the dataset (``ReadRequest.schema``).
@@ -27,20 +27,20 @@ from flightedl.formats.schemas import Mismatch, require_unique_columns, widened_
 from flightedl.formats.sources import WatchedFile, compression_of, opened, parsing
 from flightedl.ports import Files, FileStat
 
-#: Minimum number of chunks of a file, unless they would be smaller than ``_WORTH_A_TASK_BYTES``.
+#: Minimum number of chunks per file, unless the chunks would be smaller than ``_WORTH_A_TASK_BYTES``.
 _CHUNKS_OF_A_FILE = 32
 _WORTH_A_TASK_BYTES = 16 << 10
 _ASCII_END = 0x80
 
 
 def chunk_bytes(size_bytes: int, options: IndexOptions) -> int:
-    """Return the approximate chunk size of a file. It depends on the file alone, so every dataset cuts it alike."""
+    """Return a file's approximate chunk size. It depends only on the file's size and the options."""
     share = -(-size_bytes // _CHUNKS_OF_A_FILE)
     return min(options.text_chunk_bytes, max(share, _WORTH_A_TASK_BYTES))
 
 
 class TextFormat:
-    """Base of the text formats. A format defines how records end and how they are parsed."""
+    """Base class of the text formats. Each format defines how records end and how they are parsed."""
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
@@ -48,11 +48,11 @@ class TextFormat:
     may_lack_columns: ClassVar[bool]
 
     def records_end(self, text: bytes) -> int:
-        """Return the length of the complete records in ``text``, which starts with one; 0 if none is complete."""
+        """Return the length of the complete records in ``text``, which starts with a record; 0 if none is complete."""
         raise NotImplementedError
 
     def head(self, source: Readable, url: str) -> tuple[tuple[str, ...] | None, int, bytes]:
-        """Return the column names stated in the file's head, the size of the head, and bytes read beyond it."""
+        """Return the column names in the file's header, the size of the header, and the bytes read beyond it."""
         raise NotImplementedError
 
     def parse(self, text: Any, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
@@ -170,7 +170,7 @@ def _require_utf8(text: Any) -> None:
 
 
 def _with_missing(table: pa.Table, request: ReadRequest) -> pa.Table:
-    """Return the table extended by the dataset's columns that none of its records has, as nulls."""
+    """Return the table with null columns added for the dataset's columns that no record in it has."""
     if request.schema is None:
         return table
     needed = request.needed()
