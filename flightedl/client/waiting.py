@@ -90,7 +90,7 @@ class Waiting:
         with self._lock:
             called = self._called
             if called is not None and now - called[1] >= self._say_after_s:
-                self._say(f"{called[0]} to answer", now - self._start)
+                self._tell_user(f"{called[0]} to answer", now - self._start)
 
     def pause(self) -> None:
         """Sleep between two attempts, each time a third longer, so the wait is at most about a third too long."""
@@ -115,9 +115,9 @@ class Waiting:
             self.over()
             raise UnavailableError(f"gave up after {now - self._trouble_since:.0f} s (give_up_s): {reason}")
         with self._lock:
-            self._say(str(reason), now - self._start)
+            self._tell_user(str(reason), now - self._start)
 
-    def _say(self, text: str, waited: float) -> None:
+    def _tell_user(self, text: str, waited: float) -> None:
         if waited < self._say_after_s:
             return
         if text != self.reported:
@@ -132,7 +132,7 @@ class Waiting:
         """Like ``because``, but never give up: for normal waits, such as for other trainers to finish."""
         self._called = None
         with self._lock:
-            self._say(reason, self._clock.now() - self._start)
+            self._tell_user(reason, self._clock.now() - self._start)
         self._trouble_since = None
 
     def over(self) -> None:

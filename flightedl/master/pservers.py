@@ -67,7 +67,7 @@ class PserverLinks:
             self._links[index].wake()
 
     @property
-    def said(self) -> list[PserverStatusReply | None]:
+    def statuses(self) -> list[PserverStatusReply | None]:
         return [link.status for link in self._links]
 
 

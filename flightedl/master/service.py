@@ -161,7 +161,7 @@ class MasterService:
         state = self._state
         with state.lock:
             progressed = state.progress.take_progressed()
-        state.apply(StatusReceived(self._links.said))
+        state.apply(StatusReceived(self._links.statuses))
         state.apply(TimePassed(progressed))
 
     def drain(self, timeout_s: float) -> None:
@@ -223,7 +223,7 @@ class MasterService:
                 indexed=state.dataset,
                 trainer_records=self._directory.trainers(),
                 records=self._directory.pservers(),
-                pservers=self._links.said,
+                pservers=self._links.statuses,
                 master=self._directory.master(),
                 progress=state.progress,
                 indexing=self._indexing.doing,

@@ -37,7 +37,7 @@ SIZE_BYTES = 32 << 20
 #: Size of the header before the values: one page.
 _START_BYTES = 4096
 _MAGIC = b"flightedl memory"
-_TAKEN_AT = 64
+_CONSUMED_AT = 64
 _OVER_AT = 128
 _NAME = "flightedl-values"
 _FUTURE_WRITE = 0x0010  # fcntl.F_SEAL_FUTURE_WRITE, which Python does not name.
@@ -71,7 +71,7 @@ class SharedMemory:
         self.nonce = nonce
         #: (n,) memory for values; read-only if another process owns it.
         self.values: Bytes = whole[_START_BYTES:]
-        self._taken = whole[_TAKEN_AT : _TAKEN_AT + 8].view(np.uint64)
+        self._consumed = whole[_CONSUMED_AT : _CONSUMED_AT + 8].view(np.uint64)
 
     def __del__(self) -> None:
         self.sent()
@@ -142,19 +142,19 @@ class SharedMemory:
             os.close(descriptor)
 
     @property
-    def taken(self) -> int:
+    def consumed(self) -> int:
         """Number of the other side's messages that this memory's owner has consumed.
 
         A fence guarantees that the reader's later writes follow the owner's earlier reads.
         """
-        count = int(self._taken[0])
+        count = int(self._consumed[0])
         self._fence()
         return count
 
-    @taken.setter
-    def taken(self, count: int) -> None:
+    @consumed.setter
+    def consumed(self, count: int) -> None:
         self._fence()
-        self._taken[0] = count
+        self._consumed[0] = count
 
     @property
     def is_over(self) -> bool:

@@ -155,7 +155,7 @@ class StepStream(Channel):
         With ``may_wait``, first wait briefly until the trainer, which only reads now, has read earlier values.
         """
         if self._outbox is not None:
-            if self._outbox.untaken:
+            if self._outbox.unconsumed:
                 self._note_acknowledged()
             if may_wait:
                 self._have_room(sum(piece.size_bytes for piece in pieces))
@@ -211,7 +211,7 @@ class StepStream(Channel):
     def decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
         # This message usually updates the values that earlier answers lent. Free those that the trainer has read, so
         # that they are updated in place.
-        if self._outbox is not None and self._outbox.untaken:
+        if self._outbox is not None and self._outbox.unconsumed:
             self._note_acknowledged()
         if batch is None and self._line is None and not self._is_inline:
             self._is_inline = place_of(packed) is Place.HEADER
@@ -252,10 +252,10 @@ class StepStream(Channel):
             self._note_acknowledged()
 
     def _note_acknowledged(self) -> None:
-        if self._pair is None or self._outbox is None or not self._outbox.untaken:
+        if self._pair is None or self._outbox is None or not self._outbox.unconsumed:
             return
         # A wrong acknowledgment harms only its sender, which loses values that it has acknowledged but not read.
-        news = min(self._pair.other.taken - self._acknowledged, self._outbox.untaken)
+        news = min(self._pair.other.consumed - self._acknowledged, self._outbox.unconsumed)
         if news > 0:
             self._acknowledged += news
-            self._outbox.taken(news)
+            self._outbox.consumed(news)

@@ -67,7 +67,7 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             self._admission.note_refusal(error)
             raise to_wire(error, doing="checking a call's headers") from None
 
-    def taken(self) -> _Headers:
+    def pop(self) -> _Headers:
         """Return the headers of this thread's call, and forget them. Raises InternalError if there are none."""
         headers = self._headers.pop(threading.get_ident(), None)
         if headers is None:
@@ -151,7 +151,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
 
     @_guarded
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
-        call = self._admission.admit(context, self._arrivals.taken(), "get", self._admission.limits.stream_s)
+        call = self._admission.admit(context, self._arrivals.pop(), "get", self._admission.limits.stream_s)
         try:
             request = self._request(call, ticket.ticket)
             call.verb = verb_of(request)
@@ -262,7 +262,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
     @contextmanager
     def _admitted(self, context: flight.ServerCallContext, verb: str, limit_s: float) -> Iterator[Call]:
         """Admit a call, and release it at the end of the block."""
-        call = self._admission.admit(context, self._arrivals.taken(), verb, limit_s)
+        call = self._admission.admit(context, self._arrivals.pop(), verb, limit_s)
         try:
             yield call
         finally:

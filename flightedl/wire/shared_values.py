@@ -27,7 +27,7 @@ Bytes = npt.NDArray[np.uint8]
 #: Smaller values travel in the message, because placing them in shared memory would cost just as much.
 SHARED_FROM_BYTES = 4096
 #: Limit on the values that are not yet consumed; a single message may exceed it.
-UNTAKEN_LIMIT_BYTES = 8 << 20
+UNCONSUMED_LIMIT_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
 #: Added to an offset to mark it as an offset in the store.
 _IN_STORE = 1 << 63
@@ -52,10 +52,10 @@ class Outbox:
         self._memory = memory
         self.least_bytes = least_bytes
         #: Start, end and size of each message's values, and references to lent values; oldest message first.
-        self._untaken: deque[tuple[int, int, int, list[memoryview]]] = deque()
+        self._unconsumed: deque[tuple[int, int, int, list[memoryview]]] = deque()
         #: Number of these messages.
-        self.untaken = 0
-        self._untaken_bytes = 0
+        self.unconsumed = 0
+        self._unconsumed_bytes = 0
 
     def put(self, values: Sequence[memoryview], size_bytes: int) -> int | None:
         """Copy values to the memory, in order, or lend them from the store.
@@ -70,13 +70,13 @@ class Outbox:
         start = self._free_place(size_bytes) if size_bytes >= self.least_bytes else None
         if start is None:
             return None
-        self._untaken_bytes += size_bytes
-        self.untaken += 1
+        self._unconsumed_bytes += size_bytes
+        self.unconsumed += 1
         stored = self._place_in_store(values)
         if stored is not None:
-            self._untaken.append((0, 0, size_bytes, list(values)))
+            self._unconsumed.append((0, 0, size_bytes, list(values)))
             return _IN_STORE + stored
-        self._untaken.append((start, start + size_bytes, size_bytes, []))
+        self._unconsumed.append((start, start + size_bytes, size_bytes, []))
         place = start
         for part in values:
             copy_to_cache(self._memory[place : place + part.nbytes], np.frombuffer(part, np.uint8))
@@ -96,25 +96,25 @@ class Outbox:
 
     def end(self) -> None:
         """Forget all values. The caller has revoked the values that were lent."""
-        self._untaken.clear()
-        self.untaken = 0
+        self._unconsumed.clear()
+        self.unconsumed = 0
 
     def has_room(self, size_bytes: int) -> bool:
         """Return True if there is room for ``size_bytes`` now."""
         return self._free_place(size_bytes) is not None
 
-    def taken(self, count: int) -> None:
+    def consumed(self, count: int) -> None:
         """Free the values of the ``count`` oldest messages, which the receiver has consumed."""
-        for _ in range(min(count, len(self._untaken))):
-            self._untaken_bytes -= self._untaken.popleft()[2]
-        self.untaken = len(self._untaken)
+        for _ in range(min(count, len(self._unconsumed))):
+            self._unconsumed_bytes -= self._unconsumed.popleft()[2]
+        self.unconsumed = len(self._unconsumed)
 
     def _free_place(self, size_bytes: int) -> int | None:
         """Return the offset of the first gap of at least ``size_bytes``, or None."""
-        if self._untaken and self._untaken_bytes + size_bytes > UNTAKEN_LIMIT_BYTES:
+        if self._unconsumed and self._unconsumed_bytes + size_bytes > UNCONSUMED_LIMIT_BYTES:
             return None
         place = 0
-        for start, end in sorted(untaken[:2] for untaken in self._untaken):
+        for start, end in sorted(unconsumed[:2] for unconsumed in self._unconsumed):
             if place + size_bytes <= start:
                 break
             place = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -14,7 +14,7 @@ from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import UsageError
 from flightedl.process.socket_abort import abort_connections
 from flightedl.pserver.stores import distinct
-from flightedl.wire.shared_values import UNTAKEN_LIMIT_BYTES
+from flightedl.wire.shared_values import UNCONSUMED_LIMIT_BYTES
 
 from .pserver_bench import Cluster, Trainer
 
@@ -75,7 +75,7 @@ def test_shown_values_equal_those_of_other_trainers(mode: Mode, shares_memory: b
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
 def test_nothing_is_copied_on_one_host() -> None:
     # All answers of a step may be unread at the same time: the pserver does not wait for any of them.
-    shape = (UNTAKEN_LIMIT_BYTES // 4,)
+    shape = (UNCONSUMED_LIMIT_BYTES // 4,)
     with Cluster({"big": shape}, Async()) as cluster:
         trainer = cluster.trainer()
         lent: list[bool] = []

@@ -131,7 +131,7 @@ def test_the_values_equal_those_sent_by_tcp(mode: Mode, members: int, wire: str)
 
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
 def test_values_without_room_in_memory_are_sent(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_values, "UNTAKEN_LIMIT_BYTES", 1)
+    monkeypatch.setattr(shared_values, "UNCONSUMED_LIMIT_BYTES", 1)
     monkeypatch.setattr(step_stream, "_PATIENCE_S", 0.0)
     with Cluster(SHAPES, mode, members=2 if isinstance(mode, Sync) else 1) as cluster:
         members = 2 if isinstance(mode, Sync) else 1
@@ -446,7 +446,7 @@ def test_a_trainer_with_false_acknowledgments_harms_only_itself() -> None:
             while not stop:
                 held = one.parameters._layout.shards[0].channel._kept._held
                 if held is not None and held._pair is not None:
-                    held._pair.own._taken[0] = chance.randrange(1 << 64)
+                    held._pair.own._consumed[0] = chance.randrange(1 << 64)
                 del held
                 time.sleep(0.001)
 
@@ -633,7 +633,7 @@ def test_a_trainer_that_acknowledges_nothing_is_lent_at_most_the_limit() -> None
                     stream.send(pieces.pop(0), header, checksums=False)
                     header = b""
                 parts, said = stream.receive()
-                stream._pair.own._taken[0] = 0
+                stream._pair.own._consumed[0] = 0
                 for part in parts:
                     assert (np.frombuffer(part.data, np.float32) == -batch).all()
                     values = np.frombuffer(part.data, np.uint8)
@@ -641,7 +641,7 @@ def test_a_trainer_that_acknowledges_nothing_is_lent_at_most_the_limit() -> None
                 del parts, part, values
             channel.end(stream)
             del stream
-            assert lent <= shared_values.UNTAKEN_LIMIT_BYTES + (1 << 22)
+            assert lent <= shared_values.UNCONSUMED_LIMIT_BYTES + (1 << 22)
         assert lent
         channel.close_idle()
         _wait_for(lambda: _streams(cluster) == [(0, 0)])

@@ -76,11 +76,11 @@ def test_every_shared_word_is_accessed_with_a_fence(monkeypatch: pytest.MonkeyPa
         def __setitem__(self, _: int, value: int) -> None:
             events.append(f"write {self.name}")
 
-    memory._taken, memory._over = Noted("taken"), Noted("over")
-    memory.taken = 1
+    memory._consumed, memory._over = Noted("taken"), Noted("over")
+    memory.consumed = 1
     assert events == ["fence", "write taken"], "values are read before"
     events.clear()
-    assert memory.taken == 0
+    assert memory.consumed == 0
     assert events == ["read taken", "fence"], "values are changed behind it"
     events.clear()
     assert not memory.is_over

@@ -206,7 +206,7 @@ class Speaker:
         self.shard.require_plan(header.plan_hash)
         session = StepSession(self.shard, header)
         pieces = session.feed(received)
-        self.outbox.taken(1)
+        self.outbox.consumed(1)
         self.stream.write(pieces, checksums=False)
         del received, pieces
 
@@ -297,7 +297,7 @@ class Lending:
     def _lie(self) -> None:
         """Lie about acknowledged messages, or change values."""
         memory = self.hostile.mine
-        memory._taken[0] = self.chance.choice((0, 1, (1 << 64) - 1, 1 << 63, self.chance.randrange(1 << 64)))
+        memory._consumed[0] = self.chance.choice((0, 1, (1 << 64) - 1, 1 << 63, self.chance.randrange(1 << 64)))
         memory._over[0] = self.chance.randrange(2)
         memory.values[: 4 * sum(self.SIZES)] = self.chance.choice((0, 0xFF, 0x7F))
 
@@ -319,14 +319,14 @@ class Lending:
             self.found["taken"] += 1
         except FlightedlError as error:
             self.found[error.code] += 1
-            self.hostile.outbox.taken(1)
+            self.hostile.outbox.consumed(1)
         self.hostile.wire.sent.clear()
 
     def _take(self) -> None:
         """Acknowledge some of the honest trainer's loans."""
         self.check()
         self.honest.lent.clear()
-        self.honest.mine.taken += self.honest.heard
+        self.honest.mine.consumed += self.honest.heard
         self.found["taken back"] += self.honest.heard
         self.honest.heard = 0
 

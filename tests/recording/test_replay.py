@@ -93,7 +93,7 @@ def test_a_replay_reveals_a_planted_bug(recorded: list[Path], bug: str, core: st
         (PserverLife, "check_request", lambda *_: None, "life"),
         (PserverLife, "observe_master", lambda *_: None, "life"),
         (TransferState, "handle", lambda *_: Over(), "steps"),
-        (TransferState, "_take", lambda *_: None, "steps"),
+        (TransferState, "_apply_answer", lambda *_: None, "steps"),
         (PserverSnapshots, "taken", lambda *_: False, "snapshots"),
     ],
 )

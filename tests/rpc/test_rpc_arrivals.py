@@ -16,7 +16,7 @@ from .rpc_support import TIMEOUT_S, Handlers
 
 def test_a_method_without_checked_headers_is_rejected(server: FlightServer) -> None:
     with pytest.raises(InternalError, match="not checked"):
-        Arrivals(server).taken()
+        Arrivals(server).pop()
 
 
 def test_headers_can_be_read_only_once(server: FlightServer) -> None:
@@ -25,9 +25,9 @@ def test_headers_can_be_read_only_once(server: FlightServer) -> None:
 
     arrivals = Arrivals(server)
     arrivals.start_call(Begun(), {"a": ["1"]})
-    assert arrivals.taken() == {"a": "1"}
+    assert arrivals.pop() == {"a": "1"}
     with pytest.raises(InternalError):
-        arrivals.taken()
+        arrivals.pop()
 
 
 def test_calls_of_one_thread_have_separate_headers(serve: Callable[..., FlightServer], handlers: Handlers) -> None:

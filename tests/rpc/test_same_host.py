@@ -121,9 +121,9 @@ def test_both_sides_see_each_others_writes(server: FlightServer, sharing: Sharin
         pair = ask_to_share(exchange)
         _wait_for(lambda: sharing.pairs)
         there = sharing.pairs.pop()
-        pair.own.values[5], pair.own.taken = 7, 1 << 40
+        pair.own.values[5], pair.own.consumed = 7, 1 << 40
         there.own.values[-1] = 9
-        assert (there.other.values[5], there.other.taken, pair.other.values[-1]) == (7, 1 << 40, 9)
+        assert (there.other.values[5], there.other.consumed, pair.other.values[-1]) == (7, 1 << 40, 9)
         for memory in (pair.other, there.other):
             with pytest.raises(ValueError, match="read-only"):
                 memory.values[0] = 1

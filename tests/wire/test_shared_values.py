@@ -17,7 +17,7 @@ from flightedl.wire import shared_values
 from flightedl.wire.parts import STEP_SCHEMA, Place, decode_message, place_of
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import (
-    UNTAKEN_LIMIT_BYTES,
+    UNCONSUMED_LIMIT_BYTES,
     CopyingInbox,
     Inbox,
     Outbox,
@@ -61,10 +61,10 @@ def test_unread_values_are_not_overwritten() -> None:
         while there and (start is None or chance.random() < 0.3):
             begin, length, value = there.popleft()
             assert set(inbox.take(begin, length)) == {value}
-            outbox.taken(1)
+            outbox.consumed(1)
             if chance.random() < 0.5:
                 break
-        assert outbox.untaken == len(there)
+        assert outbox.unconsumed == len(there)
         for begin, length, value in there:
             assert set(inbox.take(begin, length)) == {value}
     assert refused
@@ -76,17 +76,17 @@ def test_memory_is_reused_once_its_values_are_read() -> None:
     starts = set()
     for _ in range(50):
         starts.add(outbox.put([_bytes(1, 1000)], 1000))
-        if outbox.untaken > 2:
-            outbox.taken(1)
+        if outbox.unconsumed > 2:
+            outbox.consumed(1)
     assert max(starts) < 4096
 
 
 def test_unread_values_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_values, "UNTAKEN_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(shared_values, "UNCONSUMED_LIMIT_BYTES", 1000)
     outbox = Outbox(_memory(), 0)
     assert outbox.put([_bytes(1, 2000)], 2000) == 0, "a single message may exceed the limit"
     assert outbox.put([_bytes(1, 1)], 1) is None
-    outbox.taken(1)
+    outbox.consumed(1)
     assert outbox.put([_bytes(1, 600)], 600) == 0
     assert not outbox.has_room(600)
     assert outbox.has_room(400)
@@ -96,8 +96,8 @@ def test_unread_values_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_acknowledging_more_than_was_sent_is_harmless() -> None:
     outbox = Outbox(_memory(), 0)
     outbox.put([_bytes(1, 10)], 10)
-    outbox.taken(10**18)
-    assert outbox.untaken == 0
+    outbox.consumed(10**18)
+    assert outbox.unconsumed == 0
 
 
 def test_small_values_travel_in_the_message() -> None:
@@ -236,7 +236,7 @@ def test_values_of_the_store_are_lent_without_a_copy() -> None:
     assert start is not None
     assert bytes(inbox.take(start, 300)) == store[1000:1300].tobytes()
     assert not memory.any(), "no value was copied"
-    assert outbox.untaken == 1
+    assert outbox.unconsumed == 1
     with pytest.raises(MessageError, match="in 4096 shared bytes"):
         Inbox(memory).take(start, 300)
     with pytest.raises(MessageError, match="in 8192 shared bytes"):
@@ -259,16 +259,16 @@ def test_values_that_are_not_adjacent_are_copied(bounds: tuple[tuple[int, int], 
 
 
 def test_lent_values_are_held_until_they_are_read_and_count_towards_the_limit() -> None:
-    store = np.zeros(UNTAKEN_LIMIT_BYTES + 4096, np.uint8)
+    store = np.zeros(UNCONSUMED_LIMIT_BYTES + 4096, np.uint8)
     outbox = Outbox(_memory(), 1, store)
-    view = store[: UNTAKEN_LIMIT_BYTES - 10]
+    view = store[: UNCONSUMED_LIMIT_BYTES - 10]
     assert outbox.put([memoryview(view)], view.size) is None, "the memory must have room for a copy"
     view = store[:4000]
     alive = weakref.ref(view)
     assert outbox.put([memoryview(view)], view.size) is not None
     del view
     assert alive() is not None
-    outbox.taken(1)
+    outbox.consumed(1)
     assert alive() is None
     view = store[:4000]
     alive = weakref.ref(view)

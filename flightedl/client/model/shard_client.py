@@ -283,7 +283,7 @@ class ShardClient:
     def _receive(self, stream: StepStream, answers: list[Answer], rows: RowMessages | None) -> bytes:
         """Receive the next answer, store its content, and return the bytes attached to it."""
         parts, said = stream.receive()
-        self._take(parts, answers, stream, rows)
+        self._store_parts(parts, answers, stream, rows)
         return said
 
     # reading
@@ -312,7 +312,7 @@ class ShardClient:
             message = [OutgoingBlocks(self._buckets, version, _NONE, payload, ())]
             self._exchange([message], encode(header), answers, rows, connection)
 
-    def _take_rows(self, part: ReceivedBlocks, answers: list[Answer], rows: RowMessages | None) -> None:
+    def _store_rows(self, part: ReceivedBlocks, answers: list[Answer], rows: RowMessages | None) -> None:
         """Note the answers of buckets, and store their rows if there are any."""
         blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
         if blocks.stop > self._buckets.stop:
@@ -344,7 +344,7 @@ class ShardClient:
         with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
             for batch, _ in stream:
                 if batch is not None:
-                    self._take(parts_of(decode_batch(batch), self._run_of), answers)
+                    self._store_parts(parts_of(decode_batch(batch), self._run_of), answers)
 
     # answers
 
@@ -352,7 +352,7 @@ class ShardClient:
         text = f"pserver {self._index} sent {blocks}, which it does not own"
         return StalePlacementError(text) if self._placement else MessageError(text)
 
-    def _take(
+    def _store_parts(
         self,
         parts: Iterable[ReceivedBlocks],
         answers: list[Answer],
@@ -363,7 +363,7 @@ class ShardClient:
         for part in parts:
             blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
             if blocks.start in self._buckets:
-                self._take_rows(part, answers, rows)
+                self._store_rows(part, answers, rows)
                 continue
             run = self._run_of.get(blocks[0])
             if run is None or self._run_of.get(blocks[-1]) != run:

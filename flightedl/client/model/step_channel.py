@@ -219,7 +219,7 @@ class StepStream(Channel):
             self._by_line -= by_line
             self._by_stream -= by_stream
             if is_in_memory and self._outbox is not None:
-                self._outbox.taken(1)
+                self._outbox.consumed(1)
             if self._pending is not None and (not self._unanswered or self._has_room(*self._pending[1:])):
                 pending, self._pending = self._pending, None
                 self._post_counted(*pending)
@@ -275,7 +275,7 @@ class StepStream(Channel):
     def _give_back(self) -> None:
         self.is_borrowing = False
         assert self._pair is not None, "no memory is borrowed"
-        self._pair.own.taken += 1
+        self._pair.own.consumed += 1
 
     def is_over(self) -> bool:
         return self._now() > self.ends_at

@@ -117,7 +117,7 @@ class PserverView:
         admit = tuple(member for member in new if can_admit(member.first_round))
         refused = tuple(member.member for member in new if member not in admit)
         remove = tuple(member_id for member_id in self._members if member_id not in wanted)
-        self._take(number, admit, remove, refused)
+        self._apply(number, admit, remove, refused)
         return ViewVerdict(is_outdated=False, admit=admit, remove=remove, refused=refused)
 
     def _change_mode(self, number: tuple[int, int], view: ViewRequest, mode: Mode) -> ViewVerdict:
@@ -125,15 +125,15 @@ class PserverView:
         remove = tuple(self._members)
         if self._refuses_mode:
             refused = tuple(member.member for member in view.members)
-            self._take(number, (), remove, refused)
+            self._apply(number, (), remove, refused)
             return ViewVerdict(is_outdated=False, remove=remove, refused=refused, refuses_mode=True)
         self._mode = mode
         admit = tuple(member for member in view.members if member.first_round >= view.switch_round)
         refused = tuple(member.member for member in view.members if member not in admit)
-        self._take(number, admit, remove, refused)
+        self._apply(number, admit, remove, refused)
         return ViewVerdict(False, admit, remove, refused, mode, view.switch_round)
 
-    def _take(
+    def _apply(
         self, number: tuple[int, int], admit: Sequence[ViewMember], remove: Iterable[int], refused: tuple[int, ...]
     ) -> None:
         self._master_generation, self._serial = number

@@ -136,7 +136,7 @@ class TaskQueue(QueueState):
         sharers = max(trainer_count, self.pending.trainer_count)
         if not may_hold_more(backlog, self.todo(epoch), len(self.pending), sharers, self.average_s):
             return NoTaskNow(_RETRY_CEILING_S)
-        piece = self._take(epoch, trainer, is_idle=not held)
+        piece = self._next_piece(epoch, trainer, is_idle=not held)
         if piece is not None:
             task = self.order(epoch).at(piece.position)
             pending = self.pending.hand_out(piece, task, self._new_holder(trainer, generation), now)
@@ -460,7 +460,7 @@ class TaskQueue(QueueState):
             f"{average_s:.1f} s (task_timeout_factor), at least {floor_s:g} s (task_timeout_floor_s)"
         )
 
-    def _take(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
+    def _next_piece(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
         """Remove the next piece of ``epoch`` that a trainer may get from its table; return it, or None."""
         if self.is_stopped:
             return self.waiting.take_of(epoch, self.due.get(epoch, IntervalSet()), has_suspects=is_idle)

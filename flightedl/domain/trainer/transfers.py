@@ -185,7 +185,7 @@ class TransferState(msgspec.Struct, eq=False):
         if self.is_given_up:
             return OVER
         for answer in answers:
-            self._take(shard, index, generation, answer)
+            self._apply_answer(shard, index, generation, answer)
         if isinstance(error, StalePlacementError):
             self.misplaced = error
             return OVER
@@ -202,7 +202,7 @@ class TransferState(msgspec.Struct, eq=False):
             return KeepWaiting(f"pserver {index}: the other trainers' gradients of this round", call)
         return AskAgain(error, call)
 
-    def _take(self, shard: ShardTransfer, index: int, generation: int, answer: Answer) -> None:
+    def _apply_answer(self, shard: ShardTransfer, index: int, generation: int, answer: Answer) -> None:
         """Apply an answer. If the pserver was replaced between answers, its older generation is kept."""
         outcome, version, current = answer.outcome, answer.version, self.current
         blocks = range(answer.begin, answer.end)

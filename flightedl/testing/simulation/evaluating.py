@@ -36,8 +36,8 @@ class Evaluating(Loop):
         """Declare the evaluation, then request work."""
         self.trainer.declare_evaluation(self.evaluation, self._pump)
 
-    def _take(self, ask: Ask, reply: TasksReply) -> None:
-        super()._take(ask, reply)
+    def _handle_reply(self, ask: Ask, reply: TasksReply) -> None:
+        super()._handle_reply(ask, reply)
         if reply.outcome == "epochs_done":
             self.trainer.cluster.account.evaluated(self.trainer, self.evaluation, reply)
 

@@ -33,7 +33,7 @@ class PserverLink:
         #: Generation of the process that is called.
         self._generation = 0
         #: The pserver's last status; None if it cannot be reached.
-        self.said: PserverStatusReply | None = None
+        self.status: PserverStatusReply | None = None
 
     @property
     def key(self) -> Any:
@@ -75,7 +75,7 @@ class PserverLink:
         self._is_busy, self._generation = True, key.created
         self._token += 1
         token, made_at = self._token, self._master.core.revision
-        self._master.after_stored(call.revision, lambda: self._say(call, key.value, token, made_at))
+        self._master.after_stored(call.revision, lambda: self._call_pserver(call, key.value, token, made_at))
 
     def _poll_status(self, key: Any, pause_s: float) -> None:
         """Request the pserver's status if there is time for it, then pause."""
@@ -86,16 +86,16 @@ class PserverLink:
         self._token += 1
         token = self._token
 
-        def answered(said: PserverStatusReply | None) -> None:
+        def answered(reply: PserverStatusReply | None) -> None:
             if self._token == token:
-                self.said = said
+                self.status = reply
                 self.pause(pause_s)
 
         self._master.world.call(
             self._master, key.value, key.value.status, key.created, answered, lambda: answered(None), timeout_s=_CALL_S
         )
 
-    def _say(self, call: out.ControlCall, pserver: Any, token: int, made_at: int) -> None:
+    def _call_pserver(self, call: out.ControlCall, pserver: Any, token: int, made_at: int) -> None:
         if isinstance(call.request, ViewRequest) and self._master.durable < made_at:
             raise Violation(f"{self._master.name} sends a pserver members that a successor would not know")
 

@@ -106,7 +106,7 @@ class Loop:
         def answered(reply: TasksReply | Exception) -> None:
             self._is_asking = False
             if isinstance(reply, TasksReply):
-                self._take(ask, reply)
+                self._handle_reply(ask, reply)
             else:
                 self.feed.ask_failed(reply, self.world.now)
                 if self.feed.error is not None and not self.is_left:
@@ -118,7 +118,7 @@ class Loop:
 
         self.trainer.ask_master(ask, answered, self.evaluation)
 
-    def _take(self, ask: Ask, reply: TasksReply) -> None:
+    def _handle_reply(self, ask: Ask, reply: TasksReply) -> None:
         self._begun_epoch = max(self._begun_epoch, reply.epoch)
         for assignment in reply.assignments:
             self._assigned_to[assignment.attempt] = self.trainer.generation

@@ -281,7 +281,7 @@ class Master(Process):
         if self.is_held():
             self.later(_TICK_S, self._tick)
             self._look_for_files()
-            self.apply(events.StatusReceived([link.said for link in self._links]))
+            self.apply(events.StatusReceived([link.status for link in self._links]))
             # Trainers report progress to the leading master. Its decisions do not depend on the delay.
             progressed, self.cluster.progressed = tuple(sorted(self.cluster.progressed)), set()
             self.apply(events.TimePassed(progressed))

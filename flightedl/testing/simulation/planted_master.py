@@ -168,7 +168,7 @@ MASTER_BUGS: dict[str, Planted] = {
     "a promise is kept twice": bug(
         "a promised task still waits for other trainers after it was assigned",
         rewrites(
-            f"{_QUEUE}_take",
+            f"{_QUEUE}_next_piece",
             "piece = self.waiting.take_complete(epoch, position)",
             """
             piece = self.waiting.take_complete(epoch, position)
@@ -204,11 +204,11 @@ MASTER_BUGS: dict[str, Planted] = {
     "a task that failed is left out of later epochs": bug(
         "a task with a quarantined batch is not trained in later epochs",
         rewrites(
-            f"{_QUEUE}_take",
+            f"{_QUEUE}_next_piece",
             "if piece is not None:",
             """
             if piece and any(e < epoch and at == piece.position for (e, at), _ in self.failed.failed):
-                return self._take(epoch, trainer, is_idle)
+                return self._next_piece(epoch, trainer, is_idle)
             if piece is not None:
             """,
         ),

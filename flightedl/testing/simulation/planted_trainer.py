@@ -30,7 +30,7 @@ TRAINER_BUGS: dict[str, Planted] = {
     ),
     "the first batch of a refused sum is lost": bug(
         "the batches that a block lacks of a sum are pushed again, except the sum's first batch",
-        swaps(f"{_TRANSFER}_take", "1 + len(current.pushed.others))", "1 + len(current.pushed.others))[1:]"),
+        swaps(f"{_TRANSFER}_apply_answer", "1 + len(current.pushed.others))", "1 + len(current.pushed.others))[1:]"),
     ),
     "an unknown outcome counts as settled": bug(
         "a push without an answer is not sent again",
@@ -49,7 +49,7 @@ TRAINER_BUGS: dict[str, Planted] = {
     "a refused push counts as settled": bug(
         "a gradient that came too late, or from a non-member, is not computed again",
         rewrites(
-            f"{_TRANSFER}_take",
+            f"{_TRANSFER}_apply_answer",
             "blocks = range(answer.begin, answer.end)",
             """
             blocks = range(answer.begin, answer.end)
@@ -151,7 +151,7 @@ TRAINER_BUGS: dict[str, Planted] = {
     ),
     "newest generation is reported": bug(
         "a trainer reports the newest generations of pservers instead of those that acknowledged",
-        swaps(f"{_TRANSFER}_take", "min(generation", "max(generation"),
+        swaps(f"{_TRANSFER}_apply_answer", "min(generation", "max(generation"),
         swaps(f"{_BATCH}note_sum", "min(generation", "max(generation"),
         swaps(f"{_READING}settle", "min(generation", "max(generation"),
     ),
