@@ -15,7 +15,7 @@ Jobs:
 * ``cluster``: ``fe.local()``, servers without trainers, for notebooks and tests
 * ``run``: ``flightedl run``, from the first process to the summary; ``progress`` is its display, ``results`` its output
 * ``policy``, ``supervisor``: decisions about ended processes (pure), and their execution
-* ``failed``, ``verdict``: failed work as text, and the result of a job whose trainers succeeded
+* ``failed``, ``verdict``: description of failed work; the result of a job whose trainers succeeded
 * ``naming``, ``liveness``: claim of a job's name, and proof that a job is running
 * ``former``, ``lease_cleaner``: state of an earlier job in etcd, and removal of dead processes' leases
 * ``kubernetes``: a job on Kubernetes
@@ -25,7 +25,7 @@ Tools:
 * ``status``: requests to a job's master
 * ``doctor``, ``probes``: requests to all processes; probes of storage, disk and certificates
 
-A process from start to end: ``run`` creates a ``cluster``, whose ``supervisor`` starts each process by a starter from
-``programs``. The starter asks the fork server for a child. When the child ends, the supervisor asks ``policy``, which
-decides to start another one, to leave the slot empty, or to give up. The outcome goes to ``verdict`` and the summary.
+A process from start to end: ``run`` creates a ``cluster``, whose ``supervisor`` starts each process with a starter from
+``programs``. The starter asks the fork server for a child. When the child ends, ``policy`` decides whether to start
+another process, leave the slot empty, or give up. The outcome goes to ``verdict`` and the summary.
 """

@@ -95,8 +95,8 @@ class LocalCluster:
         self._report: OnEvent = on_event or (lambda _: None)
         self._forks = forks
         self._clock = SystemClock()
-        #: True: end the leases of a process as soon as it is seen to end. False: let them expire, as on a cluster where
-        #: no supervisor sees it.
+        #: True to end a process's leases as soon as the supervisor sees it end; False to let them expire, as on a
+        #: cluster without a supervisor.
         self.revokes_leases = True
         self._resources: contextlib.ExitStack | None = None
         self._supervisor: Supervisor | None = None
@@ -123,7 +123,7 @@ class LocalCluster:
 
     @property
     def processes(self) -> tuple[ProcessView, ...]:
-        """All processes, with their pids and numbers of starts."""
+        """All processes, with their pids and start counts."""
         return self._running().processes()
 
     def pid(self, role: str, index: int = 0) -> int | None:
@@ -149,7 +149,7 @@ class LocalCluster:
 
     def status(self) -> JobStatus:
         """Return a connection for requesting the job's status from the master. Close it after use."""
-        # Imported lazily: it takes as long as etcd's start, and is needed only once processes are running.
+        # Imported lazily: importing takes as long as starting etcd, and is needed only once processes are running.
         from flightedl.launch.status import JobStatus
 
         return JobStatus(self._programs.common, self._clock)
@@ -159,7 +159,7 @@ class LocalCluster:
     def start(self, *, ready_s: float | None = 60.0, is_unwanted: Callable[[], bool] = lambda: False) -> Self:
         """Start everything and wait until the master and all pservers are ready.
 
-        First waits for the leases of an earlier job with this name (``liveness``).
+        First waits until the leases of an earlier job with this name have ended (see ``liveness``).
 
         Args:
             ready_s: Time limit of the wait; None: return as soon as the processes are started.
@@ -218,7 +218,7 @@ class LocalCluster:
         return self
 
     def stop(self, drain_s: float = 0.0, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Close all sessions of ``connect``, then stop and remove everything. May be called twice.
+        """Close all sessions opened by ``connect``, then stop and remove everything. May be called twice.
 
         Args:
             drain_s: Additional seconds for the servers to write a last checkpoint.

@@ -1,7 +1,7 @@
 """Queries every process of a job, for diagnosis by ``domain.diagnosis``.
 
-A missing answer is also an observation, so nothing here raises because a server is gone. All processes are queried
-concurrently, so unresponsive ones cost a few seconds in total, not a few seconds each.
+A missing answer is also an observation, so no function here raises an error if a server is gone. All processes are
+queried concurrently, so unresponsive processes cost a few seconds in total, not a few seconds each.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Doctor:
         return self._tried(address, ask)
 
     def _tried(self, address: str, ask: Callable[[], Result]) -> tuple[Asked, Result | None]:
-        """Query a server, and return how it answered together with its answer."""
+        """Query a server. Return the outcome of the query and the server's answer."""
         asked = Asked(address=address, is_connected=_is_listening(address))
         if not asked.is_connected:
             return dataclasses.replace(asked, error=f"nothing listens at {address}", code="unavailable"), None

@@ -6,9 +6,9 @@ Rules:
   process takes one of them first, other ports are tried.
 * Its data is in a temporary directory that :meth:`EmbeddedEtcd.close` removes. If the *process* is killed,
   :meth:`EmbeddedEtcd.start_again` restarts it with the same data and ports.
-* It does not sync to disk (``--unsafe-no-fsync``), which is right for data that ends with the job and wrong for a
-  cluster's etcd. Old revisions are compacted and the log is truncated often, so that jobs with millions of dispatches
-  stay small.
+* It does not sync to disk (``--unsafe-no-fsync``), which is acceptable for data that ends with the job, but not for a
+  cluster's etcd. Old revisions are compacted and the log is truncated often, so that jobs with millions of tasks stay
+  small.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class EmbeddedEtcd:
     def start_again(self) -> Child:
         """Restart etcd after its process ended, with the same address and data.
 
-        Does not wait for an answer: etcd may be killed before, or be slow on a busy machine. The supervisor watches the
-        process, and all clients retry.
+        Does not wait for an answer: etcd may be killed before it answers, or be slow on a busy machine. The supervisor
+        watches the process, and all clients retry.
 
         Raises:
             UnavailableError: the previous process cannot be killed.

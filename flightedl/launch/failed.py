@@ -1,4 +1,4 @@
-"""Failed and skipped work as text."""
+"""Descriptions of failed and skipped work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.messages.status import FailedPiece, StatusReply
 
 
 def place_of(piece: FailedPiece) -> str:
-    """Return the file, chunk and records of a failed piece as text."""
+    """Describe the file, chunk and records of a failed piece."""
     total = sum(each.records for each in piece.ranges)
     last = piece.first_record + piece.records - 1
     records = f"record {last}" if piece.records == 1 else f"records {piece.first_record}-{last}"
@@ -19,7 +19,7 @@ def place_of(piece: FailedPiece) -> str:
 
 
 def joined(pieces: Iterable[FailedPiece]) -> list[FailedPiece]:
-    """Sort failures by task and batch, and join adjacent ones of a chunk that have the same error."""
+    """Sort failures by task and batch, and merge adjacent failures in a chunk that have the same error."""
     found: list[FailedPiece] = []
     for piece in sorted(pieces, key=lambda each: (each.epoch, each.task, each.first_batch)):
         last = found[-1] if found else None
@@ -54,7 +54,7 @@ def _continues(last: FailedPiece, piece: FailedPiece) -> bool:
 
 
 def skipped_of(status: StatusReply) -> str:
-    """Describe the data skipped as corrupt. Empty if there is none."""
+    """Describe the data skipped as corrupt. Returns an empty string if there is none."""
     counts = (
         (status.skipped_records, "corrupt record", "corrupt records"),
         (status.skipped_parts, "corrupt part of the files", "corrupt parts of the files"),

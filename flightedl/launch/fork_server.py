@@ -1,25 +1,25 @@
 """The process from which a job's processes are forked, so that their common modules are imported only once.
 
-Otherwise a small job on two cores would start five processes that each import for a second, and a replacement would
-take another second. ``forking`` starts this process, and requests one process after another from it.
-Theory of operation. Forking is safe here because only modules are imported and machine code is loaded: gRPC, Flight and
-etcd's client have no objects and no threads yet. The process imports in the order in which processes will be requested,
-and checks for requests between two modules, so a master and trainers already work while the pservers' compiler is
-loaded. On two or more cores, the launcher starts a second such process for the pservers, which loads the compiler
-concurrently.
+Without it, a small job on two cores would start five processes that each spend a second on imports, and each
+replacement would take another second. ``forking`` starts this process, and requests one process after another from it.
+
+Forking is safe here because only modules are imported and machine code is loaded: gRPC, Flight and etcd's client have
+no objects and no threads yet. The process imports modules in the order in which processes will be requested, and checks
+for requests between modules, so the master and trainers already work while the pservers' compiler is being loaded. On
+two or more cores, the launcher starts a second such process for the pservers, which loads the compiler concurrently.
 
 A child is forked twice, and its parent exits immediately, so the kernel assigns it to the launcher, which has made
 itself the *subreaper* of its descendants. From then on the child is an ordinary child of the launcher: the launcher
 waits for it, and it dies with the launcher. The launcher is a subreaper only while it waits for an answer, because the
 user's program may have descendants that expect another parent.
 
-A child leads its own session and process group. It has the environment and the directory of the request, its output
-goes to the pipe sent with the request, and ``ps`` shows its own command line.
+A child leads its own session and process group. It has the environment and working directory that the request states,
+its output goes to the pipe sent with the request, and ``ps`` shows its own command line.
 
 This process ends when the launcher ends, which closes the launcher's end of the socket.
 
-Not guaranteed: libraries that read their environment when they are loaded do not see the child's. The launcher starts
-this process with the variables that matter then: for the allocator, gRPC, and the number of BLAS threads.
+Not guaranteed: that libraries see the child's environment. A library that reads variables while it loads sees this
+process's, so the launcher starts it with those for the allocator, gRPC, and the number of BLAS threads.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _IMPORTS = {
     "pserver": ("numba", "flightedl.kernels.compiled", "flightedl.pserver.main"),
 }
 _PR_SET_PDEATHSIG = 1
-#: Seconds between two checks of a child for its parent.
+#: Seconds between checks of a child's parent.
 _LOOK_S = 0.0005
 
 
@@ -72,7 +72,7 @@ class Request(NamedTuple):
     module: str
     arguments: list[str]
     environment: dict[str, str]
-    #: Its working directory; empty: the one of this process.
+    #: Working directory; empty means the fork server's.
     directory: str
     #: Pid of its parent.
     launcher: int
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
-    """Serve requests, after the imports for these kinds. In a child, return when its module has ended."""
+    """Import the modules of these kinds, then serve requests. In a child, return when its module has ended."""
     gc.disable()
     for kind in kinds:
         _get_ready(kind, connection)
@@ -95,7 +95,7 @@ def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
             connection.close()
             _belong_to(request.launcher)
             _become(request, file)
-            # It is run again as ``__main__``, even if another module has imported it.
+            # The module runs again as ``__main__``, even if another module has imported it.
             sys.modules.pop(request.module, None)
             runpy.run_module(request.module, run_name="__main__", alter_sys=True)
             return
@@ -125,9 +125,9 @@ def _get_ready(kind: str, connection: socket.socket | None) -> None:
         if kind == "pserver":
             from flightedl.kernels.compiled import block_kernels
 
-            # The first kernel takes 40 ms, each further one 2 ms.
+            # Loading the first kernel takes 40 ms, each further kernel 2 ms.
             block_kernels("float32")
-    # These objects are permanent: a collection would only write to pages that children share.
+    # These objects are permanent: garbage collection would only write to pages that are shared with children.
     gc.freeze()
 
 
@@ -152,7 +152,7 @@ def _forked() -> int:
         if child == 0:
             os.close(reading)
             os.close(writing)
-            # Requested earlier, the parent-death signal would arrive when the intermediate process ends.
+            # If requested earlier, the parent-death signal would arrive when the intermediate process ends.
             while os.getppid() == between:
                 select.select([], [], [], _LOOK_S)
             return 0
@@ -189,7 +189,7 @@ def _become(request: Request, output: int) -> None:
     if request.kind == "trainer":
         defer_pandas()
     if (random := sys.modules.get("numpy.random")) is not None:
-        # Otherwise all children would draw the same numbers.
+        # Otherwise all children would draw the same random numbers.
         random.seed()
     gc.enable()
 
@@ -200,7 +200,7 @@ def show(command: Sequence[str]) -> None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - before anything is imported for it
             fields = file.read().rpartition(b")")[2].split()
-        # arg_start and arg_end of proc(5), its fields 48 and 49. The first field here is number three.
+        # arg_start and arg_end, fields 48 and 49 of proc(5). The first element of this list is field 3.
         start, end = int(fields[45]), int(fields[46])
         if start and end - start > len(PADDING):
             ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -23,9 +23,9 @@ from flightedl.config import available_cores, child_environment, thread_environm
 from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
 
 _PR_SET_CHILD_SUBREAPER = 36
-#: Imports may take long on a busy machine; a process started as a program would take as long.
+#: Imports may take long on a busy machine; a process started as a program would take just as long.
 _FIRST_ANSWER_S = 120.0
-#: Time limit for a kind of process that was forked before. A frozen fork server delays one replacement by this long.
+#: Time limit for kinds of processes that were forked before. A frozen fork server delays one replacement by this long.
 _ANSWER_S = 10.0
 #: Prefixes of variables that the interpreter and libraries read only while they load. A process that needs a different
 #: value of such a variable cannot be forked, and starts as a new interpreter.
@@ -40,7 +40,7 @@ class ForkedProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        #: Reading end of the pipe for its output. None if its output goes elsewhere.
+        #: Read end of the pipe for the child's output. None if the output goes elsewhere.
         self.stdout: IO[bytes] | None = None
         self.returncode: int | None = None
 
@@ -50,7 +50,7 @@ class ForkedProcess:
             try:
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except ChildProcessError:
-                # Another part of this program reaps every child that ends.
+                # Another part of this program has already reaped the child.
                 self.returncode = 0
         return self.returncode
 
@@ -88,7 +88,7 @@ class ForkServer:
     def start(
         self, kind: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> ForkedProcess | None:
-        """Fork a process that runs ``python -m module arguments``. None if it must be started as a program.
+        """Fork a process that runs ``python -m module arguments``. None if it has to be started as a program.
 
         Args:
             kind: "master", "pserver" or "trainer"; decides what is imported in advance.
@@ -116,7 +116,7 @@ class ForkServer:
         environment: Mapping[str, str],
         directory: str = "",
     ) -> ForkedProcess | None:
-        """Fork a process as ``start`` does. The caller gives the descriptor of its output and its working directory."""
+        """Fork a process like ``start``, with the given output descriptor and working directory."""
         if _read_at_load(environment) != self._read_at_load:
             return None
         if self._second is not None and kind in self._apart:
@@ -156,7 +156,7 @@ def fork_server(trainers: int) -> ForkServer:
     """Start a fork server for a job with this many trainers. Each trainer gets its share of the cores."""
     cores = available_cores()
     kinds = ("master", *(("trainer",) if trainers else ()))
-    # The compiler of the pservers takes as long to import as everything else.
+    # Importing the pservers' compiler takes as long as all other imports together.
     others = ("pserver",)
     environment = child_environment(**thread_environment(trainers or 1, cores))
     return ForkServer(environment, kinds, others) if cores > 1 else ForkServer(environment, (*kinds, *others))

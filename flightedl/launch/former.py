@@ -28,16 +28,16 @@ class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job's state in etcd."""
 
     name: str
-    #: Number of its epochs if all are finished, otherwise None.
+    #: The job's number of epochs if all are finished, otherwise None.
     finished_epochs: int | None = None
-    #: True if its script stopped it earlier (``job.stop``).
+    #: True if the job's script stopped it (``job.stop``).
     is_stopped: bool = False
     #: Number of the newest complete checkpoint, or None.
     checkpoint: int | None = None
 
     @property
     def is_over(self) -> bool:
-        """True if its trainers would get no work."""
+        """True if the job's trainers would get no work."""
         return self.finished_epochs is not None or self.is_stopped
 
 

@@ -1,9 +1,9 @@
 """Ends the leases of processes known to be dead, so that their successors need not wait for them to expire.
 
-A process that starts others sees them end. The keys that such a process held in etcd (its pserver's index, its
+A process that starts other processes sees them end. The keys that such a process held in etcd (its pserver's index, its
 trainer's key, the master's lock and address) contain its host and pid. Each key is deleted in a transaction that checks
-the key's generation, so a successor's key is never deleted. A process that is only frozen or disconnected is not dead:
-its lease has to expire.
+the key's generation, so a successor's key is never deleted. A frozen or disconnected process is not dead: its lease has
+to expire.
 
 The work runs on its own thread, because etcd may be the process that died.
 """
@@ -56,7 +56,7 @@ class LeaseCleaner:
         try:
             while (pid := self._dead.get()) is not None and not self._is_closing:
                 if coordinator is None:
-                    # Imported lazily: it takes long, and is needed only once a process has ended.
+                    # Imported lazily: the import is slow, and is needed only once a process has ended.
                     from flightedl.adapters.etcd import EtcdCoordinator
 
                     coordinator = EtcdCoordinator(EtcdAccess.of(self._chosen), clock=self._clock)

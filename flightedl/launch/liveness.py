@@ -10,12 +10,12 @@ leases of processes that ended long ago. A lease is therefore no proof. Rules:
    proves nothing: its ``127.0.0.1`` may be that of another machine.
 4. Otherwise the launcher waits for the leases. When they have ended, the job is not running.
 
-The launcher of a job holds the key ``launcher`` from before it starts any process until the end. So if several
+A job's launcher holds the key ``launcher`` from before it starts any process until the job ends. So if several
 launchers have waited for the same leases, or have found none, only one of them starts the job. Trainers and pservers
 may wait for a master to return, so their leases do not prevent a launcher from starting one.
 
-Not guaranteed: the holder of ``launcher`` may lose it if etcd is unreachable for longer than its lease. By then the job
-has a master, or will soon have one again.
+Not guaranteed: that the holder of ``launcher`` keeps the key if etcd is unreachable for longer than its lease. By then
+the job has a master, or will soon have one again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flightedl.ports import Absent, Clock, Coordinator, Entry, Listing
 IsAnswering = Callable[[ServerRecord], bool]
 
 _POLL_S = 0.2
-#: etcd ends leases late by up to this much: it checks every half second, and after a start waits for an election.
+#: Maximum delay with which etcd ends leases: it checks every half second, and after a start waits for an election.
 _SLACK_S = 3.0
 
 
@@ -57,7 +57,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 class Liveness:
     """Examines one job."""
 
-    #: Direct access to etcd, without the job's own counting of revisions.
+    #: Direct access to etcd, with etcd's own revisions instead of the job's.
     coordinator: Coordinator
     keys: JobKeys
     #: Measures how long leases survive.
@@ -101,7 +101,7 @@ class Liveness:
             raise UsageError(f"job {self.keys.job_name} is running ({who}): stop it first")
 
     def _who_runs(self, counts: Callable[[Entry], bool]) -> str:
-        """Describe a process proving that the job is running. Empty if there is none, or if the wait was cancelled."""
+        """Describe a process that proves that the job is running. Empty if there is none or the wait was cancelled."""
         first: Listing | None = None
         ends_at, asked = 0.0, 0
         while not self.is_unwanted():

@@ -1,7 +1,7 @@
 """A job's name in an etcd shared with other jobs: its claim, and its liveness.
 
 The process that starts a job holds the job's name until the job ends (``liveness``). An earlier job with this name is
-forgotten if it is over and resumed if it was stopped (``former``).
+forgotten if it has finished, and resumed if it was stopped (``former``).
 
 A job with its own etcd is the first job there and needs none of this, so ``cluster`` imports this module lazily.
 """

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 
 def reap(lines: Iterable[str]) -> None:
-    """Follow ``lines`` to their end, then kill the remaining groups and remove the remaining directories."""
+    """Process ``lines`` until they end, then kill the remaining groups and remove the remaining directories."""
     groups: set[int] = set()
     directories: set[str] = set()
     for line in lines:

@@ -1,8 +1,8 @@
-"""Restart policy for the processes of a job. Pure: the inputs are ends of processes, the outputs decisions.
+"""Restart policy for the processes of a job. Pure: inputs are process exits, outputs are decisions.
 
 Rules, by how a process ended:
 
-* A *server* (etcd, master, pserver) should not end while the job runs. It is restarted, the first time immediately,
+* A *server* (etcd, master, pserver) should not end while the job runs. It is restarted: the first time immediately,
   then after a delay that doubles, unless it was ended from outside. Too many consecutive short runs end the job; the
   limit is higher for runs that were ended from outside.
 * A process that cannot be started at the moment is retried after the same delays.
@@ -11,18 +11,18 @@ Rules, by how a process ended:
   the user's script: it is replaced like a server, with a larger limit.
 * A trainer that exited with any other code crashed in the user's script. It is retried once. The job is given up if
   the same slot crashes again, or if all slots have crashed: then the script is at fault, not the machine.
-* A trainer that crashes *while training* is different: a record may be poison, and the master narrows it down only
-  while trainers fail on it. So once the job has trained something, work assigned since the slot's last crash resets
-  the slot's crashes and short runs. ``crashes_while_training`` consecutive crashes without new work end the job. If
-  the master does not answer, because the machine is busy or it is being replaced, its last account is used.
-* A poison record fails again when it is retried. If the script raises the same error at the same place for one batch
-  after another, and for none of them twice, the script is at fault: the job is given up when there are more such
+* A trainer that crashes *while training* is different: a record may be poison, and the master can narrow it down only
+  if trainers keep failing on it. So once the job has trained something, work assigned since the slot's last crash
+  resets the slot's crashes and short runs. ``crashes_while_training`` consecutive crashes without new work end the job.
+  If the master does not answer, because the machine is busy or it is being replaced, its last report is used.
+* A poison record fails again when it is retried. If the script raises the same error at the same place for several
+  batches, but never twice for the same batch, the script is at fault: the job is given up when there are more such
   batches than trainers. A job whose trainers crash ``crashes_without_failed`` times while no batch is found to be at
   fault is given up, too.
 * Exit codes 2 (the input must be changed) and 3 (the job cannot continue) end the job immediately, because a retry
   cannot help.
-A process stopped by a signal does not end, but its lease does, and no process would replace it. After ``frozen_s`` it
-counts as lost, like a pod whose probe fails: it is killed and restarted.
+A process stopped by a signal does not end, but its lease expires, and no process would replace it. After ``frozen_s``
+it counts as lost, like a pod whose probe fails: it is killed and restarted.
 
 The trainers of a *group* train one model together, so none of them can continue without the others. If one
 is to be restarted, all are, including those that have finished.
@@ -52,7 +52,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for one process at a time."""
+    """A position in a job that holds one process at a time."""
 
     role: Role
     index: int
@@ -82,19 +82,19 @@ class StartTogether:
 
 @dataclass(frozen=True, slots=True)
 class SlotFinished:
-    """The trainer did all its work; the slot stays empty."""
+    """The trainer has done all its work; the slot stays empty."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
 class AllFinished:
-    """Every trainer did all its work: the job is done."""
+    """Every trainer has done all its work: the job is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Stop everything. The process in ``slot`` shows why."""
+    """Stop everything. The output of the process in ``slot`` shows the reason."""
 
     slot: Slot
     reason: str
@@ -108,7 +108,7 @@ Decision = StartAgain | StartTogether | SlotFinished | AllFinished | GiveUp
 class Account:
     """A job's progress as reported by its master."""
 
-    #: True if any batch has been trained.
+    #: True if any batch has been trained on.
     has_trained: bool
     is_done: bool
     #: Number of assignments of work.
@@ -122,9 +122,9 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of restarts, and delays before them."""
+    """Limits on restarts, and delays before them."""
 
-    #: Consecutive runs shorter than ``long_run_s`` before a server's slot is given up.
+    #: Number of consecutive runs shorter than ``long_run_s`` after which a server's slot is given up.
     server_short_runs: int = 4
     #: The same for a trainer's slot, if no run ended by a crash of the script.
     trainer_short_runs: int = 10
@@ -132,13 +132,13 @@ class Limits:
     ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
     crashes_while_training: int = 5
-    #: More than bisecting a task of a few thousand batches takes, for each of two trainers.
+    #: More crashes than it takes two trainers to bisect a task of a few thousand batches each.
     crashes_without_failed: int = 40
     restarts_limit: int = 200
     long_run_s: float = 20.0
     first_delay_s: float = 0.25
     longest_delay_s: float = 5.0
-    #: Maximum seconds that a process may be frozen. Longer than leases live, so that one that wakes in time continues.
+    #: Maximum seconds that a process may be frozen. Longer than a lease, so a process that wakes in time continues.
     frozen_s: float = 30.0
 
 
@@ -147,11 +147,11 @@ class _Record:
     short_runs: int = 0
     crashes: int = 0
     restarts: int = 0
-    #: True if its last process was ended from outside, so that there is no reason to wait.
+    #: True if the slot's last process was ended from outside, so there is no reason to wait.
     is_ended_from_outside: bool = False
     #: Attempts at its last crash.
     attempts: int = 0
-    #: True if its trainer did all its work.
+    #: True if the trainer in this slot has done all its work.
     is_finished: bool = False
 
 
@@ -179,7 +179,7 @@ class RestartPolicy:
         self._records = {slot: _Record() for slot in self.slots}
 
     def ended(self, slot: Slot, exit_code: int, ran_s: float, account: Account | None = None) -> tuple[Decision, ...]:
-        """Decide after the process in ``slot`` ended with ``exit_code``, or minus the number of a signal.
+        """Decide what to do after the process in ``slot`` ended. ``exit_code`` may be minus a signal's number.
 
         Args:
             slot: Its slot.
@@ -219,7 +219,7 @@ class RestartPolicy:
         return (self._lost(slot, record, exit_code),)
 
     def not_started(self, slot: Slot, reason: str) -> Decision:
-        """Decide after a process could not be started because of the machine, not the job."""
+        """Decide what to do if the machine, not the job, prevented a process from starting."""
         record = self._records[slot]
         record.is_ended_from_outside = False
         record.short_runs += 1
@@ -230,19 +230,19 @@ class RestartPolicy:
 
     @property
     def is_all_finished(self) -> bool:
-        """True if there are trainers and all of them did their work."""
+        """True if there are trainers and all of them have done their work."""
         trainers = self._of_trainers()
         return bool(trainers) and all(each.is_finished for each in trainers)
 
     def is_finished(self, slot: Slot) -> bool:
-        """True if the slot's trainer did all its work."""
+        """True if the slot's trainer has done all its work."""
         return self._records[slot].is_finished
 
     def _of_trainers(self) -> list[_Record]:
         return [record for slot, record in self._records.items() if slot.role is Role.TRAINER]
 
     def _crashed(self, slot: Slot, record: _Record, exit_code: int, account: Account | None) -> Decision:
-        """Decide after a crash. ``account`` is also None if nothing has been trained yet."""
+        """Decide what to do after a crash. ``account`` is also None if no batch has been trained on yet."""
         record.crashes += 1
         is_training = account is not None and not account.is_done
         limit = self.limits.crashes_while_training if is_training else self.limits.crashes_of_a_slot

@@ -1,4 +1,4 @@
-"""Probes of the doctor: a small object in the checkpoint storage, free disk space, certificates of servers."""
+"""Probes for ``flightedl doctor``: checkpoint storage, free disk space, servers' certificates."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def disk_of(path: Path) -> tuple[int, int] | None:
 
 
 def certificate_of(address: str, place: Path, server_name: str) -> ShownCertificate:
-    """Connect to a TLS server with the certificate in a directory, and return the server's. Never raises."""
+    """Connect to a TLS server with the certificate in a directory. Return the server's certificate. Never raises."""
     ca, cert, key = (str(place / name) for name in FILES)
     host, _, port = address.rpartition(":")
     try:
@@ -84,7 +84,7 @@ def certificate_of(address: str, place: Path, server_name: str) -> ShownCertific
     except ssl.SSLCertVerificationError as error:
         return ShownCertificate(error=error.verify_message)
     except (OSError, ValueError):
-        # Another finding reports that it is unreachable.
+        # Another finding reports that the server is unreachable.
         return ShownCertificate()
     ends = None if shown is None else shown.get("notAfter")
     return ShownCertificate(ends_s=float(ssl.cert_time_to_seconds(ends)) if isinstance(ends, str) else None)

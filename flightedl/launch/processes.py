@@ -161,7 +161,7 @@ def _lines(stream: IO[bytes]) -> Iterator[list[str]]:
 
 
 def _shown(line: bytes) -> str:
-    """Return a line's text without its end. If it was redrawn with carriage returns, only the last state."""
+    """Return a line's text without its end. If carriage returns redrew the line, return only its last state."""
     return line.decode("utf-8", errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
@@ -255,7 +255,7 @@ class Children:
         self._instruct_reaper(f"forget-directory {directory}")
 
     def stop(self, children: Sequence[Child], grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Send SIGTERM to all of them, SIGKILL to those still running after the grace time, and wait until they end.
+        """Send SIGTERM to these children, SIGKILL to any left after the grace period, and wait for all to end.
 
         Args:
             children: The processes to end.

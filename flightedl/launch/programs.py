@@ -47,7 +47,7 @@ class TrainerProgram:
 
 @dataclass(slots=True)
 class Programs:
-    """The programs of one job. Raises UsageError if a setting is wrong, or does not exist."""
+    """The programs of one job. Raises UsageError if a setting is invalid or unknown."""
 
     job: str
     #: Number of pservers.
@@ -61,7 +61,7 @@ class Programs:
     standby: bool
     #: Port of the job's page on the master; 0 disables the page.
     page_port: int = 0
-    #: Further settings, each for the kinds of processes that have it.
+    #: Additional settings; each applies to the kinds of processes that support it.
     more: Mapping[str, Any] = field(default_factory=dict)
     has_own_etcd: bool = field(init=False)
 
@@ -80,7 +80,7 @@ class Programs:
             settings(kind, **{"job": self.job, "etcd": self.etcd_address, **checkpoints, **self.more_of(kind)})
 
     def more_of(self, kind: type[CommonSettings]) -> dict[str, Any]:
-        """Return those further settings that exist for a kind of process."""
+        """Return the additional settings that a kind of process supports."""
         return {name: value for name, value in self.more.items() if name in _names_of(kind)}
 
     def settings(self, kind: type[_Settings], **own: Any) -> _Settings:
@@ -112,7 +112,7 @@ class Programs:
 
         Masters come first, since all processes need their imports; pservers come last, since they load a compiler.
         """
-        # Always use free ports: a fixed one from the environment could serve only one of the processes.
+        # Always use free ports: a fixed port from the environment would suffice for only one of the processes.
         ports = {"port": 0, "metrics_port": 0, "health_port": 0}
         master_ports = ports | {"metrics_port": self.page_port}
         master = self.master_settings(pservers=self.pservers, trainers=self.trainer_count, **master_ports)
@@ -143,17 +143,17 @@ class Programs:
 
 
 class _GroupStarts:
-    """Variables of the ranks of a group, for one start after the other."""
+    """Environment variables of a group's ranks, for each start of the group."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        #: Names the starts of this launcher.
+        #: Identifies this launcher in the names of its starts.
         self._name = uuid.uuid4().hex[:12]
-        #: The newest start and its port.
+        #: The latest start and its port.
         self._port = 0, 0
 
     def variables(self, rank: int, start: int) -> dict[str, str]:
-        """Return the variables of a rank in a start, which is counted from 1."""
+        """Return the variables of a rank for a start. Starts are counted from 1."""
         if self._port[0] != start:
             self._port = start, free_ports(1)[0]
         return {

@@ -45,12 +45,12 @@ class Figures:
     """Figures of a running job, from the master's status and from the launcher."""
 
     elapsed_s: float
-    #: None until the master is reached.
+    #: None until the master has been reached.
     status: StatusReply | None
     trainers_running: int
     trainers: int
     pservers: int
-    #: Why there is no status, or only an outdated one.
+    #: Reason why the status is missing or outdated.
     trouble: str = ""
 
     @property
@@ -124,7 +124,7 @@ def _tables_of(status: StatusReply) -> list[str]:
 class JobConsole(Console):
     """Console that reports once when the reader of its output closes its end, and prints nothing after that.
 
-    Rich would end the printing thread instead. That may be the reader of a trainer's pipe: the pipe would fill up, and
+    Rich would instead end the thread that prints. If that thread reads a trainer's pipe, the pipe would fill up, and
     the trainer would block forever.
     """
 
@@ -281,7 +281,7 @@ def _without_prefix(text: str) -> str:
 
 
 def _print(console: Console, *lines: str) -> None:
-    """Print lines with their colors. Many lines at once cost little more than one."""
+    """Print lines with their colors. Printing many lines at once takes little longer than printing one."""
     has_colors = any("\x1b" in line for line in lines)
     text = Text("\n").join(map(Text.from_ansi, lines)) if has_colors else Text("\n".join(lines))
     console.print(text, soft_wrap=True)

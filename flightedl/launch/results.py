@@ -1,6 +1,6 @@
 """Results of a run: its curves as a picture, and a description of its last checkpoint.
 
-The modules for them are imported once the job has ended.
+The modules that create these results are imported only when the job has ended.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ _STATUS_TIMEOUT_S = 2.0
 _PATIENCE_S = 5.0
 #: Maximum seconds to wait for the master's final status once every trainer has ended.
 _LAST_WORD_S = 10.0
-#: Additional seconds if a trainer has stopped the job. The master waits half of them for the rest to be done.
+#: Additional seconds if a trainer has stopped the job. The master spends half of this time waiting for remaining work.
 _STOPPED_WORD_S = 60.0
 _LAST_CHECKPOINT = "after a last checkpoint, which may take {:g} s; a second signal ends the job at once"
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -72,15 +72,15 @@ class RunOptions:
     #: True if the trainers are the ranks of a group.
     is_group: bool = False
     pservers: int = 1
-    #: By default derived from the target's name.
+    #: Derived from the target's name by default.
     job: str | None = None
     checkpoint: str | None = None
     #: Start an additional master and pserver that take over immediately. None: only if checkpoints are written.
     standby: bool | None = None
-    #: By default a new directory under ``runs/``.
+    #: A new directory under ``runs/`` by default.
     output: Path | None = None
     etcd: str | None = None
-    #: Serve a web page of the job. Never with certificates, which browsers do not have.
+    #: Serve a web page of the job. Disabled if the job uses certificates, because browsers have none.
     page: bool = True
     #: The command that continues from the checkpoints of this run; empty if unknown.
     resume_command: str = ""
@@ -198,7 +198,7 @@ def _stop_requests(console: Console) -> Iterator[list[int]]:
 class _StatusPoller:
     """Requests the job's status from the master on its own thread, so that the display never waits.
 
-    Its modules are imported when the first reply is due: until then the job's processes need the processor.
+    Its modules are imported when the first reply is due: until then the job's processes need the CPU.
     """
 
     def __init__(self, cluster: LocalCluster, clock: Clock) -> None:
@@ -220,7 +220,7 @@ class _StatusPoller:
                 self.status = self._job_status.read(_STATUS_TIMEOUT_S)
                 self._trouble, self._read_at = "", self._clock.now()
             except NotFoundError:
-                # Every job starts without a master. If there was one before, its successor is about to start.
+                # Every job starts without a master. If the job had a master before, its successor is about to start.
                 self._trouble = "" if self.status is None else "a new one takes over"
             except FlightedlError as error:
                 self._trouble = str(error)
@@ -239,7 +239,7 @@ class _StatusPoller:
 
     @property
     def trouble(self) -> str:
-        """Why the status is outdated. Empty if it is current."""
+        """Reason why the status is outdated. Empty if the status is current."""
         return self._trouble if self._clock.now() - self._read_at >= _PATIENCE_S else ""
 
     def _run(self) -> None:
@@ -300,7 +300,7 @@ def _report(
         say(f"flightedl: {line}")
     if outcome.reason:
         say(f"flightedl: {outcome.reason}", "red" if outcome.exit_code else "yellow")
-    # Print the output that shows why the job ended last.
+    # Finally, print the output that shows why the job ended.
     for line in outcome.last_lines:
         say(f"{outcome.slot} | {line}")
     return outcome.exit_code

@@ -36,7 +36,7 @@ from flightedl.rpc.identity import Caller, ServerIdentity
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 _ANSWER_TIMEOUT_S = 2.0
-#: Longer, because the restart policy needs this answer. A dead master refuses immediately; only a busy one takes long.
+#: Longer, because the restart policy needs this answer. Connecting to a dead master fails at once; a busy one is slow.
 _ACCOUNT_TIMEOUT_S = 5.0
 #: Seconds between two attempts, and minimum timeout of an attempt, so that a timeout of 0 makes one attempt.
 _PAUSE_S = 0.1
@@ -112,7 +112,7 @@ class JobStatus:
             try:
                 return decode(self._connection(record).action(verb, body, timeout_s=timeout_s), kind)
             except FencedError:
-                # It was replaced after the look-up; its successor will register soon.
+                # The master was replaced after the lookup; its successor will register soon.
                 raise NotFoundError(f"the master of job {self._job} is being replaced: try again in a moment") from None
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ def answered_within(
 ) -> Answer:
     """Repeat ``ask`` until its answer is sufficient or the time is up, and return the latest answer.
 
-    ``ask`` is passed the remaining seconds, in which it has to return or raise.
+    ``ask`` is passed the remaining seconds, within which it has to return or raise.
 
     Raises:
         UnavailableError: there was no answer in time; names the last error.

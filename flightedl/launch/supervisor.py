@@ -5,7 +5,7 @@ an :class:`Outcome` when the policy gives up or all trainers have finished. It k
 long. Once the job runs, no other thread starts processes. The supervisor stops nothing else by itself: the caller that
 waits for the outcome calls :meth:`Supervisor.stop`.
 
-Processes are stopped by rank, trainers before servers before etcd, with SIGTERM, a grace time, then SIGKILL. This takes
+Processes are stopped in order, trainers before servers before etcd: SIGTERM, a grace period, then SIGKILL. This takes
 at most five seconds, plus ``drain_s`` if servers may write a last checkpoint.
 """
 
@@ -34,13 +34,13 @@ from flightedl.launch.policy import (
 from flightedl.launch.processes import Child, Children
 from flightedl.ports import Clock
 
-#: Starts a process. Called from the supervisor's thread with the number of this start in the slot, from 1.
+#: Starts a process. Called from the supervisor's thread with the number of starts in the slot, including this one.
 Starter = Callable[[int], Child]
 #: Receives one sentence for people. Called from the supervisor's thread.
 OnEvent = Callable[[str], None]
 
 _POLL_S = 0.05
-#: Maximum seconds that one check adds to the time for which a process is frozen.
+#: Maximum seconds that one check adds to the time for which a process counts as frozen.
 _LOOK_LIMIT_S = 1.0
 #: Seconds for the other ranks of a group to end by themselves when one has ended.
 _TOGETHER_S = 1.0
@@ -55,7 +55,7 @@ _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
 class Outcome:
     """Result of a job."""
 
-    #: 0 if every trainer did all its work.
+    #: 0 if every trainer has done all its work.
     exit_code: int
     reason: str = ""
     #: The process that shows the cause, and its last lines of output.
@@ -68,7 +68,7 @@ class ProcessView:
     """State of one slot."""
 
     slot: Slot
-    #: None if nothing runs in it.
+    #: None if no process is running in the slot.
     pid: int | None
     starts: int
     is_finished: bool
@@ -80,7 +80,7 @@ class _Place:
     child: Child | None = None
     started_at: float = 0.0
     starts: int = 0
-    #: Seconds for which the supervisor has seen its process frozen.
+    #: Seconds for which the supervisor has seen the slot's process frozen.
     frozen_s: float = 0.0
     #: Time at which the next process is due, or None.
     due_at: float | None = 0.0
@@ -165,7 +165,7 @@ class Supervisor:
             return self._places[slot].child
 
     def stop(self, drain_s: float = 0.0, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Stop watching, then stop all processes by rank. May be called twice.
+        """Stop watching, then stop all processes, trainers first. May be called twice.
 
         Args:
             drain_s: Additional time for the servers to write a last checkpoint, once all trainers have ended.
@@ -220,7 +220,7 @@ class Supervisor:
             self._on_event(f"{slot}: a new one runs (pid {child.pid})")
 
     def _fill_again(self, slot: Slot, place: _Place) -> None:
-        """Fill a slot. If the process cannot be started at the moment, the policy decides."""
+        """Fill a slot. If the process cannot be started at the moment, the policy decides what to do."""
         try:
             self._fill(slot, place)
         except (UnavailableError, OSError) as error:

@@ -124,7 +124,7 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def _print_from_user_frame(error: BaseException) -> None:
     """Print the traceback from the user's first frame on, or a FlightedlError's message with the user's line."""
-    # As Python does: sessions that are still open see at exit that the script has failed.
+    # Set as Python does, so that sessions still open at exit see that the script has failed.
     sys.last_value = error
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OUTER_FILES:

@@ -1,4 +1,4 @@
-"""Verdict on a job whose trainers all exited with 0: is its work done? Pure.
+"""Verdict on a job whose trainers all exited with 0: complete, or with work left. Pure.
 
 Exit code 0 of a script says only that the script itself succeeded. The master's status shows the rest: tasks that were
 not done, a model that never received a gradient, a checkpoint that was never written.
@@ -53,7 +53,7 @@ def is_finished(status: StatusReply) -> bool:
 def is_last_word(status: StatusReply) -> bool:
     """True if the job's state cannot change any more. All of its trainers have ended.
 
-    After ``job.stop``, the pservers are compared first: then the status is ``done``, or names the remaining work.
+    After ``job.stop``, the master first compares the pservers. The status is then ``done``, or names remaining work.
     """
     if status.is_stopped and status.plan_hash:
         return status.state == "done" or bool(status.unfinished)

@@ -1,8 +1,8 @@
-"""An etcd for one job: a StatefulSet of 1, 3 or 5 members with a volume each.
+"""An etcd for one job: a StatefulSet of 1, 3 or 5 members, each with a volume.
 
-One member runs the etcd of the job's image, several run upstream's (``ClusterJob.image_of_etcd``). With TLS, clients
-and members authenticate by certificates of the job's authority; a member's certificate has its names
-(``certificate_hosts``).
+A single member runs the etcd in the job's image; several members run upstream's image (``ClusterJob.image_of_etcd``).
+With TLS, clients and members authenticate with certificates from the job's authority; a member's certificate lists its
+host names (``certificate_hosts``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def certificate_hosts(job: ClusterJob) -> list[str]:
 
 
 def etcd(job: ClusterJob) -> list[Object]:
-    """Return the members, and the services by which clients and other members find them."""
+    """Return the members, and the services through which clients and other members find them."""
     client = {"name": "client", "port": ETCD_PORT, "targetPort": "client"}
     peer = {"name": "peer", "port": ETCD_PEER_PORT, "targetPort": "peer"}
     selector, name, peers = labels(job, COMPONENT), job.name(COMPONENT), job.name("etcd-peer")
@@ -66,7 +66,7 @@ def _members(job: ClusterJob) -> Object:
         container={
             "ports": ports(client=ETCD_PORT, peer=ETCD_PEER_PORT, health=ETCD_HEALTH_PORT),
             "startupProbe": probe("/health?serializable=true", period_s=2, failures=60),
-            # A member is alive if it answers without the others, and ready if it answers with them.
+            # A member is alive if it can answer by itself, and ready if it can answer with a quorum.
             "livenessProbe": probe("/health?serializable=true", period_s=10, failures=6),
             "readinessProbe": probe("/health", period_s=2, failures=1),
             "image": job.image_of_etcd,

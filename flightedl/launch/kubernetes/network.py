@@ -1,7 +1,7 @@
 """Network policies of a job. They forbid every connection that is not listed here.
 
-A stranger's request is in a server's memory before the server can reject it, so TLS alone does not protect a server.
-Networks without support for policies ignore these objects.
+A request from an unauthorized client is in a server's memory before the server can reject it, so TLS alone does not
+protect a server. Networks that do not support policies ignore these objects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def policies(job: ClusterJob) -> list[Object]:
         _policy(job, "deny", labels(job), ingress=[], egress=[]),
         _policy(job, "leave", labels(job), egress=_ways_out(job)),
     ]
-    # Separate policies, because several may be added to one job.
+    # Policies add up, so each set of ports has its own.
     for name, ports in (
         ("external-etcd", {int(address.rpartition(":")[2]) for address in job.etcd.split(",") if address}),
         ("stores", ports_of([job.checkpoint, *job.variables.values(), *job.arguments]).union(job.egress_ports) - {443}),
@@ -75,7 +75,7 @@ def _ways_out(job: ClusterJob) -> list[Object]:
 
 
 def ports_of(texts: Iterable[str]) -> set[int]:
-    """Return the ports of those texts that are URLs with the scheme HTTP or HTTPS, or with a port."""
+    """Return the ports of all strings that are URLs with scheme HTTP or HTTPS, or with an explicit port."""
     urls = filter(None, map(_URL.match, texts))
     return {int(url["port"] or _DEFAULT_PORTS.get(url["scheme"], 0)) for url in urls} - {0}
 

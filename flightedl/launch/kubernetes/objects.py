@@ -2,18 +2,18 @@
 
 Masters and pservers are Deployments: a pod claims its index in etcd, independent of its name. Each pod binds its own
 address. A pod that receives SIGTERM drains: a pserver requests a checkpoint and waits for it, for at most ``drain_s``,
-so no hook before the signal is needed. A rollout replaces a pod once the previous one's successor has been ready for a
-moment. A pserver is ready when it has loaded its predecessor's checkpoint.
+so no hook before the signal is needed. A rollout replaces the next pod once the previous pod's successor has been ready
+for a moment. A pserver is ready when it has loaded its predecessor's checkpoint.
 
 The trainers are a Job without completions: ``parallelism`` pods run until one of them succeeds. A trainer succeeds when
-all data is trained, so all others will succeed, too: the Job waits for them and is complete. ``parallelism`` may change
-at any time, down to 0 and up again. Exit codes of trainers (docs/operations.md) decide:
+all data has been trained on, so all others will succeed, too: the Job waits for them and is complete. ``parallelism``
+may change at any time, down to 0 and up again. Exit codes of trainers (docs/operations.md) decide:
 
 * 2 and 3: a restart does not help; the Job fails.
-* 75 and 143, and evicted pods: nothing is wrong; another pod starts, and this does not count.
+* 75 and 143, and evicted pods: nothing is wrong; another pod starts, and no failure is counted.
 * any other code is a crash, and counts against ``backoffLimit``.
 
-The ranks of a group share one trainer's pod, in which torchrun starts all of them again when one dies.
+The ranks of a group share one trainer's pod, in which torchrun restarts all ranks when one dies.
 
 The Job owns all other objects of the job, so the cluster deletes them with it: ``ttlSecondsAfterFinished`` after its
 end, or when a user deletes it.
@@ -62,9 +62,9 @@ from flightedl.launch.trainer import is_script
 
 #: Seconds after SIGTERM, beyond the drain, for closing on a busy machine.
 _CLOSING_S = 15
-#: Seconds for a step in progress.
+#: Seconds to finish a step in progress.
 _TRAINER_GRACE_S = 60
-#: Starts of a group in one pod. Each one that ends at the same records is counted by the master.
+#: Maximum starts of a group in one pod. The master counts starts that end at the same records.
 _RESTARTS = 1000
 _AUTOSCALER_RESOURCES = Resources("100m", "256Mi", "512Mi")
 
@@ -178,7 +178,7 @@ def _servers(job: ClusterJob, role: str, replicas: int) -> list[Object]:
         container={
             "envFrom": settings_of(job),
             "ports": ports(**numbers),
-            # Two minutes: a new machine may read many files for the first time.
+            # Two minutes, because a new machine may have to read many files for the first time.
             "startupProbe": probe("/started", period_s=1, failures=120),
             "livenessProbe": probe("/live", period_s=10, failures=3),
             "readinessProbe": probe("/ready", period_s=1, failures=1),
@@ -218,7 +218,7 @@ def _autoscaler(job: ClusterJob, scaling: Scaling) -> list[Object]:
         arguments,
         common_variables(),
         _AUTOSCALER_RESOURCES,
-        # Without the store's Secret, which it does not need.
+        # The store's Secret is left out, because the autoscaler does not need it.
         container={"envFrom": [{"configMapRef": {"name": job.job}}]},
         spec={"terminationGracePeriodSeconds": 10},
         certificates="reader",

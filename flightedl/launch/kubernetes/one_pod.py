@@ -42,7 +42,7 @@ def render(job: ClusterJob) -> list[Object]:
         job.trainer_resources,
         container={"envFrom": [{"secretRef": {"name": job.secret}}]} if job.secret else {},
         spec={"restartPolicy": "Never", "terminationGracePeriodSeconds": 30},
-        # The default of 64 MiB is too little for processes that share memory.
+        # The default of 64 MiB is too small for processes that share memory.
         mounts=[{"name": "shared-memory", "mountPath": "/dev/shm"}, *mounts],  # noqa: S108 - of the pod
         volumes=[{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}, *volumes],
     )

@@ -46,7 +46,7 @@ def deployment(job: ClusterJob, component: str, template: Object, **spec: Any) -
 
 
 def disruption_budget(job: ClusterJob, component: str) -> Object:
-    """Let drained machines evict one pod of a component at a time, once the previous one's successor is ready."""
+    """Let drained machines evict a component's pods one at a time, each once the previous successor is ready."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(job, component)}}
     return make(job, "PodDisruptionBudget", job.name(component), component, spec=spec)
 
@@ -57,7 +57,7 @@ def account(job: ClusterJob, name: str, component: str = "") -> Object:
 
 
 def config_map(job: ClusterJob, name: str, data: Mapping[str, str]) -> Object:
-    """Return a ConfigMap with these texts."""
+    """Return a ConfigMap with these strings."""
     return make(job, "ConfigMap", name, data=dict(data))
 
 
@@ -72,7 +72,7 @@ def variable_of_pod(name: str, path: str) -> Object:
 
 
 def common_variables() -> list[Object]:
-    """Return the variables that the allocator and gRPC read at startup, and those of writable directories."""
+    """Return the variables that the allocator and gRPC read at startup, and those that name writable directories."""
     written = {"HOME": WORK, "NUMBA_CACHE_DIR": f"{WORK}/.numba", "PYTHONUNBUFFERED": "1"}
     return variables(tuned_environment() | written)
 
@@ -147,7 +147,7 @@ def pod(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The pod's status then contains the process's last lines, for ``flightedl submit``.
+        # The pod's status then contains the process's last lines of output, for ``flightedl submit``.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*first, *mounts],
         **container,

@@ -1,7 +1,7 @@
 """Certificates of a submitted job, as Secrets: one per role, created for this job only.
 
-The authority's key is discarded, so no further members can be created. A job that outlives its certificates has to be
-submitted again.
+The authority's key is discarded, so no further members can be created. A job must be resubmitted when its certificates
+expire.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _DAYS = 365
 
 
 def secret_names(job: ClusterJob) -> list[str]:
-    """Return the names of the Secrets that pods of the job wait for."""
+    """Return the names of the Secrets that the job's pods wait for."""
     roles = [Role.SERVER, Role.TRAINER, *([Role.READER] if job.scaling else []), *([ETCD] if job.own_etcd else [])]
     return [job.name(role) for role in roles] if job.tls else []
 
 
 def make_secrets(job: ClusterJob) -> list[Object]:
-    """Make new certificates, as Secrets. Raises UsageError if the package that makes them is not installed."""
+    """Create new certificates, as Secrets. Raises UsageError if the required package is not installed."""
     if not job.tls:
         return []
     from flightedl.adapters import certificates

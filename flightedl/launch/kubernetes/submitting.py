@@ -5,8 +5,8 @@ it owns. When all objects exist, the mark is removed, and the Job is resumed or 
 decides. A submission that fails or is interrupted deletes its Job, and the cluster then collects the objects that the
 Job owned. If the mark remains, the next submission knows that the previous one was killed.
 
-The cluster collects in the background, by UID, so an object that is applied again under its old name may still be
-deleted. Therefore a job starts only when all objects of its predecessor are gone.
+The cluster's garbage collector runs in the background and goes by UIDs, so an object that is applied again under its
+old name may still be deleted. Therefore a job starts only after all of its predecessor's objects are gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flightedl.launch.kubernetes.views import INSTANCE, QUEUE, JobView, labels_o
 from flightedl.ports import Clock, Cluster
 
 _POLL_S = 0.5
-#: Maximum seconds until a job's objects are gone: the longest grace period of its pods, plus the collector.
+#: Maximum seconds until a job's objects are gone: its pods' longest grace period, plus garbage collection.
 _GONE_S = 180.0
 #: Maximum duration of another submission with the same name. After that it counts as killed.
 _SUBMITTING_S = 15.0
@@ -33,7 +33,7 @@ _CLAIM = "PersistentVolumeClaim"
 _KINDS = (
     "Job,Deployment,StatefulSet,Pod,ConfigMap,Secret,Service,ServiceAccount,NetworkPolicy,PodDisruptionBudget," + _CLAIM
 )
-#: The same for a job with an autoscaler. Not every user may list the last two.
+#: Kinds of objects of a job with an autoscaler. Not every user may list the last two.
 _KINDS_WITH_RIGHTS = f"{_KINDS},Role,RoleBinding"
 
 
@@ -58,7 +58,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
         (made,) = cluster.apply([owner | {"metadata": draft, "spec": owner["spec"] | {"suspend": True}}])
         uid = made["metadata"]["uid"]
         cluster.apply(owned(others, made, uid))
-        # The UID protects the Job of another submission.
+        # The UID ensures that another submission's Job is left alone.
         complete = {"uid": uid, "annotations": {INCOMPLETE: None}, "labels": queue}
         cluster.patch(kind, name, {"metadata": complete, "spec": {} if queue else {"suspend": False}})
     except BaseException:
@@ -82,7 +82,7 @@ def _make_room(cluster: Cluster, job: str, clock: Clock) -> None:
         raise UsageError(
             f"job {job} exists already: end it with `flightedl cancel {job}`, or choose another name (--job)"
         )
-    # An etcd's claims have no owner if the cluster does not support their retention policy.
+    # An etcd's volume claims have no owner if the cluster does not support their retention policy.
     kinds = _kinds(cluster, job)
     left = cluster.list(kinds, labels_of(job))
     kept = [each for each in left if _is_unowned(each) and each["kind"] not in {"Job", _CLAIM}]
@@ -135,7 +135,7 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
 
 
 def find(cluster: Cluster, job: str) -> JobView:
-    """Return the job with this name. Raises NotFoundError if there is none."""
+    """Return the job with this name. Raises NotFoundError if it does not exist."""
     found = _job(cluster, job)
     if found is None:
         raise _unknown(job)

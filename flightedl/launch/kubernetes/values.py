@@ -18,17 +18,17 @@ METRICS_PORT = 9090
 ETCD_PORT = 2379
 ETCD_PEER_PORT = 2380
 ETCD_HEALTH_PORT = 2381
-#: The oldest 3.5 that is safe with several members; Debian's is safe with one.
+#: The oldest 3.5 release that is safe with several members; Debian's version is safe with one member.
 ETCD_IMAGE = "gcr.io/etcd-development/etcd:v3.5.28"
 
-#: Limit for names of objects. In the names of pods, "-pserver-" and ten more characters follow.
+#: Limit on the length of objects' names. In pods' names, "-pserver-" and ten more characters follow.
 _LONGEST_JOB_NAME = 40
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Requests and limits of one container, as Kubernetes writes quantities."""
+    """Requests and limits of one container, in Kubernetes' notation for quantities."""
 
     cpu: str = "1"
     memory: str = "1Gi"
@@ -45,7 +45,7 @@ class Resources:
                 raise UsageError(f"{name} is {value!r:.40}, but has to be a quantity, such as 500m or 2Gi")
 
     def of_container(self) -> dict[str, Any]:
-        """Return requests and limits. A GPU is requested by its limit."""
+        """Return requests and limits. GPUs are requested by setting a limit."""
         limits = {"memory": self.memory_limit, "cpu": self.cpu_limit, "nvidia.com/gpu": str(self.gpus or "")}
         return {
             "requests": {"cpu": self.cpu, "memory": self.memory},
@@ -61,7 +61,7 @@ class Scaling:
     maximum: int = 10
     #: Required gain of an additional trainer, as a fraction of the current trainers' average rate.
     worth: float = 0.5
-    #: Hourly cost of one trainer, and limit for all trainers; 0: no limit.
+    #: Hourly cost of one trainer, and limit on the hourly cost of all trainers; 0: no limit.
     hourly_cost: float = 0.0
     hourly_limit: float = 0.0
 
@@ -78,20 +78,20 @@ class ClusterJob:
     #: Name of a file -> its text, mounted at /code. Empty: the image contains the code.
     code: Mapping[str, str] = field(default_factory=dict)
     trainers: int = 2
-    #: Number of ranks of a group, which torchrun starts in the only trainer's pod; 0: trainers are no group.
+    #: Number of ranks of a group, which torchrun starts in a single pod; 0 if the trainers are not a group.
     ranks: int = 0
     pservers: int = 2
     #: Additional pservers that take over immediately.
     spares: int = 1
     #: One master leads, the others are on standby.
     masters: int = 2
-    #: URL. Empty disables checkpoints: if a pserver dies, training then starts again from scratch.
+    #: URL for checkpoints. If it is empty, none are written, and training starts from scratch if a pserver dies.
     checkpoint: str = ""
     #: Continue from the newest checkpoint: "true", "auto" (if there is one) or empty.
     resume: str = ""
     #: ``host:port`` of a running etcd. Empty: the job has its own etcd.
     etcd: str = ""
-    #: Members of the job's own etcd; 0 if another tool adds it under the same name.
+    #: Number of members of the job's own etcd; 0 if another tool creates that etcd, under the same name.
     etcd_members: int = 1
     #: Image of these members. Empty: the job's image for one member (Debian's etcd), otherwise upstream's.
     etcd_image: str = ""
@@ -99,7 +99,7 @@ class ClusterJob:
     tls: bool = True
     #: Listen without certificates, for networks where only the job's pods can reach each other.
     insecure: bool = False
-    #: Name of a Secret whose keys are variables of all processes, such as AWS_ACCESS_KEY_ID; empty: none.
+    #: Name of a Secret whose keys become variables of all processes, such as AWS_ACCESS_KEY_ID; may be empty.
     secret: str = ""
     #: Ports that all pods may connect to anywhere, in addition to those of stores named by URLs.
     egress_ports: tuple[int, ...] = ()
@@ -114,7 +114,7 @@ class ClusterJob:
     backoff_limit: int = 6
     #: Seconds after which the job has failed; 0: no limit.
     deadline_s: int = 0
-    #: Further settings of all processes, by variable.
+    #: Additional settings of all processes, by environment variable.
     variables: Mapping[str, str] = field(default_factory=dict)
     #: Seconds for which the finished job and its servers are kept before they are removed.
     keep_s: int = 600
@@ -193,7 +193,7 @@ class ClusterJob:
 
 #: Directory with the certificate of a pod's role.
 CERTIFICATES = "/etc/flightedl/certificates"
-#: Directory with the code of a ConfigMap.
+#: Directory where a ConfigMap's code is mounted.
 CODE = "/code"
-#: Directory to which a process may write: the rest of its file system is read-only.
+#: Directory to which a process may write; the rest of its file system is read-only.
 WORK = "/work"

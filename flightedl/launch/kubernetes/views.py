@@ -37,11 +37,11 @@ class JobView:
     active: int
     #: Number of trainers' pods that crashed.
     failed: int
-    #: "Complete", or the reason of the failure with a message; empty while it runs.
+    #: "Complete", or the reason for the failure with a message; empty while the job runs.
     ended: str = ""
     is_failed: bool = False
     created_at: str = ""
-    #: True if it waits for admission by a queue.
+    #: True if the job waits for admission by a queue.
     is_queued: bool = False
 
     @property
@@ -118,9 +118,9 @@ def component_of(pod: Object) -> str:
 
 
 def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -> list[str]:
-    """Return why parts of a job cannot start, one sentence for each.
+    """Return one sentence for each part of the job that cannot start, with the reason.
 
-    An event may be outdated. It counts while its pod is pending, or while a controller has created no pod of its part.
+    An event may be outdated. It is used only while its pod is pending, or its controller has created no pod.
     """
     found = {component_of(pod): why for pod in pods if (why := waits_for(pod))}
     if view.is_queued:
@@ -137,13 +137,13 @@ def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -
 
 
 def waits_for(pod: Object) -> str:
-    """Return why a pod is not running yet. Empty if neither its machine nor the cluster gives a reason."""
+    """Return the reason why a pod is not running yet; empty if neither its machine nor the cluster gives one."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting")
         if waiting and waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
             ended = container.get("lastState", {}).get("terminated", {})
-            # The container's own last line is more informative than its restart.
+            # The container's own last line is more informative than the fact that it restarted.
             why = str(ended.get("message") or waiting.get("message", "")).strip().rpartition("\n")[2]
             return f"{waiting['reason']}: {why}".rstrip(": ")
     for condition in status.get("conditions", []):

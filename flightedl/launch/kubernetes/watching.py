@@ -1,7 +1,7 @@
 """Waiting for a job on a cluster: its progress, its trainers' output, and its result.
 
 The job's status comes from ``flightedl status`` in a master's pod, so no port has to be open. A user who may not run
-commands in pods sees less, but can wait as well. The output of each pod is followed by one thread.
+commands in pods sees less, but can still wait for the job. The output of each pod is followed by one thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flightedl.ports import Clock, Cluster
 _STATUS_TIMEOUT_S = 10.0
 #: Maximum number of pods whose output is followed.
 _FOLLOWED_LIMIT = 20
-#: Maximum number of consecutive failures of the cluster to answer.
+#: Maximum number of consecutive requests that the cluster fails to answer.
 _PATIENCE = 30
 #: Seconds between two requests for the namespace's events, which may be many.
 _EVENTS_EVERY_S = 10.0
@@ -53,7 +53,7 @@ class Followers:
     _open: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
 
     def follow(self, labels: dict[str, str]) -> None:
-        """Start to follow all pods with these labels whose output is not followed yet."""
+        """Start following the output of all pods with these labels that are not followed yet."""
         for pod in self.cluster.list("Pod", labels):
             name = pod["metadata"]["name"]
             if has_output(pod) and name not in self._threads and self._running < _FOLLOWED_LIMIT:
@@ -117,7 +117,7 @@ def wait(
             said = status_of(cluster, job)
             failures = 0
         except FlightedlError as error:
-            # A missing job will not come back; a cluster will.
+            # A missing job will not come back; an unreachable cluster may.
             failures += 1
             if not error.retryable or failures >= _PATIENCE:
                 return Outcome(EXIT_FAILED, str(error)), newest
@@ -127,7 +127,7 @@ def wait(
         outcome = outcome_of(view, [pod for pod in pods if component_of(pod) == "trainer"])
         if outcome is None:
             if clock.now() >= events_at and (said is None or not all(map(has_output, pods))):
-                # Not every user may list them.
+                # Not every user may list events.
                 with contextlib.suppress(FlightedlError):
                     events = cluster.list("Event", {})
                 events_at = clock.now() + _EVENTS_EVERY_S
