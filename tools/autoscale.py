@@ -43,9 +43,9 @@ _TIMEOUT_S = 5.0
 def autoscale(*, every_s: float, etcd: str | None, job: str | None, tls_dir: str | None, **given: Any) -> None:
     """Scale a job's trainers according to throughput.
 
-    Adds trainers to a job on a Kubernetes cluster as long as each one increases the throughput enough, and removes
-    trainers that do not. Removed trainers return their tasks. Trainers on nodes that are about to be reclaimed are
-    replaced in advance. Runs until the job ends, inside or outside the cluster.
+    Adds trainers to a job on a Kubernetes cluster as long as each new trainer increases the throughput enough, and
+    removes trainers that do not. Removed trainers return their tasks. Trainers on nodes that are about to be reclaimed
+    are replaced in advance. Runs until the job ends, inside or outside the cluster.
     """
     try:
         limits = ScalingLimits(**{each.name: given[each.name] for each in fields(ScalingLimits)})

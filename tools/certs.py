@@ -21,7 +21,7 @@ _PLAN = "members.json"
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """Settings of the certificates in a directory, stored for their renewal."""
+    """Settings of the certificates in a directory, which are stored for the renewal."""
 
     job: str
     hosts: list[str]
@@ -35,8 +35,8 @@ def certs() -> None:
     A private authority issues one certificate per role.
 
     Roles: server (masters and pservers), trainer, reader (status and the model), admin (checkpoints, mode, failed
-    tasks), and etcd (for your own etcd). Set FLIGHTEDL_TLS_DIR of each process to the directory of its role. Keep
-    DIR/authority off the machines of the job.
+    tasks), and etcd (for your own etcd). Set FLIGHTEDL_TLS_DIR of each process to the directory of its role. Do not
+    copy DIR/authority to the machines of the job.
     """
 
 
@@ -70,8 +70,8 @@ def create(directory: Path, job: str | None, hosts: tuple[str, ...], days: int, 
 def renew(directory: Path, days: int | None, authority: bool, authority_days: int) -> None:
     """Renew the certificates of all roles in DIR.
 
-    A running job continues. Trainers and tools read the new certificates when they next connect. Restart the masters
-    and pservers one after the other to load theirs.
+    A running job continues. Trainers and commands read the new certificates when they next connect. Restart the masters
+    and pservers one after another, so that they load theirs.
     """
     from flightedl.adapters import certificates
 

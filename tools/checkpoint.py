@@ -65,7 +65,7 @@ def _chosen(url: str, job: str | None, number: int | None) -> tuple[Storage, Man
 
 
 def _is_there(storage: Storage, number: int) -> bool:
-    """True unless a running job has deleted the checkpoint in the meantime."""
+    """True unless a running job has since deleted the checkpoint."""
     return bool(storage.list(manifest_name(number)))
 
 
@@ -179,9 +179,10 @@ def export(
     tables: tuple[str, ...],
     slots: bool,
 ) -> None:
-    """Export the model of a checkpoint to OUTPUT, a path or URL of a file.
+    """Export a checkpoint's model to OUTPUT, the path or URL of a file.
 
-    With --tables or --table, export rows instead: one Parquet file per table, in the folder OUTPUT.
+    With --tables or --table, the command exports the rows of tables instead, as one Parquet file per table, to the
+    folder OUTPUT.
     """
     if kind and (has_tables or tables):
         raise UsageError("tables are always written as Parquet: omit --format")
@@ -203,12 +204,12 @@ def export(
                 name = export_model(storage, manifest, output, kind or "")
         except NotFoundError:
             if number is None and not _is_there(storage, manifest.number):
-                continue  # The running job has replaced it with a newer one.
+                continue  # The running job has replaced this checkpoint with a newer one.
             raise
         click.echo(f"c-{manifest.number} written to {name}")
         return
 
 
 def _file_of(table: str) -> str:
-    """Return a file name for a table, whose name may have any characters."""
+    """Return a file name for a table, whose name may contain any characters."""
     return f"{quote(table, safe=' ')}.parquet"

@@ -100,7 +100,7 @@ def cancel(job: str, at_once: bool, **given: Any) -> None:
 
 
 def only_job(cluster: Cluster) -> str:
-    """Return the job named by the environment, or else the only running job.
+    """Return the name of the job in the environment, or else that of the only running job.
 
     Raises:
         UsageError: several jobs are running.

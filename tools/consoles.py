@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-#: Wide enough for every row of every command.
+#: A width that is sufficient for every row of every command.
 _UNFOLDED_WIDTH = 1000
 
 
 def table_console() -> Console:
-    """Return a console on stdout. It wraps lines on a terminal only, so that files and pipes are easy to search."""
+    """Return a console on stdout. It wraps lines only on a terminal, so that files and pipes are easy to search."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_UNFOLDED_WIDTH)
 

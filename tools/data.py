@@ -26,9 +26,9 @@ def data() -> None:
 @click.option("--attempts-limit", type=click.IntRange(min=1), help="Failures of a group before a quarantine [5]")
 @click.option("--page/--no-page", default=True, help="Serve the job's web page on this machine [page]")
 def serve(urls: tuple[str, ...], format_name: str, **given: Any) -> int:
-    """Serve the data at URLS with an etcd and a master, and print the variables by which ranks find them.
+    """Serve the data at URLS with an etcd and a master, and print the environment variables that ranks need.
 
-    Serves one start of the group after the other, until Ctrl-C or SIGTERM.
+    Keeps serving, however often the group is restarted, until Ctrl-C or SIGTERM.
     """
     with fork_server(0) as forks:
         from flightedl.adapters.storage import FsspecFiles

@@ -1,4 +1,4 @@
-"""``flightedl dataset``: inspect training data, index it in advance, rewrite it.
+"""``flightedl dataset``: inspect training data, index it in advance, or rewrite it.
 
 Progress goes to stderr and results to stdout, so that ``--json`` can be piped. ``convert`` and ``split`` publish only
 complete files; after an interruption, the same command continues where it stopped.
@@ -40,7 +40,7 @@ def dataset() -> None:
     """Index, inspect, convert or split training data."""
 
 
-#: Source of a command, see ``_spec`` and ``_indexed``.
+#: Options that select a command's source; see ``_spec`` and ``_indexed``.
 _source_options = together(
     json_option(),
     click.option("--concurrency", type=click.IntRange(1, 256), default=16, show_default=True, help="Parallel reads."),
@@ -132,7 +132,7 @@ def inspect(*, as_json: bool, records: int, **source: Any) -> None:
 def convert(*, to_format: str, filters: tuple[str, ...], **options: Any) -> None:
     """Write a dataset in another format, to PREFIX-00000-of-00009 and so on.
 
-    RecordIO with several columns holds one JSON object per record; --json-records reads such files. After an
+    If RecordIO files have several columns, each record is a JSON object; --json-records reads such files. After an
     interruption, run the same command to continue.
     """
     _write(to_format=to_format, filters=[_condition(text) for text in filters], **options)
@@ -143,9 +143,10 @@ def convert(*, to_format: str, filters: tuple[str, ...], **options: Any) -> None
 @_target_options
 @click.option("--shards", type=click.IntRange(min=1), required=True, help="Number of new files.")
 def split(**options: Any) -> None:
-    """Write a dataset to another number of files in the same format.
+    """Write a dataset to a different number of files in the same format.
 
-    Each file gets an equal share of consecutive records. After an interruption, run the same command to continue.
+    The records are distributed evenly, and each file contains consecutive records. After an interruption, run the same
+    command to continue.
     """
     _write(to_format=None, filters=[], **options)
 
@@ -172,7 +173,7 @@ def _write(
     if target.startswith("memory://"):
         raise UsageError(f"{target} is lost when this command ends: choose a directory or a bucket")
     if to_format is not None:
-        wanted = Target(prefix, to_format, shards, records_per_chunk)  # rejects an unknown format before reading
+        wanted = Target(prefix, to_format, shards, records_per_chunk)  # Rejects an unknown format before reading.
     chunk_index = _indexed(spec, source).index
     if to_format is None:
         wanted = Target(prefix, _only_format(chunk_index), shards, records_per_chunk)
@@ -232,7 +233,7 @@ def _indexed(spec: DatasetSpec, source: Mapping[str, Any], storage: Any = None) 
 
 @contextmanager
 def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if it is a terminal. Yields a function that takes the done and total counts."""
+    """Show a progress bar if stderr is a terminal. Yields a function that takes the current count and the total."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -241,7 +242,7 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _condition(text: str) -> tuple[str, str, Any]:
-    """Parse a condition such as ``distance > 500``. The value is JSON, or else plain text."""
+    """Parse a condition such as ``distance > 500``. The value is JSON if it can be parsed as such, else a string."""
     column, _, rest = text.strip().partition(" ")
     words = rest.strip()
     operator = "not in" if words.startswith("not in ") else words.partition(" ")[0]
@@ -319,5 +320,5 @@ def _short(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return text for a value that JSON cannot hold."""
+    """Return a string for a value that JSON cannot represent."""
     return value.hex() if isinstance(value, bytes) else str(value)

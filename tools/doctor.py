@@ -33,8 +33,8 @@ _MARKS = {Severity.BROKEN: ("broken", "red"), Severity.HARMFUL: ("harmful", "yel
 def doctor(as_json: bool, report: Path | None, **options: Any) -> int:
     """Report what is wrong with a job, and what to do about it.
 
-    Queries etcd, the master, all parameter servers and, through the master, the trainers. Shows which process waits
-    for which, and why. Exit code 1: a problem stops the job.
+    Queries etcd, the master, all parameter servers and, through the master, the trainers. Shows which process waits for
+    which, and why. The exit code is 1 if a problem stops the job.
     """
     values = settings(DoctorSettings, **options)
     own = Doctor(values, SystemClock())
@@ -54,7 +54,7 @@ def doctor(as_json: bool, report: Path | None, **options: Any) -> int:
 
 
 def report_lines(seen: Observations, findings: Sequence[Finding], waiting: Sequence[Wait]) -> list[str]:
-    """Return the result for people, as lines."""
+    """Return the lines of the result, for people."""
     lines = [f"job {seen.job}: {summary(seen)}"]
     for finding in findings:
         name, color = _MARKS[finding.severity]
@@ -72,7 +72,7 @@ def report_lines(seen: Observations, findings: Sequence[Finding], waiting: Seque
 
 
 def tried_out(seen: Observations) -> list[str]:
-    """Return the results of the probes that ran on this machine."""
+    """Return the results of the probes that this command ran on this machine."""
     lines = []
     if seen.store is not None and not seen.store.error:
         times = ", ".join(f"{what} {seconds * 1e3:.0f} ms" for what, seconds in seen.store.seconds.items())

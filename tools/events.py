@@ -31,8 +31,8 @@ _RETRY_S = 1.0
 def events(follow: bool, as_json: bool, **options: Any) -> None:
     """Show the events of a running job, oldest first.
 
-    Events are processes that join or leave, rounds that wait, epochs, checkpoints, failed work, and rejected requests.
-    The master keeps the newest ones. Events before its takeover are in the previous master's log.
+    Events report processes that join or leave, rounds that wait, epochs, checkpoints, failed work, and rejected
+    requests. The master keeps the newest events. Events from before its takeover are in the previous master's log.
     """
     clock = SystemClock()
     with running_job(options) as job:

@@ -17,8 +17,8 @@ from flightedl.launch.naming import liveness_of
 def forget(job: str, etcd: str | None, yes: bool) -> None:
     """Delete the state of a stopped job from etcd.
 
-    A new job with this name then starts from scratch. Checkpoints are kept: as long as there are any, a job with the
-    same name and checkpoint URL requires --resume.
+    A new job with this name then starts from scratch. Checkpoints are kept. As long as they exist, a job with the same
+    name and checkpoint URL requires --resume.
     """
     chosen = settings(CommonSettings, job=job, etcd=etcd)
     with liveness_of(

@@ -3,9 +3,9 @@
 Rules:
 
 * Subcommands are imported on first use, so that ``flightedl --help`` is fast.
-* Only this module turns errors into text. A :class:`FlightedlError` becomes one red line and an exit code (2: the user
-  must change something, for example a name that does not exist; 3: the job cannot continue; else 1). Ctrl-C exits with
-  130. Anything else is a bug and keeps its traceback. ``--debug`` keeps all tracebacks.
+* Only this module converts errors to messages. A :class:`FlightedlError` becomes one red line and an exit code: 2 if
+  the user must change something, such as a name that does not exist, 3 if the job cannot continue, and otherwise 1.
+  Ctrl-C exits with 130. Any other exception is a bug and keeps its traceback. ``--debug`` keeps all tracebacks.
 """
 
 from __future__ import annotations

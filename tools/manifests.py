@@ -2,9 +2,9 @@
 
     python -m flightedl_tools.manifests
 
-A component is the difference between two renderings: objects that only the second rendering has become resources, and
-objects that differ become patches. Everything in ``deploy/`` therefore has one source, and overlays are composed of
-tested components.
+A component is the difference between two renderings of a job: objects that only the second rendering contains become
+resources, and objects that differ become patches. All manifests in ``deploy/`` are therefore generated from the same
+code, and overlays are composed of tested components.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
 
 from .documents import as_yaml
 
-#: Has neither certificates nor an etcd, which the overlays add.
+#: The base has neither certificates nor an etcd; the overlays add them.
 BASE = ClusterJob(job="train", image="flightedl", target="/app/train.py", etcd_members=0, tls=False)
 _SMALL = Resources("100m", "256Mi", "2Gi")
 _TLS: Mapping[str, Any] = {"tls": True}
@@ -30,7 +30,7 @@ _SCALING: Mapping[str, Any] = {"scaling": Scaling(1, 10)}
 
 
 class Component(NamedTuple):
-    """Changes to the values of a job. ``on`` are the values that they require."""
+    """Changes to a job's values. ``on`` contains the values that the changes require."""
 
     comment: str
     changes: Mapping[str, Any]
@@ -76,14 +76,14 @@ OVERLAYS: Mapping[str, Sequence[str]] = {
     "autoscale": ("tls", "etcd-3-tls", "s3", "autoscale"),
 }
 
-#: Folders below ``deploy/`` whose YAML files are all generated.
+#: Folders in ``deploy/`` that contain only generated YAML files.
 FOLDERS = ("base", "components", "overlays")
-#: A job that fits on one machine.
+#: Values for a job that fits on one machine.
 ONE_POD = replace(BASE, checkpoint="s3://bucket/checkpoints", secret="train-store")  # noqa: S106 - a name
 
 
 def job_of(overlay: str) -> ClusterJob:
-    """Return the values whose rendering must equal the overlay."""
+    """Return the job's values, whose rendering must equal the overlay."""
     changes: dict[str, Any] = {}
     for name in OVERLAYS[overlay]:
         changes |= COMPONENTS[name].changes
@@ -91,7 +91,7 @@ def job_of(overlay: str) -> ClusterJob:
 
 
 def files() -> dict[str, str]:
-    """Return the generated files: path below ``deploy/`` -> text."""
+    """Return the generated files: path in ``deploy/`` -> content."""
     found = _directory("base", "resources", _by_part(render(BASE)), "Kustomization")
     for name, component in COMPONENTS.items():
         found |= _component(name, component)
@@ -103,7 +103,7 @@ def files() -> dict[str, str]:
 
 
 def write(directory: Path) -> None:
-    """Write all files, and remove those of earlier versions."""
+    """Write all files, and remove generated files that no longer exist."""
     for folder in FOLDERS:
         for path in (directory / folder).rglob("*.yaml"):
             path.unlink()
@@ -167,7 +167,7 @@ def _list_difference(before: list[Object], after: list[Object]) -> list[Object]:
 
 
 def _merged_by(item: Object) -> str:
-    """Return the field by which Kubernetes merges entries of such a list, or "" if it replaces the whole list."""
+    """Return the field by which Kubernetes merges such a list's entries, or "" if it replaces the whole list."""
     return next((name for name in ("mountPath", "name") if name in item), "")
 
 
@@ -176,7 +176,7 @@ def _key(item: Object) -> tuple[str, str]:
 
 
 def _by_part(objects: Sequence[Object]) -> dict[str, list[Object]]:
-    """Group the objects by part of the job, one file each."""
+    """Group the objects by part of the job, with one file per part."""
     found: dict[str, list[Object]] = {}
     for each in objects:
         part = each["metadata"]["labels"].get("app.kubernetes.io/component", "")

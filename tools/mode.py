@@ -37,8 +37,8 @@ _WAIT_S = 2.0
 def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> int:
     """Show or change the consistency mode of a running job.
 
-    Without an argument, shows the mode. All pservers change it at the same round; no batch is lost or counted twice.
-    The job keeps the new mode when it is resumed from a checkpoint.
+    Without an argument, shows the current mode. All pservers change the mode at the same round; no batch is lost or
+    counted twice. The job keeps the new mode when it is resumed from a checkpoint.
     """
     given = {name: options.pop(name) for name in _settings_of_modes() if name in options}
     wanted = _wanted(kind, {name: value for name, value in given.items() if value is not None})
@@ -58,7 +58,7 @@ def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> i
 
 
 def described(tagged: Mapping[str, Any]) -> str:
-    """Return a mode as written in a script, without default values; empty if there is none."""
+    """Return a mode as it would be written in a script, without default values; empty if there is no mode."""
     if not tagged:
         return ""
     found = Mode.from_json(dict(tagged))
@@ -77,7 +77,7 @@ def _settings_of_modes() -> list[str]:
 
 
 def _wanted(kind: str | None, given: Mapping[str, Any]) -> Mode | None:
-    """Return the mode that is asked for, or None to show the present one.
+    """Return the requested mode, or None if the current mode is to be shown.
 
     Raises:
         UsageError: the mode or one of its settings does not exist.

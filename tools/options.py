@@ -1,4 +1,4 @@
-"""Options shared by several commands. An absent option is None; its default is in ``flightedl.config``."""
+"""Options shared by several commands. An option that is not given is None; its default is in ``flightedl.config``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Number(click.FloatRange):
-    """A finite number in a range. Click's own ranges accept NaN and infinity."""
+    """A finite number in a range. Click's own ranges would accept NaN and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = float(super().convert(value, param, ctx))
@@ -26,7 +26,7 @@ class Number(click.FloatRange):
 class ResumingCommand(click.Command):
     """A command with ``--resume`` and ``--resume=auto`` (``resume_option``).
 
-    The value requires the ``=``, because the word after a plain ``--resume`` may be a script.
+    The value must follow a ``=``, because the word after ``--resume`` may be a script.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -73,10 +73,10 @@ job_options = together(
     click.option("--etcd", metavar="HOST:PORT", help="etcd to use [FLIGHTEDL_ETCD, else: 127.0.0.1:2379]"),
 )
 tls_option = click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
-#: Options of commands that query a running job, see ``running``.
+#: Options of commands that query a running job; see ``running``.
 running_job_options = together(tls_option, job_options)
 
-#: Settings of checkpoints and of the reassignment of tasks.
+#: Options for checkpoints and for the reassignment of tasks.
 master_options = together(
     click.option("--checkpoint-increments", type=int, help="Most increments in a row; 0 disables increments [8]"),
     click.option("--checkpoint-keep-every", type=int, help="Keep every Nth checkpoint forever; 0 disables this [0]"),

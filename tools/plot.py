@@ -46,7 +46,7 @@ def plot(runs: tuple[Path, ...], names: tuple[str, ...], axis: Axis, output: Pat
 
 
 def labelled(runs: Iterable[Path]) -> dict[str, Path]:
-    """Map the shortest distinct path suffixes to the runs."""
+    """Map the shortest unique path suffix of each run to the run."""
     paths = list(dict.fromkeys(run.absolute() for run in runs))
     deepest = max(len(path.parts) for path in paths)
     for count in range(1, deepest + 1):

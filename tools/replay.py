@@ -30,11 +30,12 @@ from .options import json_option
 def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> int:
     """Replay a recorded run and compare its effects.
 
-    DIRECTORY holds the recordings of `flightedl run --record` or `fe.local(record=)`. Replays every event of every
-    process and compares its effects with the recorded ones. Exit code 1: an effect differs; stderr shows it.
+    DIRECTORY contains a recording made by `flightedl run --record` or `fe.local(record=)`. Replays every event of every
+    process and compares its effects with the recorded effects. If an effect differs, the command prints it on stderr,
+    and the exit code is 1.
 
-    --story prints, instead, the history of one object in order of time, from all processes: a batch
-    (EPOCH/TASK/BATCH), task (EPOCH/TASK), block, trainer or evaluation. Epochs are numbered from 1.
+    With --story, the command instead prints what all processes did with one object, in chronological order. The object
+    is a batch (EPOCH/TASK/BATCH), task (EPOCH/TASK), block, trainer or evaluation. Epochs are numbered from 1.
     """
     if wanted is not None:
         _print_story(directory, wanted, as_json=as_json)

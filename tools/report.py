@@ -1,6 +1,6 @@
 """HTML report on a job's status and problems, as one file to share.
 
-The page loads nothing. Passwords in URLs are removed; error messages of scripts are included unchanged.
+The page loads no external resources. Passwords in URLs are removed; error messages from scripts are included unchanged.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from .options import ScriptCommand, master_options, resume_option, tls_option
 
 
 def resume_command(arguments: Sequence[str]) -> str:
-    """Return the command that resumes from the checkpoints of this one. ``arguments`` exclude the program."""
+    """Return the command that resumes from this command's checkpoints. ``arguments`` excludes the program."""
     if not arguments or "run" not in arguments:
         return ""
     at = list(arguments).index("run") + 1
@@ -83,9 +83,9 @@ def run(
     trainer runs SCRIPT_OR_MODULE (the path of a script, or the dotted name of a module) with the ARGUMENTS. Put `--`
     before arguments that look like options of this command.
 
-    Exit codes: 0 done, or stopped by job.stop(); 1 the script crashed; 2 something must be changed, or the script ended
-    normally with unfinished work; 3 the job cannot continue; 4 done, but tasks failed or the last checkpoint was not
-    written; 130 stopped by Ctrl-C; 141 stopped because the reader of the output ended.
+    Exit codes: 0 done, or stopped by job.stop(); 1 the script crashed; 2 the command, script or data must be changed,
+    or the script ended normally but left work unfinished; 3 the job cannot continue; 4 done, but tasks failed or the
+    last checkpoint was not written; 130 stopped by Ctrl-C; 141 stopped because the reader of the output ended.
     """
     if nproc_per_node and (trainers > 1 or pservers):
         raise click.UsageError(
@@ -95,7 +95,7 @@ def run(
     if pservers is None:
         pservers = 0 if nproc_per_node else 1
     with fork_server(trainers) as forks:
-        # Imported here to run in parallel with the fork server's imports.
+        # Imported here, so that these imports run in parallel with those of the fork server.
         from flightedl.launch.progress import JobConsole
         from flightedl.launch.run import RunOptions, run_job
 

@@ -1,4 +1,4 @@
-"""Generator of the contract in ``schemas/`` from the code that implements it."""
+"""Generator of the protocol's schemas in ``schemas/`` from the code that implements the protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MESSAGES = (checkpoints, declarations, control, groups, hosts, parameters, stat
 
 
 def current() -> dict[str, Any]:
-    """Return the contract implemented by the code: file name without suffix -> JSON value."""
+    """Return the schemas of the protocol that the code implements: file name without suffix -> JSON value."""
     return {"messages": _messages(), "arrow": _arrow(), "keys": _keys(), "golden": _golden()}
 
 
@@ -113,7 +113,7 @@ def _stream(batch: pa.RecordBatch) -> str:
 
 
 def write(directory: Path) -> None:
-    """Write all files of the contract."""
+    """Write all schema files."""
     for name, value in current().items():
         (directory / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n", "utf-8")
 

@@ -1,6 +1,7 @@
 """``flightedl master`` and ``flightedl pserver``: run a server in place of this process.
 
-The process replaces itself with the server. The variables that make Flight fast are thus set before its import.
+The process replaces itself with the server, so that the environment variables that make Flight fast are set before
+Flight is imported.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .options import ResumingCommand, master_options, resume_option, server_opti
 def master(**options: Any) -> None:
     """Start a master, which hands out tasks.
 
-    It also supervises the job. One master leads, any others stand by. Stops on SIGTERM or Ctrl-C.
+    It also supervises the job. If several masters run, one leads and the others stand by. Stops on SIGTERM or Ctrl-C.
     """
     _become("flightedl.master", settings(MasterSettings, **options))
 
@@ -38,7 +39,8 @@ def master(**options: Any) -> None:
 def pserver(**options: Any) -> None:
     """Start a parameter server, which holds a part of the model.
 
-    It claims the job's first free index, or waits as a spare until an index is free. Stops on SIGTERM or Ctrl-C.
+    It claims the job's first free pserver index, or waits as a spare until an index becomes free. Stops on SIGTERM or
+    Ctrl-C.
     """
     _become("flightedl.pserver", settings(PserverSettings, **options))
 

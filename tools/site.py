@@ -1,8 +1,8 @@
 """Documentation site: ``make docs`` runs this module, which builds ``site/``.
 
-Sphinx is used because MyST reads Markdown as GitHub does, and because its theme furo has a dark and a light mode and
-loads nothing from other hosts. The pages are those of docs/ and a few from other directories. They are copied. In the
-copies a link to another page leads to that page of the site, and a link to a source file becomes plain text.
+Sphinx is used because MyST reads Markdown in the same way as GitHub, and because the theme furo has a dark and a light
+mode and loads no resources from other hosts. The site consists of copies of the pages in docs/ and of a few other
+pages. In a copy, a link to another page leads to that page of the site, and a link to a source file becomes plain text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Pages of the site by their path from the root, under the headings of the site's contents.
+#: Heading in the table of contents -> paths of the pages from the root.
 CONTENTS: dict[str, tuple[str, ...]] = {
     "Start here": ("docs/start.md", "README.md"),
     "Guides": (
@@ -38,16 +38,16 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "Development": ("CONTRIBUTING.md", "docs/mutation-testing.md", "CHANGELOG.md"),
 }
 PAGES = ("docs/index.md", *(page for pages in CONTENTS.values() for page in pages))
-#: Headings down to this level can be linked to.
+#: Lowest level of headings that can be link targets.
 _ANCHOR_LEVELS = 4
 
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
-#: A language and the group of an example, of which only the language is for the reader.
+#: The language and the group of an example. Only the language is kept for the site.
 _FENCE = re.compile(r"^(```[a-z]+) [a-z-]+$", re.MULTILINE)
 
 
 def name_of(page: str) -> str:
-    """Return the name of a page in the site: ``deploy/README.md`` is ``deploy.md``."""
+    """Return the file name of a page in the site, such as ``deploy.md`` for ``deploy/README.md``."""
     directory, name = posixpath.split(page)
     return name if directory == "docs" else (directory or posixpath.splitext(name)[0]).lower() + ".md"
 
@@ -68,7 +68,7 @@ def adapted(page: str, text: str) -> str:
 
 
 def contents() -> str:
-    """Return the contents of the site, for the index."""
+    """Return the site's tables of contents, for the index page."""
     trees = []
     for caption, pages in CONTENTS.items():
         names = "\n".join(name_of(page).removesuffix(".md") for page in pages)
@@ -77,7 +77,7 @@ def contents() -> str:
 
 
 def write_source(source: Path) -> None:
-    """Write all pages, adapted, to a directory."""
+    """Adapt all pages for the site, and write them to a directory."""
     source.mkdir(parents=True)
     for page in PAGES:
         text = adapted(page, (ROOT / page).read_text("utf-8"))
@@ -98,13 +98,13 @@ def settings() -> dict[str, Any]:
         "html_show_sourcelink": False,
         "myst_heading_anchors": _ANCHOR_LEVELS,
         "copybutton_prompt_text": "$ ",
-        # Shells' sessions and output are shown as they are.
+        # Shell sessions and output are shown unchanged, without highlighting.
         "highlight_language": "text",
     }
 
 
 def build(site: Path, work: Path) -> int:
-    """Build the site. Return 0, or 1 if a page has a link without a target or something else is wrong with it."""
+    """Build the site. Returns 0, or 1 if any page has a broken link or another problem."""
     from sphinx.application import Sphinx
 
     shutil.rmtree(work, ignore_errors=True)

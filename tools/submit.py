@@ -1,4 +1,4 @@
-"""``flightedl submit``: run a whole job on a Kubernetes cluster and wait for its end."""
+"""``flightedl submit``: run a whole job on a Kubernetes cluster and wait until it ends."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from .options import Number, ScriptCommand, resume_option
 from .pods import pair_of, pod_options, templates_of
 from .run import run
 
-#: Limit of all texts of a ConfigMap together.
+#: Limit on the total size of a ConfigMap's files.
 _CODE_LIMIT_BYTES = 900_000
-#: Options that are fields of a ``ClusterJob``.
+#: Names of the options that are fields of a ``ClusterJob``.
 _SAME = (
     *(
         "image",
@@ -63,7 +63,7 @@ _COUNT = re.compile(r"(?P<least>[0-9]+)(\.\.(?P<most>[0-9]+))?")
 
 
 class _SubmitCommand(ScriptCommand):
-    """Command that rejects options of ``flightedl run`` that ``submit`` lacks. Others go to the script."""
+    """Command that rejects options that only ``flightedl run`` has. Other unknown options go to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         of_run, own = ({name for each in one.params for name in each.opts} for one in (run, self))
@@ -126,16 +126,16 @@ def submit(script_or_module: str, arguments: tuple[str, ...], **given: Any) -> i
     """Run a whole job on a Kubernetes cluster.
 
     Every trainer runs SCRIPT_OR_MODULE with the ARGUMENTS. Put `--` before arguments that look like options of this
-    command. A local script is sent to the cluster; a path or module in the image needs --in-image. Waits for the job's
-    end, and shows progress and the trainers' output. Ctrl-C leaves the job running.
+    command. A local script is sent to the cluster; a path or module in the image needs --in-image. Waits until the job
+    ends, and shows its progress and the trainers' output. Ctrl-C leaves the job running.
 
-    Exit codes: those of `flightedl run`.
+    The exit codes are those of `flightedl run`.
     """
     job = job_of(script_or_module, arguments, given)
     objects = render(job)
     require_common_place(job.checkpoint, objects)
     if given["dry_run"]:
-        # Without owner references, because the Job's UID is unknown before its creation.
+        # The objects have no owner references, because the Job's UID is unknown before its creation.
         click.echo(as_yaml([*objects[1:], objects[0]]), nl=False)
         for line in how_to_make_secrets(job):
             click.echo(f"# {line}")
@@ -149,7 +149,7 @@ def submit(script_or_module: str, arguments: tuple[str, ...], **given: Any) -> i
 
 
 def how_to_make_secrets(job: ClusterJob) -> list[str]:
-    """Return lines that name the Secrets required by pods, and the commands that create them."""
+    """Return lines that list the Secrets that pods require, and the commands that create these Secrets."""
     names = secret_names(job)
     if not names:
         return []
@@ -163,7 +163,7 @@ def how_to_make_secrets(job: ClusterJob) -> list[str]:
 
 
 def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
-    """Show a job until it ends. Returns the exit code."""
+    """Show a job's progress and output until the job ends. Returns the exit code."""
     clock = SystemClock()
     started_at = clock.now()
     trainer_labels = labels_of(job.job, "trainer")
@@ -188,7 +188,7 @@ def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
 
 
 def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> ClusterJob:
-    """Return the job described by the command line. Raises UsageError if it is invalid."""
+    """Return the job that the command line describes. Raises UsageError if the command line is invalid."""
     if ranks := given["nproc_per_node"] or 0:
         given = given | {name: count for name, count in _OF_GROUPS.items() if given[name] == _DEFAULTS[name]}
     least, most = count_of(given["trainers"])
@@ -220,7 +220,7 @@ def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> Clus
 
 
 def count_of(text: str) -> tuple[int, int | None]:
-    """Parse ``4`` or ``2..20``. Returns the smallest number and, for a range, the largest."""
+    """Parse a number or a range such as ``2..20``. Returns the smallest number and, for a range, the largest."""
     match = _COUNT.fullmatch(text)
     if match is None or (match["most"] and int(match["most"]) < int(match["least"])):
         raise UsageError(f"--trainers is {text!r}, but must be a number or a range such as 2..20")
@@ -240,7 +240,7 @@ def variable_of(text: str) -> tuple[str, str]:
 
 
 def code_of(target: str, files: Sequence[Path], *, in_image: bool = False) -> dict[str, str]:
-    """Return the texts of the script and the additional files by name; empty if the script is in the image.
+    """Return the contents of the script and the additional files, by name; empty if the script is in the image.
 
     Raises:
         UsageError: the script does not exist, or a file cannot be sent.

@@ -37,7 +37,7 @@ _selection = together(
 @tasks.command("list")
 @_options
 def list_(as_json: bool, **options: Any) -> None:
-    """List failed batches: file, chunk, records, trainer, last error."""
+    """List failed batches with file, chunk, records, trainer and last error."""
     with running_job(options) as job:
         reply = job.read(_TIMEOUT_S)
     if as_json:
@@ -55,7 +55,7 @@ def list_(as_json: bool, **options: Any) -> None:
 @_options
 @_selection
 def retry(**options: Any) -> None:
-    """Return failed batches to the queue and reset their attempts."""
+    """Return failed batches to the queue, and reset the number of their attempts."""
     _change("retry_failed", "{} failed batches are queued again", **options)
 
 
@@ -63,7 +63,7 @@ def retry(**options: Any) -> None:
 @_options
 @_selection
 def drop(**options: Any) -> None:
-    """Drop failed batches: they are never trained and no longer listed."""
+    """Drop failed batches permanently. They are neither trained on nor listed any more."""
     _change("drop_failed", "{} failed batches are dropped", **options)
 
 
@@ -78,7 +78,7 @@ def failed_table(failed: list[FailedPiece]) -> Table:
 
 
 def _remarks(counts: TaskCounts, failed: list[FailedPiece]) -> list[str]:
-    """Return sentences about failed batches that are not in the list."""
+    """Return sentences about failed batches that the list leaves out."""
     listed = sum(piece.end_batch - piece.first_batch for piece in failed)
     found = []
     if counts.failed_batches > listed:

@@ -38,14 +38,14 @@ _BARS = " ▁▂▃▄▅▆▇█"
 def top(**options: Any) -> None:
     """Watch a running job in this terminal.
 
-    Shows progress, throughput, waiting rounds, all processes and the newest events. Refreshes every second until
-    Ctrl-C. Without a terminal, prints them once.
+    Shows progress, throughput, waiting rounds, all processes and the newest events, and refreshes them every second
+    until Ctrl-C. If the output is not a terminal, prints them once.
     """
     clock = SystemClock()
     console = Console(highlight=False)
     view = View()
     with running_job(options) as job:
-        # The command fails on an error of the first query. The view shows later errors and retries.
+        # An error in the first query ends the command. After later errors, the view shows the error and retries.
         view.ask(job)
         if not console.is_terminal:
             console.print(view.screen())
@@ -61,7 +61,7 @@ def top(**options: Any) -> None:
 
 
 class View:
-    """View of the master's latest replies on a terminal."""
+    """Terminal view of the master's latest replies."""
 
     def __init__(self) -> None:
         self._status: StatusReply | None = None
@@ -71,7 +71,7 @@ class View:
         self._rates: deque[float] = deque(maxlen=_RATES)
 
     def refresh(self, job: JobStatus) -> None:
-        """Query the master again. Keeps the last replies and shows the error if the query fails."""
+        """Query the master again. If the query fails, keep the last replies and show the error."""
         try:
             self.ask(job)
         except FlightedlError as error:
@@ -82,7 +82,6 @@ class View:
         self.take(job.read(_TIMEOUT_S), job.ask("events", encode(self._request), EventsReply, _TIMEOUT_S))
 
     def take(self, status: StatusReply, news: EventsReply) -> None:
-        """Take the master's replies into the view."""
         self._status, self._trouble = status, ""
         self._rates.append(status.records_per_s)
         self._events.extend(news.events)
@@ -90,7 +89,6 @@ class View:
         self._request = EventsRequest(after=after, generation=news.generation)
 
     def screen(self) -> RenderableType:
-        """Return the whole view."""
         status = self._status
         parts: list[RenderableType] = [Text(self._trouble, style="red")] if self._trouble else []
         if status is None:
@@ -118,7 +116,7 @@ class View:
 
 
 def waits(status: StatusReply) -> Iterable[str]:
-    """Yield a line for each waiting round and the trainers that it waits for."""
+    """Yield a line for each waiting round, with the trainers that it waits for."""
     names = {trainer.trainer: trainer.name or trainer.trainer for trainer in status.trainers}
     for server in status.pservers:
         if server.waits_for and server.waits_s >= _EVERY_S:
@@ -127,7 +125,7 @@ def waits(status: StatusReply) -> Iterable[str]:
 
 
 def times(status: StatusReply) -> Iterable[str]:
-    """Yield a line for each trainer with the profile of its loop and the staleness of its gradients."""
+    """Yield a line for each trainer, with the profile of its loop and the staleness of its gradients."""
     for trainer in status.trainers:
         stale = "" if trainer.staleness is None else f", staleness {trainer.staleness:.1f}"
         if spent := in_words(trainer.profile):
@@ -135,6 +133,6 @@ def times(status: StatusReply) -> Iterable[str]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a one-line curve, scaled from 0 to the highest value."""
+    """Return a one-line plot, scaled from 0 to the highest value."""
     highest = max(values, default=0.0) or 1.0
     return "".join(_BARS[round(value / highest * (len(_BARS) - 1))] for value in values)

@@ -1,6 +1,7 @@
-"""Curves as a file: SVG, by ``vector``, or PNG, by matplotlib, which is an extra and takes a second to import.
+"""Plots of curves as SVG files, drawn by ``vector``, or as PNG files, drawn by matplotlib (an optional dependency).
 
-Used for the curves of a run, by ``flightedl plot``, and by examples for their own curves.
+Used at the end of a run, by ``flightedl plot``, and by examples for their own curves. Importing matplotlib takes a
+second.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _draw_png(path: Path, panels: Mapping[str, Mapping[str, Curve]], x_label: st
 
     columns = min(len(panels), 3, math.ceil(math.sqrt(len(panels))))
     rows = math.ceil(len(panels) / columns)
-    # Without pyplot, which would keep state in the process and look for a display.
+    # Do not use pyplot, which would keep state in the process and look for a display.
     figure = Figure(figsize=(columns * _WIDTH_INCHES, rows * _HEIGHT_INCHES), layout="constrained")
     for place, (name, curves) in enumerate(panels.items(), start=1):
         _panel(figure.add_subplot(rows, columns, place), name, curves, x_label)

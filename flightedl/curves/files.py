@@ -1,9 +1,9 @@
 """Files of logged values: each trainer writes its own file, and readers of a run read all of them.
 
 A trainer appends to ``metrics/TRAINER.csv`` in the output directory, where TRAINER is the id of the process, at most
-twice a second. A trainer that is killed loses the values logged since; readers skip an incomplete last line. A
-restarted trainer has another id, and so another file. At the end of a run all files are merged into
-``metrics.parquet``.
+twice a second. A trainer that is killed loses the values logged since the last write; readers skip an incomplete last
+line. A restarted trainer has a different id, and therefore a different file. At the end of a run all files are merged
+into ``metrics.parquet``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from flightedl.curves.gathering import Point
 from flightedl.errors import DataError, NotFoundError
 
-#: Names in the output directory: directory of the trainers' files, and the merged file.
+#: Names, in the output directory, of the directory of the trainers' files and of the merged file.
 DIRECTORY = "metrics"
 MERGED = "metrics.parquet"
 _HEADER = ",".join(Point._fields)
@@ -41,7 +41,7 @@ class PointFile:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             text.write(_HEADER + "\n")
         csv.writer(text, lineterminator="\n").writerows(points)
-        # In a single call, so that a killed process rarely leaves an incomplete line.
+        # Write in a single call, so that a killed process rarely leaves an incomplete line.
         with self._path.open("ab", buffering=0) as file:
             file.write(text.getvalue().encode())
 

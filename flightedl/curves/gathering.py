@@ -1,9 +1,9 @@
-"""Means of a trainer's logged values over periods of time. Pure; time is an argument.
+"""Means of a trainer's logged values over time intervals. Pure; time is an argument.
 
-At first a period lasts a tenth of a second, later a thousandth of the time since the start. So the start of a run,
-where values change most, has a high resolution, and a week has only about ten thousand points. A value counts as often
-as it was logged: a batch that a trainer repeats, because its gradient came too late or a parameter server was lost, is
-counted twice in the means.
+At first an interval lasts a tenth of a second, and later a thousandth of the time since the start. So the resolution is
+high at the start of a run, where values change most, and a run of a week has only about ten thousand points. The means
+include a value as often as it was logged: if a trainer repeats a batch, because its gradient arrived too late or a
+parameter server was lost, the batch's values are included twice.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ _PART = 1e-3
 
 
 class Point(NamedTuple):
-    """Mean of a value over a period."""
+    """Mean of a value over a time interval."""
 
-    #: Seconds since 1970 at the end of the period.
+    #: Time at the end of the interval, in seconds since 1970.
     at: float
-    #: Id of the trainer.
     trainer: str
     #: Number of the epoch, from 1.
     epoch: int
-    #: Batches and records that the trainer has processed so far, since its start.
+    #: Numbers of batches and of records that the trainer has processed since its start.
     batches: int
     records: int
     name: str
     value: float
-    #: Sum of the values' weights: number of records, if they were logged within a batch.
+    #: Sum of the values' weights, which are the record counts of the batches in which they were logged.
     weight: float
 
 
@@ -44,9 +43,9 @@ class Gathering:
     def __init__(self, trainer: str, now: float) -> None:
         self._trainer = trainer
         self._started_at = self._since = now
-        #: Sums of the current period: (epoch from 1, name) -> sum of value times weight, sum of weights.
+        #: Sums over the current interval: (epoch from 1, name) -> sum of value times weight, sum of weights.
         self._sums: dict[tuple[int, str], tuple[float, float]] = {}
-        #: Time of the latest value, in seconds since 1970, with the batches and records processed by then.
+        #: Time of the latest value, in seconds since 1970, and the numbers of batches and records processed by then.
         self._last = (0.0, 0, 0)
         self._points: list[Point] = []
 
@@ -68,7 +67,7 @@ class Gathering:
         self._last = wall_s, batches, records
 
     def take(self, now: float, *, is_end: bool = False) -> list[Point]:
-        """Return the periods completed since the last call; at the end also the current one."""
+        """Return the points of the intervals completed since the last call; at the end also the current one."""
         self._end_stretch(now, is_end=is_end)
         points, self._points = self._points, []
         return points

@@ -1,7 +1,7 @@
 """One curve from the points of several trainers. Pure.
 
-Trainers log concurrently, each its own means. Points are sorted by time, and adjacent points are averaged by weight
-until a curve has few enough points to draw.
+Trainers log concurrently, and each has its own means. Points are sorted by time, and adjacent points are combined into
+weighted averages until the curve has few enough points to draw.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flightedl.curves.gathering import Point
 
 #: "records": records processed by all trainers so far. "seconds": time since the first point.
 Axis = Literal["records", "seconds"]
-#: Labels of the axes, for people.
+#: Labels of the horizontal axis.
 LABELS: Mapping[Axis, str] = {"records": "records of all trainers", "seconds": "seconds"}
 Curve = Sequence[tuple[float, float]]
 

@@ -1,4 +1,4 @@
-"""The same values as event files, which TensorBoard shows while a job runs.
+"""Logged values as event files, which TensorBoard can show while a job is running.
 
 Each trainer is a separate run in TensorBoard, ``tensorboard/TRAINER`` in the output directory. The step of a point is
 the number of batches that the trainer has processed.
@@ -17,7 +17,7 @@ DIRECTORY = "tensorboard"
 
 
 def require_tensorboard() -> None:
-    """Check, without an import, that event files can be written. Raises UsageError if the library is missing."""
+    """Check, without importing it, that the library is installed. Raises UsageError if it is missing."""
     require("tensorboardX", "writing files for TensorBoard", "tensorboard")
 
 
@@ -44,6 +44,5 @@ class EventFile:
         self._writer.flush()
 
     def close(self) -> None:
-        """Write the remaining points and close the file."""
         if self._writer is not None:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""Curves drawn with characters of two by four dots each (Braille patterns)."""
+"""Curves drawn with Braille patterns, which are characters of two by four dots."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flightedl.curves.merging import Curve
 
 _HEIGHT = 8
 _BLANK = 0x2800
-#: The bit of each dot of a character, by column, then by row from the top.
+#: The bit of each dot in a character, by column and then by row from the top.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 def charts(panels: Mapping[str, Mapping[str, Curve]], x_label: str, width: int) -> Iterable[str]:
-    """Yield the lines of charts, one chart for each run and name. Charts of the same name have the same scale."""
+    """Yield the lines of the charts, one chart for each run and name. Charts with the same name have the same scale."""
     for name, curves in panels.items():
         points = [(x, y) for curve in curves.values() for x, y in curve if math.isfinite(y)]
         if not points:

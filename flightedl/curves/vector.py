@@ -1,7 +1,7 @@
-"""Curves as an SVG file, which every browser shows. Pure, and takes milliseconds, because nothing has to be imported.
+"""Curves as an SVG file, which every browser can show. Pure, and fast, because it imports no plotting library.
 
-Each panel has its own scales, with round numbers at the grid lines. A curve is interrupted at values that are not
-finite. A curve with few points shows each of them.
+Each panel has its own scales, with round numbers at the grid lines. A curve has gaps at values that are not finite. If
+a curve has few points, each point is marked.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _TITLE_HEIGHT = 36
 #: Margins of a panel.
 _LEFT, _RIGHT, _ABOVE, _BELOW = 72, 20, 34, 48
 _TICKS = 6
-#: Curves with fewer points show each of them.
+#: If a curve has fewer points, each point is marked.
 _FEW = 30
-#: Colors that people with color vision deficiency can distinguish, too (Okabe and Ito).
+#: Colors that people with a color vision deficiency can also distinguish (Okabe and Ito).
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
@@ -71,7 +71,7 @@ def _panel(name: str, curves: Mapping[str, Curve], x_label: str) -> Iterator[str
 
 
 class _Scale:
-    """Linear mapping of an axis's values to positions between two ends."""
+    """Linear mapping from an axis's values to positions between two ends."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         low, high = min(values, default=0.0), max(values, default=1.0)
@@ -84,7 +84,7 @@ class _Scale:
 
     @property
     def ticks(self) -> Sequence[float]:
-        """Round numbers on the axis, at most ``_TICKS`` + 1."""
+        """Return round numbers on the axis, at most ``_TICKS`` + 1."""
         rough = (self._high - self._low) / _TICKS
         if not math.isfinite(rough):
             return ()

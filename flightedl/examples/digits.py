@@ -4,7 +4,7 @@
 
 A network with one hidden layer, in sync or async mode (``--mode``). Arrow files store the images as a column of
 fixed-size lists of 64 bytes, the Arrow form of tensors of a fixed shape. Every fifth image of a fixed random order is
-held out for testing; at the end one trainer reports the accuracy on these.
+held out for testing; at the end one trainer reports the accuracy on these test images.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HIDDEN_COUNT = 64
 RECORD_BATCH_RECORDS = 96
 TRAIN_FILE_COUNT = 3
 
-#: ``pixels``: the image row by row, 0 (white) to 16 (black).
+#: ``pixels`` contains an image row by row, with values from 0 (white) to 16 (black).
 SCHEMA = pa.schema(
     [
         pa.field("pixels", pa.list_(pa.uint8(), PIXEL_COUNT), nullable=False),
@@ -89,7 +89,7 @@ def write_digits(directory: Path) -> None:
 
 
 def images_and_digits(batch: pa.RecordBatch) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Return (n, 64) pixels in [0, 1] and (n,) digits of a record batch."""
+    """Return a record batch's pixels in [0, 1], (n, 64), and its digits, (n,)."""
     # flatten() respects the offset of a sliced batch; .values would not.
     pixels = batch.column("pixels").flatten().to_numpy().reshape(-1, PIXEL_COUNT)
     return pixels.astype(np.float32) / np.float32(16), batch.column("digit").to_numpy().astype(np.int64)
@@ -111,7 +111,7 @@ def first_parameters(seed: int) -> dict[str, Floats]:
 def loss_and_gradients(
     parameters: Parameters, images: Floats, digits: npt.NDArray[np.int64]
 ) -> tuple[float, dict[str, Floats]]:
-    """Return the mean cross-entropy of n images in nats, and its gradients in the parameters' shapes and dtypes."""
+    """Return the mean cross-entropy of n images in nats, and its gradients with the parameters' shapes and dtypes."""
     hidden = _hidden(parameters, images)  # (n, hidden)
     logits = hidden @ parameters["output"] + parameters["output_bias"]  # (n, 10)
     logits -= logits.max(axis=1, keepdims=True)

@@ -2,9 +2,9 @@
 
     flightedl run flightedl.examples.digits_torch --trainers 3 --pservers 1
 
-An ordinary training loop except for two lines: the optimizer runs on the pservers, and the batches come from the job.
-All trainers share the statistics of the network's batch normalization. At the end one trainer reports the accuracy on
-the test images and saves the model.
+This is an ordinary training loop except for two lines: the optimizer runs on the pservers, and the batches come from
+the job. All trainers share the statistics of the network's batch normalization. At the end one trainer reports the
+accuracy on the test images and saves the model.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def network(seed: int) -> nn.Module:
 
 
 def images_and_digits(batch: pa.RecordBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (n, 1, 8, 8) pixels in [0, 1] and (n,) digits of a record batch."""
+    """Return a record batch's pixels in [0, 1], (n, 1, 8, 8), and its digits, (n,)."""
     pixels = torch.from_dlpack(batch.column("pixels").flatten())
     return pixels.reshape(-1, 1, 8, 8).float() / 16, torch.from_dlpack(batch.column("digit")).long()
 

@@ -4,11 +4,11 @@
 
 Carriers, aircraft, airports, flight numbers and hours have embeddings, which are rows of tables; the rest of the
 network is a dense model. Every trainer runs this whole program. ``flights_data`` describes the data and
-``flights_model`` the network. At the end one of the trainers evaluates the model on held-out days, compares it with
-models that it trains alone on the same flights (``flights_alone``), and reports the results (``flights_report``).
+``flights_model`` the network. At the end one trainer evaluates the model on held-out days, compares it with models that
+this trainer trains alone on the same flights (``flights_alone``), and reports the results (``flights_report``).
 
-The learning rates and sizes are round numbers, and a few were chosen with the held-out days in view. So this is an
-example, not a benchmark.
+The learning rates and sizes are round numbers, but a few of them were chosen by their results on the held-out days.
+This is therefore an example, not a benchmark.
 """
 
 from __future__ import annotations

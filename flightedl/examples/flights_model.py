@@ -2,13 +2,14 @@
 
 A record becomes two things:
 
-* *dense* inputs (see ``features``): time of day, distance, weather, weekday and month;
-* an id in each of ``FIELDS``: carrier, aircraft, origin, destination, flight number, hour. Each field has an embedding
-  table, in which each id has a row of 1 + ``EMBEDDING_SIZE`` numbers.
+* *dense* inputs (see ``features``): the time of day, the distance, the weather, the weekday and the month;
+* an id in each of ``FIELDS``: carrier, aircraft, origin, destination, flight number and hour. Each field has an
+  embedding table that contains a row of 1 + ``EMBEDDING_SIZE`` numbers for each id.
 
 The network returns ``sigmoid(wide + deep)``. *Wide* is linear like a logistic regression: the weighted dense inputs
-plus the first number of each row. *Deep* is a network with two hidden layers, whose inputs are the dense ones and the
-other numbers of the rows. ``loss_and_gradients`` computes the gradients by hand, in NumPy, so that nothing is hidden.
+plus the first number of each row. *Deep* is a network with two hidden layers, whose inputs are the dense inputs and the
+other numbers of the rows. ``loss_and_gradients`` computes the gradients explicitly in NumPy, so that the example hides
+nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LATE_MINUTES = 15
 FIELDS = ("carrier", "tailnum", "origin", "dest", "flight", "hour")
 EMBEDDING_SIZE = 8
 
-#: Rough mean and standard deviation over the training files, to normalize inputs.
+#: Approximate mean and standard deviation over the training files, for normalizing inputs.
 _SCALES = {
     "temp": (57.0, 18.0),
     "dewp": (42.0, 19.0),
@@ -46,12 +47,12 @@ _SCALES = {
     "visib": (9.3, 2.0),
 }
 _DISTANCE_SCALE = (1040.0, 730.0)
-#: Time of day as an angle, distance, weather, missing weather, weekday and month.
+#: Number of inputs for the time of day (as an angle), distance, weather, missing weather, weekday and month.
 DENSE_COUNT = 2 + 1 + len(_SCALES) + 2 + 7 + 12
 HIDDEN_COUNTS = (128, 64)
 
 
-#: Final learning rates, as a fraction of the initial ones.
+#: Final learning rate, as a fraction of the initial learning rate.
 FINAL_RATE = 0.02
 
 
@@ -60,24 +61,23 @@ class Training:
     """Settings for training the network, by a job or by one process alone.
 
     Learning rates fall linearly to ``FINAL_RATE`` of their initial values, over as many updates as there are batches. A
-    synchronous job with two trainers makes only half as many updates, so its rates fall half as far.
+    synchronous job with two trainers makes only half as many updates, so its learning rates fall only half as far.
     """
 
     epochs: int = 2
-    #: Records per gradient.
     batch_size: int = 1024
     #: Learning rate of the network (Adam).
     learning_rate: float = 1e-3
     #: Learning rate of the tables (row-wise Adagrad).
     row_learning_rate: float = 0.05
-    #: Weight decay of updated rows, to avoid overfitting of aircraft with few flights.
+    #: Weight decay of updated rows, which avoids overfitting to aircraft with few flights.
     row_weight_decay: float = 1e-4
     #: Largest absolute value of the rows' initial values.
     row_spread: float = 0.05
     seed: int = 0
 
     def updates(self, record_count: int) -> int:
-        """Return the number of updates over which the rates fall."""
+        """Return the number of updates over which the learning rates fall."""
         return max(1, self.epochs * record_count // self.batch_size)
 
 
@@ -97,9 +97,9 @@ def features(batch: pa.RecordBatch | pa.Table) -> Features:
     distance = (_column(batch, "distance") - _DISTANCE_SCALE[0]) / _DISTANCE_SCALE[1]
     columns = [np.sin(day_angle), np.cos(day_angle), distance]
     for name, (middle, spread) in _SCALES.items():
-        # Clip outliers: one cloudburst has 40 standard deviations of rain and would dominate its step.
+        # Clip outliers: one cloudburst's rain is 40 standard deviations above the mean and would dominate its step.
         columns.append(np.clip((_column(batch, name) - middle) / spread, -5, 5))
-    # A missing gust means that there was none to record; a missing temperature means a missing report.
+    # A missing gust means that there were no gusts; a missing temperature means that the whole report is missing.
     columns += [np.isnan(_column(batch, "wind_gust")), np.isnan(_column(batch, "temp"))]
     columns += [_column(batch, "weekday") == day for day in range(7)]
     columns += [_column(batch, "month") == month for month in range(1, 13)]
@@ -110,7 +110,7 @@ def features(batch: pa.RecordBatch | pa.Table) -> Features:
 
 
 def _column(batch: pa.RecordBatch | pa.Table, name: str) -> Floats:
-    """Return a numeric column as (n,) float32 with null as NaN. Exact for the integers here, which are below 2**24."""
+    """Return a numeric column as float32, (n,), with NaN for null. The conversion is exact for integers below 2**24."""
     return np.asarray(batch.column(name).cast(pa.float32()), dtype=np.float32)
 
 
@@ -130,7 +130,7 @@ def first_parameters(seed: int) -> dict[str, Floats]:
         "bias_1": np.zeros(first, np.float32),
         "hidden_2": normal(first, second),
         "bias_2": np.zeros(second, np.float32),
-        # Small, so that the linear part is learned first. This halves the effect of the seed on the result.
+        # Small, so that the linear part is learned first, which halves the seed's effect on the result.
         "output": normal(second, size=0.1),
         "bias": np.zeros(1, np.float32),
     }
@@ -145,7 +145,7 @@ def probabilities(parameters: Parameters, rows: Rows, inputs: Features) -> Float
 def loss_and_gradients(
     parameters: Parameters, rows: Rows, inputs: Features
 ) -> tuple[float, dict[str, Floats], dict[str, Floats]]:
-    """Return the mean log loss of n records in nats, its gradients by parameter, and those of rows by field."""
+    """Return the mean log loss of n records in nats, its gradients by parameter, and the gradients of rows by field."""
     forward = _Forward(parameters, rows, inputs)
     logits, late = forward.logits, inputs.late
     # log(1 + exp(z)) - y z, computed without overflow of exp.

@@ -39,7 +39,7 @@ from flightedl.examples.results import save_arrays, save_json
 
 #: Function that looks up the rows of a batch's ids, by field.
 RowsOf = Callable[[pa.Table], Rows]
-#: Batches per update of the network trained alone, as in a round of two trainers.
+#: Batches per update when the network is trained alone; the same number as in a round of two trainers.
 _BATCHES_ALONE = 2
 _CURVE_POINTS = 100
 
@@ -89,7 +89,7 @@ def report(
 
 def judge(late: Floats, found: npt.NDArray[np.floating]) -> dict[str, float]:
     """Return metrics of predicted probabilities."""
-    # Imported lazily: it takes a second, and only the trainer that reports needs it.
+    # Imported lazily, because the import takes a second and only the trainer that reports needs it.
     from sklearn.metrics import log_loss, roc_auc_score
 
     certain = np.clip(found.astype(np.float64), 1e-7, 1 - 1e-7)

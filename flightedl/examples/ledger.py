@@ -1,30 +1,33 @@
-"""The ledger: proof, by counting, that every record of every epoch contributes exactly once.
+"""The ledger: a program that shows, by counting, that every record contributes exactly once in every epoch.
 
     flightedl run flightedl.examples.ledger --trainers 3 --pservers 2
 
 Every parameter has a row per epoch and an element per record. Record k of epoch e adds 1 to element (e, k): its
-gradient is -1 there, and the optimizer is plain SGD with a learning rate of 1. Whatever is killed in between, every
-element must end as 1. With less, the record was lost in that epoch; with more, it counted twice. A loss in one epoch
-cannot be hidden by a double in another. Several parameters on several pservers show that this holds for every block.
-If it does not, the program prints the wrong records of each epoch and ends with exit code 1.
+gradient is -1 there, and the optimizer is plain SGD with a learning rate of 1. Whatever is killed during the run, every
+element must end at 1. If the element is smaller, the record was lost in that epoch; if it is larger, the record was
+counted twice. Because each epoch has its own row, a duplicate in one epoch cannot hide a loss in another. Several
+parameters on several pservers show that the result holds for every block. If any element is wrong, the program prints
+the affected records of each epoch and ends with exit code 1.
 
-Each parameter has a *clock*, so that every pserver has one. Its first element gets the gradient -1 in every batch and
-so counts batches, or rounds if gradients are averaged.
+Each parameter has a *clock*, so that every pserver has a clock. The clock's first element gets the gradient -1 in every
+batch and therefore counts batches, or rounds if gradients are averaged.
 
-With a mean, the clock's other elements show whether the weights were right. There is one element per batch. It ends as
-the batch's share of the mean of its round: the batch's records divided by the round's. A batch of 20 records whose
-element is 0.4 was in a round of 50, and the batches of all rounds of 50 records must have a multiple of 50 records.
+If gradients are averaged, the clock's other elements, one per batch, show whether the weights were right. A batch's
+element ends as the batch's share of its round's mean: the number of records in the batch divided by the number of
+records in the round. A batch of 20 records whose element is 0.4 was in a round of 50 records, and all batches that were
+in rounds of 50 records must together have a multiple of 50 records.
 
-``--optimizer adam`` counts with Adam. If both betas are 0, Adam moves an element by the learning rate whatever the
-gradient's size, so counting also works with ``reduce="mean"``. The clocks keep Adam's usual betas. If the gradient is
-always -1, Adam's steps have exactly the learning rate, provided that its step count matches the updates in its
-averages. The clocks thus show that values, averages and step count are still consistent after pservers are restored.
+``--optimizer adam`` counts with Adam. If both betas are 0, Adam changes an element by the learning rate, whatever the
+gradient's size, so counting also works with ``reduce="mean"``. The clocks use Adam's usual betas. If the gradient is
+always -1, the size of Adam's steps equals the learning rate, provided that the step count matches the number of updates
+in the moving averages. The clocks thus show that values, averages and step count are still consistent after pservers
+are restored.
 
 ``--tables`` also counts in embedding tables. In one table each record has its own id, whose row has an element per
 epoch and is checked like a parameter. In the other table records share ids, within a batch and across batches, so that
-gradients of rows are summed in transit; if the addend of each record is known, the sums must be exact. With
-``--wide-ids N``, every batch also counts its records in N rows of a third table, so that messages are as large as those
-of a real model and pservers process them in two threads.
+gradients of the same row are summed before they are applied; if the addend of each record is known, the sums must be
+exact. With ``--wide-ids N``, every batch also counts its records in N rows of a third table, so that messages are as
+large as those of a real model and pservers process them in two threads.
 
 The counts are written to ``ledger.npz`` in the output directory.
 """
@@ -56,9 +59,9 @@ from flightedl.process.tuning import leave_out_pandas_and_scipy
 PARAMETERS = ("first", "second", "third")
 #: One per parameter.
 CLOCKS = tuple(f"{name} clock" for name in PARAMETERS)
-#: Names of the counts in rows: of own ids, (epochs, records), and of shared ids, (epochs, ids).
+#: Names of the counts in table rows: for records' own ids, (epochs, records), and for shared ids, (epochs, ids).
 ROWS, SHARED_ROWS = "rows", "shared rows"
-#: Name of the counts in rows where every record counts, (epochs, ids).
+#: Name of the counts in rows to which every record adds 1, (epochs, ids).
 WIDE_ROWS = "wide rows"
 #: Table -> name of its counts.
 TABLES = {"records": ROWS, "shared": SHARED_ROWS, "wide": WIDE_ROWS}
@@ -69,19 +72,19 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class LedgerMode:
-    """Choice of ``--mode``: class and arguments of the mode, and the expected counts."""
+    """A choice of ``--mode``: the mode's class and arguments, and the expected counts."""
 
     kind: str
     arguments: Mapping[str, Any]
-    #: True if every batch is an update, so that versions and clocks count batches.
+    #: True if every batch is a separate update, so that versions and clocks count batches.
     counts_updates: bool = False
     #: True if gradients are averaged over the batches of a round, so that a record's addend is not known in advance.
     is_mean: bool = False
-    #: Number of consecutive batches of a task over which gradients are averaged; each adds its share of the records.
+    #: Number of consecutive batches of a task whose gradients are averaged, weighted by record count.
     averaged: int = 0
 
     def shows_shares(self, optimizer: str) -> bool:
-        """True if a record counts by its batch's share of a round."""
+        """True if a record's addend is its batch's share of a round."""
         return self.is_mean and optimizer == "sgd"
 
 
@@ -107,7 +110,7 @@ def write_records(directory: Path, count: int, per_task: int) -> None:
 
 
 def write_slow_records(directory: Path, count: int, per_task: int) -> None:
-    """Write the records as RecordIO, one chunk per task. The script decodes the records and can delay reading."""
+    """Write the records as RecordIO, one chunk per task. The script decodes them, which it can slow down."""
     with (directory / "ledger.recordio").open("wb") as file:
         for start in range(0, count, per_task):
             records = (json.dumps({"k": k}).encode() for k in range(start, min(start + per_task, count)))
@@ -115,7 +118,7 @@ def write_slow_records(directory: Path, count: int, per_task: int) -> None:
 
 
 def worth_of(records: int, per_task: int, batch_size: int, averaged: int) -> npt.NDArray[Any]:
-    """Return each record's addend, (n,): 1, or its batch's share of the records that are averaged together."""
+    """Return each record's addend, (n,): 1, or its share of the records that are averaged together with it."""
     worth = np.ones(records)
     if averaged:
         for task in np.split(worth, range(per_task, records, per_task)):
@@ -126,12 +129,12 @@ def worth_of(records: int, per_task: int, batch_size: int, averaged: int) -> npt
 
 
 def counted(counts: Mapping[str, npt.NDArray[Any]]) -> list[str]:
-    """Return the names of the counts that have an element per record."""
+    """Return the names of the counts that have one element per record."""
     return [*PARAMETERS, *(name for name in (ROWS,) if name in counts)]
 
 
 def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) -> tuple[int, int]:
-    """Return the numbers of lost and double elements over all parameters."""
+    """Return the number of lost elements and the number of elements counted twice, over all parameters."""
     parts = [counts[name] / worth for name in counted(counts)]
     return sum(int((part < 1 - _TOLERANCE).sum()) for part in parts), sum(
         int((part > 1 + _TOLERANCE).sum()) for part in parts
@@ -139,7 +142,7 @@ def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) 
 
 
 def findings(counts: Mapping[str, npt.NDArray[Any]], per_task: int, worth: npt.ArrayLike = 1.0) -> Iterator[str]:
-    """Yield sentences about records that were lost or counted twice, per epoch and parameter."""
+    """Yield a sentence for each epoch and parameter with records that were lost or counted twice."""
     for name in counted(counts):
         for epoch, part in enumerate(counts[name] / worth):
             for word, wrong in (("lost", part < 1 - _TOLERANCE), ("double", part > 1 + _TOLERANCE)):
@@ -169,7 +172,7 @@ def batches_of(records: int, per_task: int, batch_size: int) -> int:
 
 
 def optimizer_of(name: str, mode: LedgerMode) -> Any:
-    """Return SGD, which sums gradients unchanged, or Adam with steps of length 1 for any gradient."""
+    """Return SGD with a learning rate of 1, or Adam with steps of size 1 for any gradient."""
     if name == "sgd":
         return fe.SGD(lr=1.0)
     if not (mode.is_mean or mode.counts_updates):
@@ -184,7 +187,7 @@ def batch_sizes(records: int, per_task: int, batch_size: int) -> list[int]:
 
 
 def weights_findings(shares: npt.NDArray[Any], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield sentences about wrong shares of batches in their rounds, (epochs, batches), given the batches' sizes."""
+    """Yield sentences about batches with wrong shares of their rounds. ``shares`` is (epochs, batches)."""
     weights = np.broadcast_to(np.array(sizes, float), shares.shape).reshape(-1)
     with np.errstate(divide="ignore"):
         exact = weights / shares.reshape(-1)
@@ -201,7 +204,7 @@ def weights_findings(shares: npt.NDArray[Any], sizes: Sequence[int]) -> Iterator
 
 
 def with_clock(counts: npt.NDArray[Any], clock: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Map every parameter to ``counts`` and every clock to ``clock``, each clock after its parameter."""
+    """Map every parameter to ``counts`` and every clock to ``clock``. Each clock follows its parameter."""
     return {
         name: array
         for pair in zip(PARAMETERS, CLOCKS, strict=True)
@@ -212,7 +215,7 @@ def with_clock(counts: npt.NDArray[Any], clock: npt.NDArray[Any]) -> dict[str, n
 def clocks_are_right(
     chosen: argparse.Namespace, clocks: Sequence[npt.NDArray[Any]], versions: set[int], say: Callable[[str], None]
 ) -> bool:
-    """True if the clocks are right, and also the blocks' versions if these count batches."""
+    """True if all clocks are right and, in modes in which versions count batches, also the versions of the blocks."""
     sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size)
     batches = chosen.epochs * len(sizes)
     mode = MODES[chosen.mode]
@@ -233,7 +236,7 @@ def clocks_are_right(
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = click.echo) -> int:
-    """Train the ledger. Returns 0 if every record counts exactly once."""
+    """Train the ledger. Returns 0 if every record was counted exactly once."""
     chosen = parsed(arguments)
     mode = MODES[chosen.mode]
     optimizer = optimizer_of(chosen.optimizer, mode)
@@ -251,7 +254,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
             str(directory / "ledger.*"),
             batch_size=chosen.batch_size,
             epochs=chosen.epochs,
-            # A record's addend in a mean depends on its batch.
+            # If gradients are averaged, a record's addend depends on its batch.
             shuffle=not (mode.averaged or shows_shares),
             seed=1,
             decode=decode if chosen.read_pause else None,
@@ -288,14 +291,14 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
             save_arrays(job.output_dir / "ledger.npz", counts)
             for sentence in sentences:
                 say(f"ledger: {sentence}")
-        # In every trainer: a trainer that is restarted after it reported a loss must also fail.
+        # Every trainer checks, because a trainer that is restarted after it has reported a loss must fail, too.
         return 0 if is_exact else 1
 
 
 def account(
     chosen: argparse.Namespace, counts: Mapping[str, npt.NDArray[Any]], versions: set[int]
 ) -> tuple[bool, list[str]]:
-    """Return True if everything counts exactly once, and sentences about the result."""
+    """Return True if every record was counted exactly once, and sentences about the result."""
     sentences: list[str] = []
     is_on_time = clocks_are_right(chosen, [counts[name] for name in CLOCKS], versions, sentences.append)
     if MODES[chosen.mode].shows_shares(chosen.optimizer):
@@ -316,7 +319,7 @@ def account(
 
 
 def shared_findings(shared: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
-    """Return sentences about wrong rows of shared ids, (epochs, ids)."""
+    """Return sentences about the rows of shared ids that are wrong. The counts are (epochs, ids)."""
     expected = np.bincount(np.arange(len(worth)) % _SHARED_IDS, worth, _SHARED_IDS)
     return [
         f"shared id {place} counts {shared[epoch, place]:.3f} in epoch {epoch + 1}, not {expected[place]:.3f}"
@@ -325,7 +328,7 @@ def shared_findings(shared: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[s
 
 
 def wide_findings(wide: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
-    """Return a sentence per epoch about wrong rows of wide ids, in which every record counts, (epochs, ids)."""
+    """Return a sentence for each epoch in which rows of wide ids are wrong. The counts are (epochs, ids)."""
     expected = float(worth.sum())
     sentences = []
     for epoch, counts in enumerate(wide):
@@ -337,7 +340,7 @@ def wide_findings(wide: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
 
 
 def ids_of(table: str, counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the ids of a table's counts, (epochs, ids)."""
+    """Return the ids for which a table has counts. The counts are (epochs, ids)."""
     numbers = np.arange(counts.shape[1])
     # Half of the ids are negative.
     return numbers - counts.shape[1] // 2 if table == "records" else numbers
@@ -363,7 +366,7 @@ class RowLedger:
         self._job = job
 
     def push(self, epoch: int, records: npt.NDArray[Any]) -> None:
-        """Count the records of a batch."""
+        """Push the gradients that count a batch's records."""
         own, shared = self._ids(records), records % _SHARED_IDS
         wide = {} if self._wide is None else {self._wide: self._wide_ids}
         rows = self._job.lookup({self._own: own, self._shared: shared, **wide})
@@ -380,7 +383,6 @@ class RowLedger:
         return records - self._records // 2
 
     def counts(self) -> dict[str, npt.NDArray[Any]]:
-        """Pull the counts."""
         own = self._own.pull(self._ids(np.arange(self._records)))
         found = {ROWS: own.T.copy(), SHARED_ROWS: self._shared.pull(np.arange(_SHARED_IDS)).T.copy()}
         if self._wide is not None:
@@ -410,6 +412,6 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    # Arrow would load pandas if it is installed. Without pandas a trainer starts in two thirds of the time.
+    # Arrow would load pandas if it is installed. A trainer that does not load pandas starts in two thirds of the time.
     leave_out_pandas_and_scipy()
     sys.exit(main())

@@ -1,12 +1,12 @@
 """Directory of training data that is prepared once, even if many trainers start at the same time.
 
 Theory of operation: the process that locks the file next to the directory writes everything into a ``.partial``
-directory, adds ``prepared.json`` (the kind of data), and renames it into place. The other processes wait for the lock
-and then find the directory. If a process is killed, its lock is released, and the next process removes its files and
-starts over. A directory with a ``prepared.json`` is therefore complete.
+directory, adds ``prepared.json``, which names the kind of data, and renames the directory into place. The other
+processes wait for the lock and then find the directory. If this process is killed, its lock is released, and the next
+process removes the incomplete files and starts over. A directory with a ``prepared.json`` is therefore complete.
 
 Not guaranteed: on a file system without locks (some network mounts), two processes may prepare the data at the same
-time. Prepare it before the job there.
+time. On such a file system, prepare the data before the job starts.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def prepared_directory(directory: Path, kind: str, write: Callable[[Path], None]
 
 
 def _is_complete(directory: Path, kind: str) -> bool:
-    """True if the data is complete. Raises DataError if the directory holds other data."""
+    """True if the data is complete. Raises DataError if the directory contains other data."""
     try:
         mark = from_json((directory / _MARK).read_bytes(), _Mark)
     except FileNotFoundError:
-        # Another process may just have renamed the complete directory into place; the lock holder will find it.
+        # Another process may just have renamed the directory into place, so check again under the lock.
         if directory.is_dir() and any(directory.iterdir()) and not (directory / _MARK).exists():
             raise DataError(f"{directory} holds other files: name an empty or new directory with --data") from None
         return False

@@ -1,15 +1,15 @@
-"""Predict film ratings of MovieLens 100K with two towers on embedding tables, trained with PyTorch.
+"""Predict the film ratings of MovieLens 100K with a two-tower model on embedding tables, trained with PyTorch.
 
     flightedl run flightedl.examples.recommender --trainers 2 --pservers 2
 
-One tower computes a vector of a user from the user's row and the rows of words for age, gender and occupation. The
-other tower computes a vector of a film from its row and those of its genres and decade. The rating is the product of
-both vectors plus a bias per user and per film. The rows are in three tables on the pservers, for any number of users,
+One tower computes a user's vector from the user's row and the rows of the words for age, gender and occupation. The
+other tower computes a film's vector from the film's row and the rows of its genres and decade. The predicted rating is
+the dot product of both vectors plus a bias per user and per film. The rows are in three tables on the pservers: users,
 films and words. All rows of a batch arrive in one round trip, and their gradients are sent with the step.
 
-Every trainer runs this whole program. At the end one of them evaluates the model on held-out ratings, compares it with
-a guess from the means of users and films, and writes ``model.safetensors`` (the towers) and ``metrics.json``.
-``recommender_data`` describes the data and their origin.
+Every trainer runs this whole program. At the end one trainer evaluates the model on held-out ratings, compares it with
+predictions from the means of users and films, and writes ``model.safetensors`` (the towers) and ``metrics.json``.
+``recommender_data`` describes the data and its origin.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def towers(job: Any, learning_rate: float) -> Towers:
 
 
 def ids_and_stars(batch: pa.RecordBatch) -> tuple[Ids, torch.Tensor]:
-    """Return the input of ``Towers`` and the ratings, (n,)."""
+    """Return a batch's input for ``Towers``, and its ratings, (n,)."""
     names = ("user", "item", "user_words", "item_words")
     return {name: batch.column(name) for name in names}, torch.from_dlpack(batch.column("rating"))
 
@@ -136,7 +136,7 @@ def evaluate(net: nn.Module, held_out: Path) -> dict[str, float | int]:
 
 
 def baseline(files: Files, pull: float = 5.0) -> dict[str, float]:
-    """Return the error of a guess from the means of users and films, and of a constant guess.
+    """Return the error of predictions from the means of users and films, and the error of a constant prediction.
 
     Args:
         files: Files of the ratings.
@@ -170,7 +170,7 @@ def _means(of: Numbers, values: Numbers, count: int, pull: float) -> Numbers:
 
 
 def _of(more: Numbers, ids: Numbers) -> Numbers:
-    """Return the biases of ``ids``, or 0 for ids without training data."""
+    """Return the bias of each of ``ids``, or 0 for ids without training data."""
     return np.where(ids < len(more), more[np.minimum(ids, len(more) - 1)], 0.0)
 
 

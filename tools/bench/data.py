@@ -1,8 +1,9 @@
-"""``flightedl bench data``: compare the reading of a job's data with common libraries for reading files.
+"""``flightedl bench data``: compare reading data in a job with common libraries for reading files.
 
 Each side is a process that reads the same file repeatedly; the sides take turns. A trainer's time includes everything
-that a job does for a batch: assigning tasks, reading ahead, reporting. ``overlap`` is the time of a pass with a step
-that sleeps for each batch, divided by the longer of reading alone and sleeping alone; 1 is perfect.
+that a job does for a batch: assigning tasks, reading ahead, and reporting. ``overlap`` is the time of a pass in which a
+step sleeps for each batch, divided by the time of reading alone or of sleeping alone, whichever is longer; 1 is the
+optimum.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from .workers import next_order, ready, report
 
 _RECORDS, _BATCH, _PIECE = 200_000, 1000, 25_000
 _SAMPLES, _SAMPLE_BATCH, _SAMPLE_BYTES = 1920, 64, 10_000
-#: Less than two passes of a file.
+#: Memory for reading ahead, less than two passes over a file would take.
 _AHEAD_MB = 16
 _STEP_S = 0.004
 _PYTHON_S = 0.002
-#: Batches of a pass with a transform in Python.
+#: Number of batches in a pass with a transform in Python.
 _TRANSFORMED = 100
 #: Kinds of passes.
 _WITH_STEP, _ALONE = 1, 2
@@ -47,11 +48,11 @@ _NAMES = ("tar", "parquet", "arrow", "csv")
 
 @dataclass(frozen=True, slots=True)
 class OfFormat:
-    """Records a second of each side, and the figures of one format."""
+    """Results for one format: each side's records per second, and ratios."""
 
     format: str
     records_per_s: dict[str, float]
-    #: Records a second over those of pyarrow (tar: of Python's tarfile).
+    #: Records per second, divided by those of pyarrow (or, for tar, of Python's tarfile).
     by_pyarrow: float
     overlap: float
 
@@ -61,13 +62,13 @@ class Found:
     """All figures."""
 
     formats: tuple[OfFormat, ...]
-    #: Batches a second with a transform of 2 ms in two readers over those with one.
+    #: Batches per second with a transform of 2 ms in two readers, divided by those in one reader.
     two_readers: float
     cores: int
 
 
 def write(directory: Path) -> dict[str, Path]:
-    """Write the same records in each format, and samples of 10 kB in a tar archive; return the files."""
+    """Write the same records in each format, and samples of 10 kB to a tar archive. Returns the files."""
     random = np.random.default_rng(0)
     table = pa.table(
         {
@@ -91,12 +92,12 @@ def write(directory: Path) -> dict[str, Path]:
 
 
 def batch_size(name: str) -> int:
-    """Return the records of a batch of this format."""
+    """Return the number of records in a batch of this format."""
     return _SAMPLE_BATCH if name == "tar" else _BATCH
 
 
 def use(batch: pa.RecordBatch) -> None:
-    """Read every value, so that a library that maps files or decodes late has to do so."""
+    """Read every value, so that libraries that map files or decode lazily have to load the data."""
     for column in batch.columns:
         if pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
             pc.sum(column)
@@ -105,7 +106,7 @@ def use(batch: pa.RecordBatch) -> None:
 
 
 def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Compute in Python for 2 ms."""
+    """Run Python code for 2 ms."""
     end = time.thread_time() + _PYTHON_S
     while time.thread_time() < end:
         pass
@@ -113,14 +114,14 @@ def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _passes(batches: Iterator[Any], count: int, take: Callable[[Any], object]) -> None:
-    """Time passes of ``count`` batches as ordered: reading, reading with a step that sleeps, sleeping alone."""
+    """Run and time passes of ``count`` batches as ordered: reading, reading with sleeping steps, or sleeping alone."""
     ready()
     while (order := next_order())[0]:
         passes, choice = order
         pause_s = _STEP_S if choice else 0.0
         seconds = []
         for _ in range(passes):
-            # Batches that were read ahead during another side's turn do not count.
+            # Batches that were read ahead during another side's turn are not counted.
             for _ in range(2 * count if choice != _ALONE else 0):
                 take(next(batches))
             begun = time.perf_counter()
@@ -134,7 +135,7 @@ def _passes(batches: Iterator[Any], count: int, take: Callable[[Any], object]) -
 
 
 def run_job(path: str, size: int, count: int, readers: int) -> None:
-    """Go through a file as the only trainer of a job; with ``readers``, through a slow transform."""
+    """Read a file as a job's only trainer; with ``readers``, apply a slow transform."""
     more: dict[str, Any] = {"transform": slow, "readers": readers} if readers else {}
     with fe.connect() as job:
         data = job.dataset(path, batch_size=size, epochs=None, read_ahead_mb=_AHEAD_MB, **more)
@@ -142,7 +143,7 @@ def run_job(path: str, size: int, count: int, readers: int) -> None:
 
 
 def endless(name: str, path: str, start: int = 0, every: int = 1) -> Iterator[pa.RecordBatch]:
-    """Yield batches by the library of the format itself; with ``every``, only those of each such piece."""
+    """Yield batches read with the format's own library, from the pieces ``start``, ``start + every``, and so on."""
     size = batch_size(name)
     while True:
         if name == "parquet":
@@ -172,12 +173,12 @@ def _samples(path: str, size: int, start: int, every: int) -> Iterator[pa.Record
 
 
 def run_library(name: str, path: str, count: int) -> None:
-    """Go through a file by the library itself."""
+    """Read a file with the format's own library."""
     _passes(endless(name, path), count, use)
 
 
 def run_loader(name: str, path: str, count: int, workers: int) -> None:
-    """Go through a file by PyTorch's DataLoader, whose workers read different pieces and send tensors."""
+    """Read a file with PyTorch's DataLoader, whose workers read different pieces and send tensors."""
     import torch
     from torch.utils import data
 
@@ -197,7 +198,7 @@ def run_loader(name: str, path: str, count: int, workers: int) -> None:
 
 
 def run_webdataset(path: str, count: int) -> None:
-    """Go through an archive by webdataset."""
+    """Read an archive with webdataset."""
     import webdataset  # type: ignore[import-not-found]
 
     found = webdataset.WebDataset(path, shardshuffle=False, empty_check=False).repeat().batched(_SAMPLE_BATCH)
@@ -213,7 +214,6 @@ class Bench:
         self._count = 0
 
     def side(self, path: Path, size: int, count: int, readers: int = 0) -> list[Any]:
-        """Start a job with one trainer."""
         self._count += 1
         more = {"etcd": self._etcd} if self._etcd else {}
         cluster = self._stack.enter_context(fe.local(pservers=0, job=f"bench-{self._count}", **more))
@@ -223,7 +223,7 @@ class Bench:
 
 
 def measure_format(name: str, path: Path, *, turns: int) -> OfFormat:
-    """Let all sides of a format take turns."""
+    """Measure all sides of a format, in turn."""
     records = _SAMPLES if name == "tar" else _RECORDS
     count = records // batch_size(name)
     with contextlib.ExitStack() as stack:
@@ -249,7 +249,7 @@ def measure_format(name: str, path: Path, *, turns: int) -> OfFormat:
 
 
 def measure_readers(path: Path, *, turns: int) -> float:
-    """Return the rate with two readers over that with one."""
+    """Return the rate with two readers, divided by the rate with one reader."""
     with contextlib.ExitStack() as stack:
         bench = Bench(stack)
         sides = [Side(bench.side(path, _BATCH, _TRANSFORMED, readers), [], 0) for readers in (1, 2)]
@@ -258,7 +258,7 @@ def measure_readers(path: Path, *, turns: int) -> float:
 
 
 def print_found(found: Found) -> None:
-    """Print the table and sentences for people."""
+    """Print a table and sentences with the results."""
     sides = list(dict.fromkeys(side for each in found.formats for side in each.records_per_s))
     rows = [
         (
@@ -279,7 +279,7 @@ def print_found(found: Found) -> None:
 @click.option("--format", "names", type=click.Choice(_NAMES), multiple=True, help="Formats [all]")
 @measuring(turns=5)
 def data(*, names: tuple[str, ...], turns: int, wants_json: bool) -> None:
-    """Reading of a job's data against pyarrow, PyTorch's DataLoader and webdataset, where they are installed."""
+    """Compare reading data in a job with pyarrow and, if installed, PyTorch's DataLoader and webdataset."""
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         paths = write(Path(directory))
         formats = []

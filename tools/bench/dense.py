@@ -1,4 +1,4 @@
-"""``flightedl bench dense``: push, optimizer and pull against bare Flight on the same machine in the same run."""
+"""``flightedl bench dense``: push, optimizer and pull, compared with bare Flight in the same run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .sides import Measured, Side, begin, measuring, print_json, print_table, sa
 from .trainer import MODES, Workload, train
 from .workers import started
 
-#: Records of a row group of the benchmark's dataset.
+#: Number of records in a row group of the benchmark's dataset.
 RECORDS_PER_TASK = 1 << 12
 BY_TCP = "flightedl by TCP"
 _IN_MEMORY = ("shared", "lent")
@@ -45,21 +45,21 @@ STANDARD: dict[str, Workload] = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One line of the table. Ratios of throughput are (median, lowest, highest) of all turns."""
+    """One line of the table. Each throughput ratio is (median, lowest, highest) over all turns."""
 
     workload: Workload
     bare: Measured
     flightedl: Measured
     #: Ratio to bare Flight.
     ratio: tuple[float, float, float]
-    #: With shared memory only: the same job by TCP, its ratio to bare Flight, and the ratio of shared memory to TCP.
+    #: Only with shared memory: the same job over TCP, its ratio to bare Flight, and the ratio of shared memory to TCP.
     by_tcp: Measured | None = None
     ratio_by_tcp: tuple[float, float, float] | None = None
     over_tcp: tuple[float, float, float] | None = None
 
 
 def records(directory: Path, tasks: int = 16) -> Path:
-    """Return a dataset with ``tasks`` tasks. Write it if it does not exist."""
+    """Return a dataset with ``tasks`` tasks, which is written if it does not exist."""
     path = directory / "records.parquet"
     if not path.exists():
         pq.write_table(pa.table({"k": np.arange(RECORDS_PER_TASK * tasks)}), path, row_group_size=RECORDS_PER_TASK)
@@ -144,7 +144,7 @@ def _cells(bare: Measured, other: Measured, ratio: tuple[float, float, float]) -
 
 
 def against_tcp(one: Comparison) -> str:
-    """Return a sentence about the gain of shared memory over TCP; empty if it was not measured."""
+    """Return a sentence about the gain of shared memory over TCP, or an empty string if it was not measured."""
     if one.over_tcp is None or one.by_tcp is None:
         return ""
     ratio, least, most = one.over_tcp
@@ -155,7 +155,7 @@ def against_tcp(one: Comparison) -> str:
 
 
 def processor_name() -> str:
-    """Return the system's name of the processor."""
+    """Return the processor's name, as the operating system reports it."""
     names = re.findall(r"^model name\s*: (.+)$", _PROCESSORS.read_text(), re.MULTILINE)
     return names[0] if names else platform.machine()
 
@@ -181,8 +181,8 @@ def processor_name() -> str:
 def dense(*, workloads: Sequence[str], steps: int, turns: int, wants_json: bool, **custom: Any) -> None:
     """Compare push, optimizer and pull with bare Flight.
 
-    Runs the standard WORKLOADS (sgd, adam, sync, small, tiny), or with "custom" the workload that the options describe.
-    Runs all standard workloads if none is named and no option is given. The sides run alternately.
+    Runs the named standard WORKLOADS (sgd, adam, sync, small, tiny), or, for "custom", the workload that the options
+    describe. Runs all standard workloads if none is named and no option is given. The sides run alternately.
     """
     path = custom["path"]
     chosen = [replace(STANDARD[name], path=path) for name in workloads if name != "custom"]

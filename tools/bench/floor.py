@@ -1,12 +1,13 @@
-"""The floor of a small step: plain Python that does only what a step must do.
+"""The floor of a small step: plain Python code that does only what every step has to do.
 
-* ``line``: a server with one thread (epoll) and Unix sockets. It does not apply a batch twice, runs SGD and answers
-  with the new values; with a barrier it answers when that number of clients have pushed. The client checks that its
-  gradient is finite and copies the values.
-* ``flight``: the same with one DoExchange over TCP, with the values in the metadata of Flight's messages.
-* ``rows`` in ``floor_rows``: lookup and push of an embedding table.
+* ``line``: a server with one thread (epoll) and Unix sockets. It applies no batch twice, runs SGD, and answers with the
+  new values; with a barrier it answers when all clients have pushed. The client checks that its gradient is finite and
+  copies the values.
+* ``flight``: the same server over TCP, with one DoExchange per client and the values in the metadata of Flight's
+  messages.
+* ``rows`` (in ``floor_rows``): lookups and pushes of an embedding table.
 
-The floor has no leases, views, recovery, recording and metrics. The product's ratio to the floor is their price.
+The floor has no leases, views, recovery, recording or metrics. The product's ratio to the floor shows what these cost.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _RATE = -0.01
 
 @contextlib.contextmanager
 def floor_side(kind: str, clients: int = 1, *, is_sync: bool = False) -> Iterator[Side]:
-    """Run a floor, "line" or "flight". If ``is_sync``, the server answers when all clients have pushed."""
+    """Run the floor "line" or "flight". If ``is_sync``, the server answers only when all clients have pushed."""
     serving, stepping = (serve_lines, step_by_line) if kind == "line" else (serve_flight, step_by_flight)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(started(serving, clients if is_sync else 1))
@@ -46,7 +47,7 @@ def floor_side(kind: str, clients: int = 1, *, is_sync: bool = False) -> Iterato
 
 
 def receive(connection: socket.socket, into: memoryview) -> bool:
-    """Fill ``into``. Return False if the other side closed the connection first."""
+    """Fill ``into`` from the connection. Returns False if the other side closed the connection first."""
     received = 0
     while received < len(into):
         got = connection.recv_into(into[received:])
@@ -72,7 +73,7 @@ def _floats(data: Any) -> npt.NDArray[np.float32]:
 
 
 class _LineServer:
-    """State of the server: values, applied batches, and clients that wait for their round."""
+    """State of the server: values, applied batches, and the clients that are waiting for the end of their round."""
 
     def __init__(self, barrier: int) -> None:
         self._barrier = barrier
@@ -108,7 +109,7 @@ class _LineServer:
 
 
 def serve_lines(barrier: int) -> None:
-    """Print the path, and serve until the input ends."""
+    """Print the socket's path, and serve until standard input ends."""
     server, connections = _LineServer(barrier), dict[int, tuple[socket.socket, memoryview, Any, bytearray]]()
     poller = select.epoll()
     with listening() as (listener, path):
@@ -139,7 +140,7 @@ def serve_lines(barrier: int) -> None:
 
 
 def step_by_line(path: str) -> None:
-    """Step as ordered."""
+    """Run steps as ordered, over a Unix socket."""
     message, reply = bytearray(_LENGTH), bytearray(_LENGTH)
     body, came, view = _floats(message), _floats(reply), memoryview(reply)
     gradient, values = np.random.default_rng(0).random(COUNT, np.float32), np.zeros(COUNT, np.float32)
@@ -163,7 +164,7 @@ def step_by_line(path: str) -> None:
 
 class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, _context: Any, _descriptor: Any, reader: Any, writer: Any) -> None:
-        """Serve one client until it leaves."""
+        """Serve one client until it disconnects."""
         values, header = np.zeros(COUNT, np.float32), bytes(_HEADER.size)
         for message in reader:
             values += _RATE * _floats(message.app_metadata)
@@ -171,16 +172,16 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def serve_flight(_barrier: int) -> None:
-    """Print the port, and serve until the input ends."""
+    """Print the port, and serve until standard input ends."""
     server = _FlightServer("grpc://127.0.0.1:0")
     print_line(server.port)
     sys.stdin.read()
-    # A shutdown would wait for clients that left without closing their streams.
+    # Do not shut down: that would wait for clients that disconnected without closing their streams.
     os._exit(0)
 
 
 def step_by_flight(port: str) -> None:
-    """Step as ordered."""
+    """Run steps as ordered, over Flight."""
     client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"step"))
     gradient, header = np.random.default_rng(0).random(COUNT, np.float32), bytes(_HEADER.size)

@@ -1,8 +1,9 @@
 """The floor of a step with an embedding table: lookup, and push with row-wise Adagrad, over one Unix socket.
 
 The client finds the distinct ids, requests their rows and copies them to all positions. Then it sums the gradients of
-equal ids, checks that they are finite, and pushes them. The server has an open-addressing hash table of ids and two
-arrays. Loops are compiled. The kind of an order is the number of a workload with one table.
+equal ids, checks that the sums are finite, and pushes them. The server has a hash table of ids with open addressing,
+and two arrays. All loops are compiled. The kind of an order is the number of a workload, which must have a single
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .workers import print_line, serve
 _HEADER = struct.Struct("<IIQQQ")  # kind and group, count, epoch, task, batch
 _LOOKUP, _PUSH = 0, 1
 _BUFFER_BYTES = 8 << 20
-#: The same settings as the product's loops.
+#: Compile with the same settings as the product's loops.
 _compiled: Callable[[Any], Any] = numba.njit(nogil=True, error_model="numpy", cache=True)
 
 
@@ -36,7 +37,7 @@ def _hashed(number: Any) -> Any:
 
 @_compiled
 def _rows_of(keys: Any, slots: Any, held: Any, ids: Any, out: Any) -> Any:
-    """Write each id's row number to ``out``, and give new ids the next rows. Return the number of rows."""
+    """Write each id's row number to ``out``, and assign the next rows to new ids. Returns the number of rows."""
     mask = keys.size - 1
     for i in range(ids.size):
         place = np.int64(_hashed(ids[i]) & np.uint64(mask))
@@ -112,7 +113,7 @@ class _Table:
         self._held = _rows_of(self._keys, self._slots, 0, every, np.empty_like(every))
 
     def serve(self, connection: socket.socket, kind: int, count: int, header: bytearray) -> None:
-        """Serve one message after its header was read."""
+        """Serve a message whose header has been read."""
         receive(connection, _bytes(self._ids[:count]))
         numbers = self._numbers[:count]
         self._held = _rows_of(self._keys, self._slots, self._held, self._ids[:count], numbers)
@@ -126,7 +127,7 @@ class _Table:
 
 
 def run_server(workloads: list[TableWorkload], _option: str) -> None:
-    """Print the path, and serve one client until it disconnects."""
+    """Print the socket's path, and serve one client until it disconnects."""
     most = max(workload.ids for workload in workloads)
     tables = [_Table(group, most) for group in groups_of(workloads)]
     with listening() as (listener, path):
@@ -173,7 +174,7 @@ def _step_of(connection: socket.socket, workload: TableWorkload, group: int) -> 
 
 
 def run_client(workloads: list[TableWorkload], path: str, _option: str) -> None:
-    """Step as ordered."""
+    """Run steps as ordered."""
     groups = groups_of(workloads)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)

@@ -1,7 +1,7 @@
-"""``flightedl bench latency``: steps and rounds of small models against the floor, gloo and bare Flight.
+"""``flightedl bench latency``: steps and rounds of small models, compared with the floor, gloo and bare Flight.
 
-Each figure is a ratio to another side that runs alternately, and has a limit. Ratios are comparable between machines,
-times are not.
+Each result is a ratio to a reference that runs alternately, and has a limit. Ratios are comparable between machines,
+but times are not.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ class Bar:
 
     @property
     def wanted(self) -> str:
-        """The limit as text."""
         return f"{'≥' if self.is_at_least else '≤'} {self.limit:g}"
 
 
 def by_floor(what: str, times: Sequence[Sequence[float]], limit: float) -> Bar:
-    """Compare a step with the floor's."""
+    """Compare a step with the same step of the floor."""
     ours_s, floor_s = map(statistics.median, times)
     value = ratio(times[0], times[1])
     return Bar(
@@ -60,7 +59,7 @@ def by_floor(what: str, times: Sequence[Sequence[float]], limit: float) -> Bar:
 
 
 def when_busy(what: str, ours: Side, turns: int, limit: float) -> Bar:
-    """Compare a step on a machine with a busy loop on each core with one on the idle machine, alternately."""
+    """Compare a step while each core runs a busy loop with a step on the idle machine, alternately."""
     quiet, busy = [], []
     for _ in range(turns):
         quiet.append(ours.run(_STEPS))
@@ -100,14 +99,14 @@ def async_steps(directory: Path, turns: int) -> list[Bar]:
 
 
 def tcp_steps(directory: Path, turns: int) -> list[Bar]:
-    """Measure the same step by TCP, against the same values in Flight's metadata."""
+    """Measure the same step over TCP, compared with the same values in Flight's metadata."""
     with flightedl_side(Workload(mb=_SMALL_MB, path="tcp"), directory) as ours, floor_side("flight") as floor:
         times = take_turns([ours, floor], turns, [_STEPS, _STEPS])
     return [by_floor(f"{COUNT} parameters, async, by TCP", times, 1.5)]
 
 
 def many_clients(directory: Path, turns: int) -> list[Bar]:
-    """Measure the messages per second of one pserver with four trainers, and its processor time per message."""
+    """Measure one pserver's messages per second with four trainers, and its processor time per message."""
     found = []
     for path, kind, steps in (("auto", "line", 4 * _FLOOR_STEPS), ("tcp", "flight", _FLOOR_STEPS)):
         workload = Workload(mb=_SMALL_MB, trainers=_CLIENTS, path=path)
@@ -147,7 +146,7 @@ MEASURES: dict[str, Callable[[Path, int], list[Bar]]] = {
 def latency(*, measures: Sequence[str], turns: int, wants_json: bool) -> None:
     """Compare steps and rounds of small models with the floor, gloo and bare Flight.
 
-    Runs the MEASURES, or all of them if none is named. "sync" needs PyTorch for gloo.
+    Runs the given MEASURES, or all of them if none is given. "sync" requires PyTorch, because it uses gloo.
     """
     found: list[Bar] = []
     if "sync" in (measures or MEASURES):

@@ -1,7 +1,7 @@
-"""``flightedl bench torch``: a step of a PyTorch module in a job, against the same module alone and with DDP.
+"""``flightedl bench torch``: a step of a PyTorch module in a job, compared with the module alone and with DDP.
 
-One trainer is compared with the module alone and torch's fused Adam, two trainers with two processes of DDP and gloo.
-Each job has one pserver, and each process one thread. The network and the batch are the same. All sides run
+One trainer is compared with the module alone with PyTorch's fused Adam, and two trainers with two DDP processes over
+gloo. Each job has one pserver, and each process uses one thread. All sides use the same network and batch, and run
 alternately.
 """
 
@@ -27,7 +27,7 @@ from .sides import Side, Spread, measuring, print_json, print_table, say, take_t
 from .trainer import run_steps
 from .workers import next_order, print_line, ready, report, serve, started
 
-#: Settings of processes that use gloo.
+#: Environment variables of processes that use gloo.
 TORCH_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 _IMAGES = 32
 _FLAT = 32 * 3 * 3
@@ -38,9 +38,9 @@ _RATE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ModuleSteps:
-    """Milliseconds of a step of a model of ``mb`` MiB. Ratios are our time divided by the other's.
+    """Times of a step of a model of ``mb`` MiB, in ms. Ratios are flightedl's time divided by the reference's.
 
-    One trainer is compared with the module alone, two trainers with DDP of two processes.
+    One trainer is compared with the module alone, and two trainers with two DDP processes.
     """
 
     mb: float
@@ -53,7 +53,7 @@ class ModuleSteps:
 
 
 def network(mb: float) -> Any:
-    """Return a small convolutional network; the width of its last layers makes its parameters ``mb`` MiB."""
+    """Return a small convolutional network with last layers of such a width that it has ``mb`` MiB."""
     import torch
     from torch import nn
 
@@ -87,12 +87,12 @@ def _step_of(module: Any, optimizer: Any = None) -> Callable[[], None]:
 
 
 def train_alone(mb: float) -> None:
-    """Step as ordered."""
+    """Run steps of the module alone, as ordered."""
     serve(_step_of(network(mb)))
 
 
 def train_parallel(mb: float, rank: int, world: int, port: int) -> None:
-    """Step as ordered, as one process of DDP."""
+    """Run steps as ordered, as one DDP process."""
     from torch import nn
 
     net = network(mb)
@@ -101,19 +101,19 @@ def train_parallel(mb: float, rank: int, world: int, port: int) -> None:
 
 
 def train_on_a_job(mb: float, dataset: str) -> None:
-    """Step as ordered. A step includes the hand-out of its batch."""
+    """Run steps as ordered. A step's time includes getting its batch."""
     net = network(mb)
     with fe.connect() as job:
         step = _step_of(net, fe.torch.Optimizer(net, job, fe.Adam(), mode=fe.Sync()))
         data = job.dataset(dataset, batch_size=1, epochs=None)
         ready()
-        # A separate loop for each order: otherwise the rounds of other trainers would wait for an idle trainer.
+        # Each order has a separate loop, because otherwise the rounds of other trainers would wait for an idle trainer.
         while count := next_order()[0]:
             report(*run_steps(data, step, count))
 
 
 def all_reduce(element_count: int, rank: int, world: int, port: int) -> None:
-    """Step as ordered: average the gradients with gloo, and run plain SGD in each process."""
+    """Run steps as ordered: average the gradients with gloo, and run plain SGD in each process."""
     import torch
 
     torch.set_num_threads(1)
@@ -129,7 +129,7 @@ def all_reduce(element_count: int, rank: int, world: int, port: int) -> None:
 
 
 def join_gloo(rank: int, world: int, port: int) -> None:
-    """Join the gloo group at a port, which the first process chooses and prints."""
+    """Join the gloo group at a port that the first process chooses and prints."""
     from torch import distributed
 
     store = distributed.TCPStore("127.0.0.1", port, world, is_master=not rank, wait_for_workers=False)
@@ -139,7 +139,7 @@ def join_gloo(rank: int, world: int, port: int) -> None:
 
 
 def gloo_side(function: Callable[..., None], size: float, world: int, stack: contextlib.ExitStack) -> Side:
-    """Start processes of a gloo group that run ``function(size, rank, world, port)``. They may not be ready yet."""
+    """Start a gloo group's processes, which run ``function(size, rank, world, port)``, without waiting for them."""
     environment = child_environment(**TORCH_ENVIRONMENT)
     workers = [stack.enter_context(started(function, size, 0, world, 0, environment=environment))]
     port = int(workers[0].line())
@@ -164,7 +164,7 @@ def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleStep
             gloo_side(train_parallel, mb, 2, stack),
             Side([stack.enter_context(each) for each in ours[1:]], [], size),
         ]
-        # Importing PyTorch takes seconds, so all processes start at the same time.
+        # Importing PyTorch takes seconds, so start all processes at the same time.
         for side in sides:
             side.wait_until_ready()
         times = take_turns(sides, turns, [steps] * len(sides))

@@ -1,8 +1,9 @@
-"""``flightedl bench queue``: cost of a dispatch, and its growth with the number of tasks.
+"""``flightedl bench queue``: cost of a dispatch, and how it grows with the number of tasks.
 
 Runs several real masters with one real etcd, one master for each number of tasks, and measures them alternately. Their
-datasets are invented: the benchmark publishes an index, and trainers read no records. A *dispatch* is the call that a
-trainer makes between two tasks. It reports the last task and fetches the next one, durably when it returns.
+datasets are synthetic: the benchmark publishes only an index, and trainers read no records. A *dispatch* is the call
+that a trainer makes between two tasks. It reports the last task and fetches the next task; both are durable when the
+call returns.
 """
 
 from __future__ import annotations
@@ -55,41 +56,41 @@ _START_S = 120.0
 _POLL_S = 0.005
 _CALL_S = 20.0
 _LEASE_S = 60.0
-#: Approximate size of the queue's state with 64 trainers.
+#: Approximate size of the queue's state when 64 trainers hold tasks.
 _STATE_BYTES = 3000
 
 
 @dataclass(frozen=True, slots=True)
 class OfTasks:
-    """Figures of one master, named by its number of tasks."""
+    """Results for one master, identified by its number of tasks."""
 
     tasks: int
     start_s: float
     memory_mb: float
     dispatch_ms: float
-    #: Size of the queue's state in etcd, while all trainers hold a task.
+    #: Size of the queue's state in etcd while all trainers hold a task.
     state_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All figures. Ratios are medians over the turns."""
+    """All results. Ratios are medians over the turns."""
 
     masters: tuple[OfTasks, ...]
-    #: Time of a dispatch with the most tasks divided by that with the fewest.
+    #: Time of a dispatch with the most tasks, divided by the time with the fewest.
     growth: float
     bare_ms: float
-    #: Time of one trainer's dispatch divided by that of a bare transaction and a bare call.
+    #: Time of one trainer's dispatch, divided by the time of a bare transaction and a bare call.
     over_bare: float
     trainers: int
     one_per_s: float
     all_per_s: float
-    #: Dispatches per second of all trainers divided by those of one trainer.
+    #: Dispatches per second of all trainers, divided by those of a single trainer.
     group_commit: float
 
 
 def invented_index(task_count: int) -> ChunkIndex:
-    """Return an index of ``task_count`` chunks, in files of a thousand."""
+    """Return an index of ``task_count`` chunks, with a thousand chunks per file."""
     schema = pa.schema([("k", pa.int64())])
     files = []
     for first in range(0, task_count, _CHUNKS_PER_FILE):
@@ -112,7 +113,7 @@ class Bench:
         self._coordinator = EtcdCoordinator(etcd, clock=SystemClock())
 
     def start_master(self, task_count: int) -> tuple[Child, float]:
-        """Start a master whose dataset has ``task_count`` tasks; return it and its seconds until it answers."""
+        """Start a master whose dataset has ``task_count`` tasks. Returns it and the seconds until it answered."""
         job = job_of(task_count)
         index = invented_index(task_count)
         declared = DatasetDeclaration(urls=[f"/invented/{task_count}"], batch_size=10, epochs=None, shuffle=True)
@@ -142,7 +143,6 @@ class Bench:
         return 0 if entry is None else len(entry.value)
 
     def close(self) -> None:
-        """Close the connection to etcd."""
         self._coordinator.close()
 
 
@@ -164,7 +164,7 @@ class _Asking:
         self.assignment: Assignment | None = None
 
     def dispatch(self) -> None:
-        """Report the last task, and get the next."""
+        """Report the last task, and get the next task."""
         last = self.assignment
         finished = (
             [] if last is None else [FinishedTask(epoch=last.epoch, position=last.position, attempt=last.attempt)]
@@ -182,7 +182,7 @@ class _Asking:
         self.assignment = reply.assignments[0]
 
     def work(self, times: int, started: threading.Barrier, seconds: list[float]) -> None:
-        """Dispatch repeatedly as soon as all trainers have started; add the seconds of each dispatch."""
+        """Wait until all trainers have started, then dispatch repeatedly. Appends the seconds of each dispatch."""
         started.wait()
         for _ in range(times):
             begun = time.perf_counter()
@@ -190,14 +190,13 @@ class _Asking:
             seconds.append(time.perf_counter() - begun)
 
     def close(self) -> None:
-        """Release the lease and the connection."""
         self._request_stream.close_idle()
         self.connection.close()
         self.held.release()
 
 
 def run_trainers(etcd: str, job: str, count: int) -> None:
-    """Run ``count`` trainers as threads with separate connections. All dispatch concurrently, as often as ordered."""
+    """Run ``count`` trainers as threads with separate connections. They dispatch concurrently, as often as ordered."""
     process_tuning.apply()
     clock = SystemClock()
     coordinator = EtcdCoordinator(etcd, clock=clock)
@@ -230,12 +229,11 @@ def run_trainers(etcd: str, job: str, count: int) -> None:
 
 class _BareServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, _context: Any, _ticket: flight.Ticket) -> flight.RecordBatchStream:
-        """Return one row."""
         return flight.RecordBatchStream(pa.table({"value": pa.array([1], pa.int64())}))
 
 
 def run_bare(etcd: str, address: str) -> None:
-    """Run the minimum of a durable dispatch as ordered: a Flight call and an etcd transaction."""
+    """Run, as ordered, the minimum that a durable dispatch needs: a Flight call and an etcd transaction."""
     process_tuning.apply()
     coordinator = EtcdCoordinator(etcd, clock=SystemClock())
     client = flight.FlightClient(f"grpc://{address}")
@@ -252,7 +250,7 @@ def run_bare(etcd: str, address: str) -> None:
 
 
 def run_server() -> None:
-    """Print the address, and serve until the input ends."""
+    """Print the server's address, and serve until standard input ends."""
     process_tuning.apply()
     server = _BareServer("grpc://127.0.0.1:0")
     print_line(f"127.0.0.1:{server.port}")
@@ -262,7 +260,8 @@ def run_server() -> None:
 
 def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, directory: Path) -> Found:
     """Measure all masters in one run."""
-    # All jobs stay in their first epoch, since copies of tasks and shorter states at its end would change the figures.
+    # All jobs stay in their first epoch, because speculative attempts and a smaller state at its end would change the
+    # results.
     dispatches = max(min(dispatches, (min(sizes) - trainers) // (turns + 1)), 1)
     of_each = max(dispatches // trainers, 1) * 4
     needed = trainers + (turns + 1) * (dispatches + trainers * of_each)
@@ -276,8 +275,8 @@ def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, di
         masters = {size: bench.start_master(size) for size in sizes}
         stack.callback(lambda: children.stop([child for child, _ in masters.values()], 2.0))
         ones = [Side(begin(stack, run_trainers, etcd, job_of(size), 1), [], 0) for size in sizes]
-        # All trainers hold a task in every job, so that the states have the same size. They run in two processes, so
-        # that the benchmark does not measure an interpreter's lock.
+        # All trainers hold a task in every job, so that the states have the same size. The trainers run in two
+        # processes, so that the benchmark does not measure contention for an interpreter's lock.
         shares = [share for share in (trainers // 2, trainers - trainers // 2) if share]
         for size in sizes:
             crowd = [begin(stack, run_trainers, etcd, job_of(size), share)[0] for share in shares]
@@ -307,7 +306,7 @@ def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, di
 
 
 def print_found(found: Found) -> None:
-    """Print the table and the sentences."""
+    """Print a table and sentences with the results."""
     layouts = ("{0.tasks:,}", "{0.dispatch_ms:.2f}", "{0.state_bytes:,}", "{0.memory_mb:.0f}", "{0.start_s:.2f}")
     rows = [[layout.format(one) for layout in layouts] for one in found.masters]
     columns = ("tasks", "dispatch ms", "state bytes", "master's peak MB", "start s")
@@ -317,7 +316,7 @@ def print_found(found: Found) -> None:
 
 
 def sentences(found: Found) -> list[str]:
-    """Return sentences with the ratios and their limits."""
+    """Return sentences that state the ratios and their limits."""
     first, last = found.masters[0].tasks, found.masters[-1].tasks
     over_bare = f"a dispatch takes {found.over_bare:.2f} x a bare etcd transaction and a bare Flight call"
     group = f"{found.trainers} trainers get {found.all_per_s:,.0f} tasks a second, one gets {found.one_per_s:,.0f}"
@@ -336,10 +335,10 @@ def sentences(found: Found) -> list[str]:
 )
 @measuring(turns=7)
 def queue(*, sizes: str, trainers: int, turns: int, dispatches: int, wants_json: bool) -> None:
-    """Measure the cost of a dispatch by the number of tasks.
+    """Measure how the cost of a dispatch depends on the number of tasks.
 
-    Also measures the size of the durable state, the master's memory and start, group commit, and a bare transaction and
-    call.
+    Also measures the size of the durable state, the master's memory and startup time, group commits, and a bare
+    transaction and call.
     """
     if not all(size.strip().isdecimal() for size in sizes.split(",")):
         raise UsageError(f"--sizes is {sizes!r:.80}, but must be numbers of tasks, separated by commas")

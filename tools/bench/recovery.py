@@ -1,18 +1,20 @@
-"""``flightedl bench recovery``: time for which a job stops when a process is killed or frozen.
+"""``flightedl bench recovery``: the time for which a job stops when a process is killed or frozen.
 
-In a real asynchronous job (etcd, masters, pservers, trainers with endless tasks of half a second each), processes are
-killed with SIGKILL or frozen with SIGSTOP, one at a time, after the job has recovered from the previous loss:
+In a real asynchronous job (etcd, masters, pservers, and trainers with endless data and tasks of half a second), one
+process at a time is killed with SIGKILL or frozen with SIGSTOP, after the job has recovered from the previous fault.
+These times are measured:
 
 * pserver: time until its replacement has loaded the checkpoint and accepted a push
 * trainer: time until the master has returned its tasks to the queue
-* master: time until its successor counts another finished task, and the longest time between two accepted pushes of a
+* master: time until its successor reports another finished task, and the longest time between two accepted pushes of a
   trainer in that period
 
-The launcher notices the death of its children and ends their leases at once. On a cluster, nothing may do this.
-Trainers and masters are therefore also killed while the launcher leaves their leases alone, so that only the end of the
-lease reveals the death. The same applies to frozen processes, which also hold the calls in progress.
+The launcher notices the death of its child processes and ends their leases at once. On a cluster there may be no such
+launcher. Trainers and masters are therefore also killed while the launcher does not end leases, so that only the expiry
+of the lease reveals the death. Frozen processes, too, are noticed only when their leases expire, and in addition they
+leave calls in progress unanswered.
 
-Afterwards the number of tasks finished in some minutes with one kill each is compared with that of as many minutes
+Afterwards, the number of tasks finished in minutes with one kill each is compared with the number in as many minutes
 without kills.
 """
 
@@ -59,11 +61,11 @@ _POLL_S = 0.01
 _PATIENCE_S = 90.0
 _STANDBY_STARTS_S = 3.0
 _JOB = "recovery"
-#: Directory of the files with the times of accepted pushes.
+#: Directory of the files that contain the times of accepted pushes.
 _INSTANTS = "instants"
 _INSTANT = struct.Struct("d")
 _RECORDS, _RECORDS_PER_TASK = 20_000, 20
-#: Simulated computing time of a batch with one record, so that a task of 20 batches takes about half a second.
+#: Simulated computation time of a batch (one record), so that a task of 20 batches takes about half a second.
 _PAUSE_S = 0.02
 
 
@@ -98,8 +100,8 @@ _MEASURED = [
 def train(directory: str) -> None:
     """Train endlessly, and record the time at which each push was accepted.
 
-    A push is accepted when every pserver has acknowledged it, which is when ``model.step`` returns in async mode. Times
-    are from the machine's monotonic clock, in one file for each trainer process.
+    A push is accepted when every pserver has acknowledged it; in async mode ``model.step`` then returns. The times are
+    those of the machine's monotonic clock, and each trainer process writes its own file.
     """
     kind = f"ledger-{_RECORDS}-{_RECORDS_PER_TASK}"
     data = prepared_directory(
@@ -119,7 +121,7 @@ def train(directory: str) -> None:
 
 
 def accepted_pushes(instants: Path) -> dict[str, list[float]]:
-    """Return the times of accepted pushes by trainer, without trainers that have none."""
+    """Return the times of accepted pushes, by trainer; trainers without accepted pushes are left out."""
     found: dict[str, list[float]] = {}
     for path in instants.iterdir():
         data = path.read_bytes()
@@ -142,7 +144,7 @@ def longest_pause(pushes: list[float], began: float, ended: float) -> float:
 
 
 class Watcher:
-    """Observer of a running job, which also takes its processes out."""
+    """Observer of a running job, which also kills and freezes its processes."""
 
     def __init__(self, cluster: LocalCluster, status: JobStatus, instants: Path, stack: ExitStack) -> None:
         self._cluster = cluster
@@ -184,7 +186,7 @@ class Watcher:
         return found
 
     def _until(self, look: Callable[[], _T | None], what: str) -> _T:
-        """Return the first answer that is not None. Raises TimeoutError if there is none in time."""
+        """Call until the answer is not None, and return it. Raises TimeoutError if that takes too long."""
         deadline = time.monotonic() + _PATIENCE_S
         while (found := look()) is None:
             if (outcome := self._cluster.outcome()) is not None:
@@ -195,7 +197,7 @@ class Watcher:
         return found
 
     def settle(self) -> None:
-        """Wait until all processes work, and standby processes have had time to start."""
+        """Wait until all processes are working and standby processes have had time to start."""
         time.sleep(_STANDBY_STARTS_S)
 
         def works() -> bool | None:
@@ -209,7 +211,7 @@ class Watcher:
 
     @contextmanager
     def _taken_out(self, pid: int, way: _Way) -> Iterator[float]:
-        """Take a process out and yield the time. A frozen process wakes at the end and finds itself replaced."""
+        """Kill or freeze a process, and yield the time. A frozen process is resumed when the block ends."""
         self._cluster.revokes_leases = way.revokes_leases
         began = time.monotonic()
         os.kill(pid, way.signal)
@@ -221,7 +223,6 @@ class Watcher:
             self._cluster.revokes_leases = True
 
     def kill(self, role: str, index: int) -> None:
-        """Kill a process."""
         if role == "trainer":
             self._cluster.kill("trainer", index)
             return
@@ -269,7 +270,7 @@ class Watcher:
             return time.monotonic() - began
 
     def without_master(self, way: _Way) -> tuple[float, float]:
-        """Return the seconds until the next task is done, and the longest pause of a trainer's pushes in that time."""
+        """Return the seconds until the next task is done, and the longest pause of a trainer until then."""
         job = self._seen_job()
         assert job.master is not None, "the status names no master"
         generation = job.master.generation
@@ -307,7 +308,7 @@ class _Figures:
     paused: list[float] = field(default_factory=list)
 
     def measure(self, watcher: Watcher, times: int, roles: Sequence[str], say: Callable[[str], None]) -> None:
-        """Take out each kind of process in each way ``times`` times, and let the job recover after each."""
+        """Kill and freeze each kind of process ``times`` times, and let the job recover each time."""
         for number in range(times):
             for role, way in [each for each in _MEASURED if each[0] in roles]:
                 watcher.settle()
@@ -324,7 +325,6 @@ class _Figures:
                 say(f"{role} {number + 1} of {times}, {way.name}: {seconds:.2f} s{pause}")
 
     def lines(self) -> Iterator[str]:
-        """Yield lines with the results."""
         for (role, way), seconds in self.seconds.items():
             what = f"{role} {way.name} -> {_WHAT_ENDS_IT[role]}"
             if seconds:
@@ -339,7 +339,7 @@ class _Figures:
 
 
 def _goodput(watcher: Watcher, minutes: int, window_s: float, say: Callable[[str], None]) -> str:
-    """Compare the finished tasks of alternating windows with one kill each and without."""
+    """Compare the numbers of tasks finished in time windows with one kill and without kills, alternately."""
     done = {False: 0, True: 0}
     for number in range(2 * minutes):
         has_kill = number % 2 == 1

@@ -1,9 +1,10 @@
 """``flightedl bench scale``: cost of a step for each process, and predictions for larger jobs.
 
-Constants are fitted to measurements of small jobs. Their predictions for larger jobs are compared with measurements on
-this machine, and the load of the job that the options describe is computed. The model is linear (see
-``docs/scale.md``): the cost of a trainer's step has a constant part, a part for each parameter server and a part for
-each byte. The master's cost grows with the requests, etcd's with the processes that have a lease.
+The constants of a cost model are fitted to measurements of small jobs. The model's predictions for larger jobs are
+compared with measurements on this machine, and the load of the job that the options describe is computed. The model is
+linear (see ``docs/scale.md``): the cost of a trainer's step has a constant part, a part for each parameter server and a
+part for each byte. The master's cost grows with the number of requests, and etcd's cost with the number of processes
+that have a lease.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MB, GB = 1 << 20, 1e9
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Numbers of a job's processes, and the bytes that a trainer's step pushes to all servers, and pulls."""
+    """Numbers of a job's processes, and the bytes that a trainer's step pushes to and pulls from all servers."""
 
     trainers: int
     pservers: int
@@ -53,11 +54,11 @@ class Seen:
     """Processor time of a job, in seconds."""
 
     shape: Shape
-    #: Time of one trainer per step.
+    #: Time that a step takes in its trainer.
     trainer_s: float
-    #: Time of all parameter servers together per step of one trainer.
+    #: Time that a step takes in all parameter servers together.
     servers_s: float
-    #: Times of the master and of etcd per second.
+    #: Time that the master and etcd use per second.
     master_s: float
     etcd_s: float
     #: Rates of all trainers together: steps, and requests to the master.
@@ -79,29 +80,28 @@ class Constants:
     #: Master: per second, per request.
     master_s: float
     request_s: float
-    #: etcd: per second, per second and process with a lease.
+    #: etcd: per second, and per second for each process with a lease.
     etcd_s: float
     etcd_process_s: float
 
     def trainer_cpu_s(self, shape: Shape) -> float:
-        """Return the time of one trainer per step."""
+        """Return the time that a step takes in its trainer."""
         return self.step_s + self.step_server_s * shape.pservers + self.trainer_gb_s * shape.moved_gb
 
     def servers_cpu_s(self, shape: Shape) -> float:
-        """Return the time of all servers together per step of one trainer."""
+        """Return the time that a step takes in all servers together."""
         return self.message_s * shape.pservers + self.server_gb_s * shape.moved_gb
 
     def master_cpu_s(self, requests: float) -> float:
-        """Return the master's time per second with ``requests`` requests per second."""
+        """Return the time that the master uses per second for ``requests`` requests per second."""
         return self.master_s + self.request_s * requests
 
     def etcd_cpu_s(self, processes: int) -> float:
-        """Return etcd's time per second."""
         return self.etcd_s + self.etcd_process_s * processes
 
 
 def fitted(seen: Sequence[Seen], more: Sequence[Seen] = ()) -> Constants:
-    """Return the non-negative constants that fit measurements best.
+    """Return the non-negative constants that best fit the measurements.
 
     Args:
         seen: Measurements of shapes with different numbers of servers and bytes.
@@ -122,7 +122,7 @@ def fitted(seen: Sequence[Seen], more: Sequence[Seen] = ()) -> Constants:
 
 
 def requests_per_s(trainers: int, task_s: float) -> float:
-    """Return the requests per second to the master: requests for tasks and reports of progress."""
+    """Return the rate of requests to the master: requests for tasks, and progress reports."""
     return trainers * (1 / task_s + 1 / report_every_s(trainers))
 
 
@@ -132,7 +132,7 @@ def processes_of(shape: Shape) -> int:
 
 
 def _least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Fit non-negative coefficients that minimize the relative errors."""
+    """Return the non-negative coefficients that minimize the relative errors."""
     weights = 1 / np.maximum(np.asarray(values), 1e-9)
     left = np.asarray(columns).T * weights[:, None]
     found = np.zeros(len(columns))
@@ -148,16 +148,16 @@ def _least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Machines of a predicted job. Cores are those that one process can use."""
+    """Machines of a predicted job. Each number of cores is for a single process."""
 
     trainer_cores: float = 2.0
     server_cores: float = 8.0
     #: Python runs one thread at a time.
     master_cores: float = 1.0
     etcd_cores: float = 4.0
-    #: Network of each machine, in each direction.
+    #: Network bandwidth of each machine, in each direction.
     network_bytes_per_s: float = 25e9 / 8
-    #: Rate at which a server writes to the checkpoints' storage.
+    #: Rate at which a server writes to the checkpoint store.
     store_bytes_per_s: float = 200e6
 
 
@@ -175,19 +175,18 @@ class Job:
     """A job whose load is predicted."""
 
     shape: Shape
-    #: Bytes of the model with slots.
+    #: Bytes of the model, including slots.
     stored_bytes: float
-    #: Time between two steps of a trainer.
+    #: Time from the start of one step of a trainer to the start of the next.
     step_s: float
-    #: Duration of a task.
     task_s: float
     ttl_s: float = 5.0
 
 
 def loads(job: Job, cost: Constants, machines: Machines) -> list[Load]:
-    """Return the utilization of all resources, the busiest first.
+    """Return the utilization of all resources, with the busiest first.
 
-    The load of a server's Python is an upper bound: it includes gRPC's part of a message's time.
+    The load of a server's Python is an upper bound, because it includes gRPC's part of the time for a message.
     """
     shape = job.shape
     steps_per_s = shape.trainers / job.step_s
@@ -227,14 +226,14 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-#: Shapes to which the constants are fitted.
+#: Shapes of the jobs to whose measurements the constants are fitted.
 SMALL = (Shape(1, 1, MB // 16), Shape(1, 4, MB // 16), Shape(4, 1, MB // 16), Shape(1, 1, 64 * MB))
-#: Shapes with which the predictions are compared.
+#: Shapes of the jobs whose measurements are compared with the predictions.
 LARGE = (Shape(2, 1, 64 * MB), Shape(2, 2, 16 * MB), Shape(4, 2, 64 * MB), Shape(8, 4, MB), Shape(8, 4, 64 * MB))
 
 
 def seen(shape: Shape, turns: int, directory: Path) -> Seen:
-    """Measure a job of this shape with SGD, in async mode, by TCP as between machines."""
+    """Measure a job of this shape with SGD, in async mode, over TCP as between machines."""
     workload = Workload(mb=shape.step_bytes / MB, trainers=shape.trainers, pservers=shape.pservers, path="tcp")
     steps = max(default_steps(workload), 20)
     with flightedl_side(workload, directory) as side:
@@ -291,7 +290,7 @@ def print_tried(tried: Sequence[Seen], cost: Constants) -> None:
 
 
 def print_paper(found: Sequence[Load], job: Job) -> None:
-    """Print the loads of the predicted job."""
+    """Print the utilization of each resource in the predicted job."""
     shape = job.shape
     title = f"predicted: {shape.trainers:,} trainers x {shape.pservers} servers, {job.stored_bytes / GB:,.0f} GB, "
     rows = [(load.what, load.text, f"{load.part:,.0%}") for load in found]
@@ -316,10 +315,11 @@ def print_paper(found: Sequence[Load], job: Job) -> None:
 @click.option("--cores", type=Number(min=0.1), default=8.0, show_default=True, help="Cores per server.")
 @measuring(turns=3)
 def scale(*, turns: int, wants_json: bool, **paper: Any) -> None:
-    """Measure the cost of a step for each process, and predict the load of a large job.
+    """Measure the cost of a step in each process, and predict the load of a large job.
 
-    Measures small jobs (SGD, async, by TCP as between machines), compares predictions for larger jobs with
-    measurements, and prints the utilization of each resource in the job that the options describe, the busiest first.
+    Measures small jobs (SGD, async, over TCP as between machines), compares predictions for larger jobs with
+    measurements, and prints the utilization of each resource in the job that the options describe, with the busiest
+    resource first.
     """
     found: list[Seen] = []
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:

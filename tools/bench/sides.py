@@ -1,4 +1,4 @@
-"""Sides of a comparison: their processes, the alternation of their runs, and the output of results."""
+"""Sides of a comparison: their processes, their alternating runs, and the output of the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.table import Table
 from ..options import Decorator, together
 from .workers import Worker, cpu_s, resident_bytes, started
 
-#: Time for an interpreter to start.
+#: Time limit for an interpreter to start.
 _LOOPS_START_S = 0.2
 
 
@@ -36,16 +36,16 @@ class Measured:
     cpu_s_per_gb: float
     #: Largest resident memory of one server.
     server_bytes: int
-    #: Processor time of one trainer per step.
+    #: Processor time that a step takes in its trainer.
     trainer_cpu_s: float = 0.0
-    #: Processor time of all servers together per step of one trainer.
+    #: Processor time that a step takes in all servers together.
     server_cpu_s: float = 0.0
     #: Steps per second of all trainers together.
     steps_per_s: float = 0.0
 
 
 class Side:
-    """The workers of one side, and the servers whose processor time counts.
+    """The workers of one side, and the servers whose processor time is included in the measurements.
 
     Args:
         workers: Processes that execute orders.
@@ -77,7 +77,7 @@ class Side:
         self._trainer_cpu_s: list[float] = []
         self._server_cpu_s: list[float] = []
         self._medians: list[float] = []
-        #: Steps per second of all workers together, by run.
+        #: Return the steps per second of all workers together, by run.
         self.rates: list[float] = []
 
     def wait_until_ready(self) -> None:
@@ -86,7 +86,7 @@ class Side:
             one.answer()
 
     def run(self, step_count: int) -> float:
-        """Run steps in all workers, and return the median time of a step."""
+        """Run steps in all workers. Returns the median time of a step."""
         before = sum(map(cpu_s, self.server_pids))
         for one in self._workers:
             one.order(step_count, self._choice)
@@ -111,7 +111,7 @@ class Side:
             statistics.median(each_s) / (moved / 1e9),
             self._server_bytes,
             statistics.median(self._trainer_cpu_s),
-            # A turn takes only a few ticks of the clock, so the mean is less coarse than the median.
+            # A turn takes only a few ticks of the processor-time clock, so the mean is more precise than the median.
             statistics.fmean(self._server_cpu_s),
             statistics.median(self.rates),
         )
@@ -136,13 +136,13 @@ def begin(
 
 
 def take_turns(sides: Sequence[Side], turns: int, steps: Sequence[int]) -> list[list[float]]:
-    """Warm up all sides, then run them alternately. Return each side's seconds per step, by turn."""
+    """Warm up all sides, then run them alternately. Returns each side's seconds per step, by turn."""
     for side, count in zip(sides, steps, strict=True):
         side.run(max(2, count // 2))
         side.forget()
     times: list[list[float]] = [[] for _ in sides]
     for turn in range(turns):
-        # The order alternates, so that a machine that slows down favors no side.
+        # The order alternates, so that no side benefits if the machine becomes slower.
         order = list(zip(sides, times, steps, strict=True))
         for side, found, count in order if turn % 2 == 0 else reversed(order):
             found.append(side.run(count))
@@ -151,7 +151,7 @@ def take_turns(sides: Sequence[Side], turns: int, steps: Sequence[int]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and quartiles of several turns."""
+    """Median and quartiles over several turns."""
 
     median: float
     low: float
@@ -159,7 +159,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Return the spread of two turns or more."""
+        """Return the median and quartiles of two or more values."""
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median, low, high)
 
@@ -168,13 +168,13 @@ class Spread:
 
 
 def ratio(times: Sequence[float], others: Sequence[float]) -> float:
-    """Return the median ratio of one side's times to another's in the same turns."""
+    """Return the median ratio of one side's times to another side's times in the same turns."""
     return statistics.median(one / other for one, other in zip(times, others, strict=True))
 
 
 @contextlib.contextmanager
 def busy_cores() -> Iterator[None]:
-    """Run a busy loop for each core until the block ends."""
+    """Run a busy loop on each core until the block ends."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
     try:
         time.sleep(_LOOPS_START_S)
@@ -200,7 +200,7 @@ def say(text: str) -> None:
 
 
 def print_json(found: Any) -> None:
-    """Print dataclasses, or lists or dictionaries of them."""
+    """Print dataclasses, or lists or dictionaries of dataclasses, as JSON."""
     click.echo(json.dumps(found, indent=2, default=asdict))
 
 

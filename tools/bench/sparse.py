@@ -32,7 +32,7 @@ _OURS, _AHEAD = "flightedl", "flightedl, prefetched rows"
 
 @dataclass(frozen=True, slots=True)
 class RowPeer:
-    """Another system. ``server(workloads, option)`` prints its address for ``client(workloads, address, option)``.
+    """Another system. Its ``server(workloads, option)`` prints an address for ``client(workloads, address, option)``.
 
     If there is no ``server``, the client gets only the workloads and starts its own server.
     """
@@ -48,26 +48,26 @@ FLOOR = RowPeer("floor", floor_rows.run_client, floor_rows.run_server)
 
 @dataclass(frozen=True, slots=True)
 class OfSide:
-    """One side's steps of one workload. Ratios are medians over the turns."""
+    """Measurements of one side's steps of one workload. Ratios are medians over the turns."""
 
     side: str
     step_s: float
-    #: Processor time per step of trainer and server together, which other programs on the machine affect least.
+    #: Processor time of trainer and server per step. Other programs on the machine affect it least.
     cpu_s: float
     #: Ids per second, including repetitions.
     ids_per_s: float
-    #: Time of this side divided by flightedl's, without and with prefetched rows.
+    #: Time of this side divided by flightedl's time, without and with prefetched rows.
     ratio: float
     ratio_ahead: float
-    #: Time of this side divided by the floor's.
+    #: Time of this side divided by the floor's time.
     by_floor: float | None = None
-    #: flightedl only: its time divided by that with another workload with the same number of ids.
+    #: For flightedl only: its time divided by its time for another workload with the same number of ids.
     by_other: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A workload, the measurements of all sides, and the workload with which flightedl's time is compared."""
+    """A workload, the measurements of all sides, and the workload whose time flightedl's time is compared with."""
 
     workload: TableWorkload
     name: str
@@ -102,7 +102,7 @@ def _peer_side(peer: RowPeer, workloads: Sequence[TableWorkload]) -> Iterator[tu
 def compare(
     wanted: Sequence[tuple[TableWorkload, bool]], *, turns: int, directory: Path, peers: Sequence[RowPeer]
 ) -> list[Compared]:
-    """Measure all workloads. The bool of a workload is True if the peers take part."""
+    """Measure all workloads. A workload's bool is True if the peers take part in it."""
     workloads = [workload for workload, _ in wanted]
     sizes = [4 * workload.ids * workload.group.dim for workload in workloads]
     sides: dict[tuple[int, str], Side] = {}
@@ -167,7 +167,7 @@ def _compared(
 
 
 def _reference(number: int, workloads: Sequence[TableWorkload]) -> int | None:
-    """Return the workload to compare with: one table with the same total number of rows, or with the fewest rows."""
+    """Return the workload to compare with: one table, with the same total number of rows or with the fewest."""
     mine = workloads[number]
     alike = [
         place
@@ -182,10 +182,10 @@ def _reference(number: int, workloads: Sequence[TableWorkload]) -> int | None:
 def standard(
     *, is_full: bool, rows: Sequence[int], dims: Sequence[int], ids: Sequence[int]
 ) -> list[tuple[TableWorkload, bool]]:
-    """Return workloads, each with True if peers take part.
+    """Return the workloads, each with True if the peers take part in it.
 
-    Unless ``is_full``, peers take part only in workloads with the fewest rows and one table. Workloads with many tables
-    or many rows then have uniform ids and the first dimension.
+    Unless ``is_full``, the peers take part only in workloads with one table and the fewest rows, and workloads with
+    many tables or many rows use only uniform ids and the first dimension.
     """
     fewest, most, first_dim = min(rows), max(rows), dims[0]
     found: dict[TableWorkload, bool] = {}
@@ -249,7 +249,7 @@ def sparse(
 ) -> None:
     """Compare lookup, push and optimizer of embedding tables with the floor.
 
-    Uniform and skewed ids; 26 and 100 tables against one; many rows against few; prefetched rows.
+    The workloads have uniform or skewed ids, one, 26 or 100 tables, and few or many rows, with and without prefetching.
     """
     chosen = (row_counts, dims, id_counts, is_full)
     run(chosen, turns=turns, peers=[FLOOR] if wants_floor else [], wants_json=wants_json)
@@ -262,7 +262,7 @@ def run(
     peers: Sequence[RowPeer],
     wants_json: bool,
 ) -> None:
-    """Compare the standard workloads of (rows, dims, ids, is_full) with peers, and print the results."""
+    """Run the standard workloads of (rows, dims, ids, is_full) with the given peers, and print the results."""
     rows, dims, ids, is_full = chosen
     workloads = standard(
         is_full=is_full,

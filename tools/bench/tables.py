@@ -1,4 +1,4 @@
-"""Steps with embedding tables: ids and gradients, which are the same for all sides, and a trainer.
+"""Steps with embedding tables: a trainer, and ids and gradients that are the same for all sides.
 
 The kind of an order is the number of a workload. Numbers from ``len(workloads)`` on are the same workloads with
 prefetched rows (``data.prefetching``).
@@ -26,9 +26,9 @@ Floats = npt.NDArray[np.float32]
 RATE, EPS = 0.05, 1e-8
 #: Exponent of the skewed ids.
 ZIPF = 1.05
-#: Number of different steps, which are repeated.
+#: Number of distinct steps, which are run repeatedly.
 _STEPS = 8
-#: Rows per step while the tables are filled.
+#: Number of rows that each step adds while the tables are being filled.
 _FILL = 1 << 16
 
 
@@ -75,7 +75,7 @@ def skewed(random: np.random.Generator, order: Ids, count: int) -> Ids:
 
 
 def steps_of(workload: TableWorkload) -> list[list[Ids]]:
-    """Return the ids of some steps, by table."""
+    """Return the ids of each of ``_STEPS`` steps, by table."""
     random = np.random.default_rng(workload.ids + workload.group.tables)
     rows, count = workload.group.rows_of_one, workload.ids_of_one
     if not workload.is_skewed:
@@ -85,7 +85,7 @@ def steps_of(workload: TableWorkload) -> list[list[Ids]]:
 
 
 def gradients_of(workload: TableWorkload) -> list[Floats]:
-    """Return the gradients of each table's ids, which are the same in every step."""
+    """Return the gradients for each table's ids. They are the same in every step."""
     random = np.random.default_rng(1)
     shape = (workload.ids_of_one, workload.group.dim)
     return [0.01 * random.standard_normal(shape, np.float32) for _ in range(workload.group.tables)]
@@ -110,7 +110,7 @@ class _Loop:
         return self._ids[place]
 
     def step(self) -> None:
-        """Look rows up, push their gradients and step."""
+        """Look up rows, push their gradients, and step."""
         ids, self._ids = self._ids, next(self._steps)
         self._job.lookup(dict(zip(self._tables, ids, strict=True)))
         for table, some, gradients in zip(self._tables, ids, self._gradients, strict=True):
@@ -119,7 +119,7 @@ class _Loop:
 
 
 def train(workloads: list[TableWorkload], dataset: str) -> None:
-    """Fill the tables, and step as ordered."""
+    """Fill the tables, and run steps as ordered."""
     with fe.connect() as job:
         data = job.dataset(dataset, batch_size=1, epochs=None)
         optimizer, groups = fe.RowAdagrad(lr=RATE, eps=EPS), dict[Group, list[Any]]()

@@ -1,7 +1,7 @@
 """Trainer of the benchmarks: a user's loop with steps of a given size, in a job with real processes.
 
-A step is a complete iteration: the batch is handed out, pushed, pulled and closed. Gradients are in the trainer's own
-memory, as in a real model. If they would not fit there, all trainers map one file of gradients.
+A step is a complete iteration of the loop: getting the batch, pushing, pulling, and closing the batch. Gradients are in
+the trainer's own memory, as a real model's would be. If they do not fit, all trainers map a single file of gradients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODES: dict[str, Mode] = {
     "backup": Sync(backup=1),
     "deterministic": Sync(deterministic=True),
 }
-#: Largest size of the gradients of all trainers together for which each trainer has its own copy.
+#: Maximum total size of all trainers' gradients up to which each trainer has its own copy.
 _OWN_GRADIENTS_BYTES = 2 << 30
 
 
@@ -43,8 +43,8 @@ class Workload:
     mode: str = "async"
     wire: str = ""
     integrity: str = "auto"
-    #: Transport of the values: "shared" is memory that both sides map, "lent" the same without a copy in the trainer,
-    #: "tcp" a network stream, "auto" the job's default, which is shared memory here.
+    #: Transport of the values: "shared" is memory that both sides map, "lent" is shared memory without a copy in the
+    #: trainer, "tcp" is a network stream, and "auto" is the job's default, which here is shared memory.
     path: str = "auto"
 
     @property
@@ -83,14 +83,14 @@ def train(workload: Workload, dataset: str, gradients_file: str) -> None:
         if workload.path == "lent":
             model.lend_to(lambda _name, _start, _values: None)
         ready()
-        # A separate loop for each order. Otherwise an idle trainer would remain a member of synchronous rounds, and a
+        # Each order has a separate loop. Otherwise an idle trainer would remain a member of synchronous rounds, and a
         # trainer that joined later and still has steps to do would wait for it.
         while count := next_order()[0]:
             report(*run_steps(data, partial(model.step, gradients), count))
 
 
 def run_steps(data: fe.Dataset, step: Callable[[], object], count: int) -> tuple[list[float], float]:
-    """Run ``count`` iterations and leave the loop. Return the seconds of each, and their processor time."""
+    """Run ``count`` iterations, then leave the loop. Returns the seconds of each, and their total processor time."""
     seconds: list[float] = []
     begun, cpu_s = 0.0, time.process_time()
     for _ in data:

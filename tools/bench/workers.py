@@ -1,8 +1,9 @@
-"""Processes of a benchmark: start, orders, processor time and memory.
+"""Processes of a benchmark: starting them, giving them orders, and measuring their processor time and memory.
 
 ``started`` runs a function in a separate process. Some of these processes are workers. An order to a worker is a line
 with a number of steps and their kind. The worker answers with a line of JSON: the wall time of each step, the process's
-processor time for all of them, and the number of threads that step concurrently. The end of its input ends a worker.
+processor time for all steps, and the number of threads that run steps concurrently. A worker ends when its standard
+input ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from flightedl.errors import JobFailedError, UsageError
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = resource.getpagesize()
-#: Fields of ``/proc/PID/stat``, counted from the one after the program's name.
+#: Indices of fields in ``/proc/PID/stat``, counted from the field after the program's name.
 _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21
 
 
@@ -55,7 +56,7 @@ def report(seconds: Sequence[float], cpu_s: float, threads: int = 1) -> None:
 
 
 def serve(*steps: Callable[[], object], servers: Sequence[int] = ()) -> None:
-    """Run steps as ordered until the input ends. Each order selects one of the functions."""
+    """Run steps as ordered until standard input ends. Each order selects one of the functions."""
     ready(servers)
     while True:
         count, choice = next_order()
@@ -98,7 +99,7 @@ class Worker:
 
 
 def program_of(function: Callable[..., object], *arguments: object) -> list[str]:
-    """Return the arguments of an interpreter that calls a function of a module, whose arguments are passed as JSON."""
+    """Return the command line of an interpreter that calls a module's function with arguments passed as JSON."""
     return [__name__, function.__module__, function.__name__, msgspec.json.encode(arguments).decode()]
 
 
@@ -144,7 +145,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    # The program's name is in parentheses, and may itself contain spaces and parentheses.
+    # The program's name is enclosed in parentheses, but may itself contain spaces and parentheses.
     return _read(_PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 
