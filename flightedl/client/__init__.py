@@ -10,12 +10,12 @@
 * ``waiting``: messages to the user about long waits
 * ``probe``: the time that the loop spends in each activity
 * ``progress``: reports to the master, to Prometheus, and to files
-* ``once``: names that only one trainer gets
+* ``once``: names that only one trainer can claim
 
-The decisions are in ``domain.trainer``; this package has the threads and connections around them.
+All decisions are made in ``domain.trainer``; this package contains the threads and connections around them.
 
-One batch at a time is *current* (``CurrentBatch``). The dataset opens it before the user's code receives it, the
-parameters push under its identity, and the dataset closes it when the next batch is requested. Closing it makes the
-batch arrive, with weight zero, at every block to which it was not pushed, because a task is finished only when every
-block of every pserver has answered for each of its batches.
+One batch at a time is *current* (``CurrentBatch``). The dataset opens it before the user's code receives it, gradients
+are pushed under its identity, and the dataset closes it when the next batch is requested. Closing a batch delivers it,
+with weight zero, to every block to which it was not pushed, because a task is finished only when every block of every
+pserver has answered for each of its batches.
 """

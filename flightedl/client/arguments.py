@@ -1,8 +1,8 @@
 """Validation of the script's arguments, and their conversion to declarations.
 
 A wrong argument raises a UsageError before anything is sent: one sentence with the argument's name, the given value,
-and what to give instead. Unambiguous alternatives are accepted: NumPy's numbers, paths as well as strings, one name
-instead of a list of names, and the name or class of an optimizer or mode that has only defaults.
+and what to give instead. Unambiguous alternatives are accepted: NumPy scalars, paths as well as strings, one name
+instead of a list of names, and the name or class of an optimizer or mode whose settings all have defaults.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = npt.NDArray[np.generic]
 
 _AT_LEAST_ONE = Limits(at_least=1)
 _NOT_NEGATIVE = Limits(at_least=0)
-#: Seeds are sent as JSON numbers, which other languages read as 64 bits.
+#: Seeds are sent as JSON numbers, which other languages parse as 64-bit integers.
 _SEED = Limits(at_least=-(2**63), at_most=2**63 - 1)
 _OF_MIXTURES = {"epochs", "columns", "filter", "format", "records_per_task", "on_corrupt", "steps_per_batch"}
 _NAMES = "a column's name, or a list of names"
@@ -103,8 +103,8 @@ def indexed_declaration(
 ) -> tuple[DatasetDeclaration, ByIndex]:
     """Return the declaration of the arguments of ``job.indexed``, and the transform from indices to elements.
 
-    Without rounds a batch never spans two tasks, so tasks are whole batches by default. With rounds they do not depend
-    on the batch size, which may change.
+    Without rounds, a batch never spans two tasks, so by default a task is a whole number of batches. With rounds, tasks
+    do not depend on the batch size, which may change.
 
     Raises:
         UsageError: one of them is of the wrong type or out of range.
@@ -161,7 +161,7 @@ def url_of(name: str, value: Any) -> str:
 
 
 def name_of(what: str, value: Any) -> str:
-    """Return the value if it is text that is not empty."""
+    """Return the value if it is a non-empty string."""
     if not isinstance(value, str) or not value:
         raise UsageError(f"{what} is {value!r:.80}, but must be text that is not empty")
     return value
@@ -173,17 +173,17 @@ def flag(name: str, value: Any) -> bool:
 
 
 def positive(name: str, value: Any) -> int:
-    """Return the value if it is a number above 0."""
+    """Return the value if it is a positive number."""
     return int(checked(name, value, int, _AT_LEAST_ONE))
 
 
 def natural(name: str, value: Any) -> int:
-    """Return the value if it is a number that is not negative."""
+    """Return the value if it is a non-negative number."""
     return int(checked(name, value, int, _NOT_NEGATIVE))
 
 
 def function_of(what: str, value: Any) -> Any:
-    """Return the value if it can be called."""
+    """Return the value if it is callable."""
     if not callable(value):
         raise UsageError(f"{what} is {value!r:.80}, but must be a function")
     return value
@@ -197,7 +197,7 @@ def by_name(what: str, value: Any, example: str) -> Mapping[str, Any]:
 
 
 def metrics_of(values: Any, what: str = "metrics") -> dict[str, float]:
-    """Return numbers by name; arrays and tensors of one element count as numbers."""
+    """Return a dict of numbers by name; arrays and tensors with one element are converted to numbers."""
     return {
         name_of("the name of a metric", name): _number(f"the metric {name!r:.80}", value)
         for name, value in by_name(what, values, '{"loss": 0.5}').items()
@@ -226,7 +226,7 @@ def _conditions(value: Any) -> list[tuple[str, str, Any]]:
 
 
 def _compared(value: Any) -> Any:
-    """Return the value of a condition as plain JSON."""
+    """Return the value that a condition compares with, as plain JSON."""
     plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(plain, list | tuple | set | frozenset):
         return [_compared(part) for part in (plain if isinstance(plain, list | tuple) else sorted(plain, key=repr))]

@@ -1,9 +1,9 @@
 """Calls to the master and the pservers, through their restarts.
 
-A call names the generation of the server that it is meant for. When a server is replaced, its new address and
-generation come from the directory (a watch on etcd), and calls go to the new process. A call in flight to the old one
-is aborted, because the old one may be frozen and would block the call until its deadline. All requests are idempotent:
-each carries its identity, so repeating it after an unknown outcome is safe.
+Each call carries the generation of the server that it is intended for. When a server is replaced, its new address and
+generation come from the directory (a watch on etcd), and calls go to the new process. A call in flight to the old
+process is aborted, because that process may be frozen and would block the call until its deadline. All requests are
+idempotent: each carries its identity, so repeating it after an unknown outcome is safe.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SLICE_S = 4.0
 
 
 class Servers:
-    """One connection to each of the job's servers, replaced when the server is.
+    """One connection to each of the job's servers, replaced when the server is replaced.
 
     Args:
         job: The job's name.
@@ -51,11 +51,11 @@ class Servers:
         self._calls = calls
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
-        #: Index -> the directory's state, and the connection of that state; most steps find the state unchanged.
+        #: Index -> (state of the directory, result of the lookup in that state). Most steps find the state unchanged.
         self._pservers: dict[int, tuple[object, tuple[int, Connection]]] = {}
         #: Connections to servers that are gone; another thread may still be using them.
         self._retired: list[Connection] = []
-        #: Key of the election of the initial values, and its result, once known.
+        #: Key of the election of initial values, and the election's result; None until it is known.
         self._election: tuple[str, FollowedElection] | None = None
         directory.subscribe(self._leave_replaced)
 
@@ -72,12 +72,12 @@ class Servers:
             connection.abort_calls()
 
     def follow(self, key: str, election: FollowedElection) -> None:
-        """Work for the model of this election from now on, and no other; ``key`` is that of the election."""
+        """Make no more calls once the model is initialized again; ``key`` is the key of its election."""
         self._election = key, election
 
     @property
     def life(self) -> int:
-        """Number of the life of the model that this trainer works on; 0 if there is none."""
+        """Number of the current life of the model that this trainer trains; 0 if there is no model."""
         return 0 if self._election is None else self._election[1].life
 
     def _require_same_model(self) -> None:
@@ -107,7 +107,7 @@ class Servers:
         return self._connection("master", 0, record)
 
     def pserver(self, index: int) -> tuple[int, Connection]:
-        """Return the generation of a pserver, and the connection to it.
+        """Return a pserver's generation and the connection to it.
 
         Raises:
             NotReadyError: no pserver holds the index.

@@ -1,23 +1,22 @@
-"""Names that only one trainer of the job gets, for work to be done once, such as writing the final report.
+"""Names that only one trainer of the job can claim, for work to be done once, such as writing the final report.
 
 A name is stored in etcd on its winner's lease; the key's create_revision is the *generation* of that win. A session
-that ends cleanly first detaches the key from the lease, so the work stays done.
+that ends cleanly first detaches the key from the lease, so that no other trainer repeats the work.
 
-A name belongs to a life of the model (``domain.recovery.lives``). A name taken before the trainer has declared a model
+A name belongs to a life of the model (``domain.recovery.lives``). A name claimed before the trainer declares a model
 belongs to the job.
 
 Guarantees of ``once``:
 
 * According to etcd, at most one trainer has the name at any time, and no other trainer gets it after a clean end.
 * A winner that dies, or is frozen or disconnected for longer than its lease, before its session ends, loses the name:
-  another trainer may win it and repeat all of the work. So work under a name is done *at least* once if the job ends
-  well, and should be idempotent.
-* A winner that was replaced does not notice this by itself: ``require`` asks etcd, and ``publish`` and
-  ``save_model(once=...)`` do so after writing, just before the file appears. So a trainer that lost the name does not
-  replace a file.
+  another trainer may win it and repeat all of the work. So work under a name is done *at least* once if the job
+  succeeds, and should be idempotent.
+* A winner that has lost the name is not notified: ``require`` asks etcd, and so do ``publish`` and
+  ``save_model(once=...)`` after writing, just before the file appears. So a trainer without the name replaces no file.
 
-Not guaranteed: anything about other effects, such as a mail or a file written in another way. Some time passes between
-the check and the file's appearance; on an object store, this is the duration of the upload.
+No guarantee covers other effects, such as sending mail or writing a file in another way. Some time passes between the
+check and the file's appearance; on an object store, this is the duration of the upload.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from flightedl.ports import Absent, Coordinator, CreatedAt, Put
 
 
 class Once:
-    """Result of claiming a name: true if this trainer won it. It also fences the work done under the name.
+    """Result of claiming a name: truthy if this trainer won it. Its methods fence the work done under the name.
 
     Attributes:
         name: The name.
@@ -54,7 +53,7 @@ class Once:
         return self.generation > 0
 
     def require(self) -> None:
-        """Return if this trainer still has the name.
+        """Check that this trainer still has the name.
 
         Raises:
             FencedError: it was lost together with the trainer's lease, or never won; another trainer may have it.

@@ -1,7 +1,7 @@
 """This trainer's participation in the job: its tasks, its membership in the view, and the current batch.
 
-``domain.trainer`` decides what is sent and requested; this module has the calls to the master. Tasks are fetched on the
-feed's thread, while the user's thread works on a batch.
+``domain.trainer`` decides what is sent and requested; this module makes the calls to the master. Tasks are fetched on
+the feed's thread, while the user's thread works on a batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flightedl.rpc.request_stream import RequestStream
 
 
 class Participation:
-    """The session as seen by the dataset and the parameters (``Scope``), and by the feed (``fetch``).
+    """The session as the dataset and the parameters (``Scope``) and the feed (``fetch``) see it.
 
     Args:
         registration: This trainer's registration.
@@ -69,7 +69,7 @@ class Participation:
         self.membership = TrainerMembership() if membership is None else membership
 
     def set_model(self, parameters: Parameters, mode: Mode) -> None:
-        """Push batches to these parameters from now on."""
+        """Use these parameters to push batches from now on."""
         self._parameters = parameters
         self.membership.has_model(mode)
 
@@ -112,7 +112,7 @@ class Participation:
         return True
 
     def _begun_after_joining(self, batch: Batch) -> Begun | None:
-        """Join, and begin the batch; None if its task was revoked."""
+        """Join the view and begin the batch; None if its task was revoked."""
         assert self._parameters is not None, "a trainer joins only for a model"
         begun: Begun | None = None
         waiting: Waiting | None = None
@@ -149,7 +149,7 @@ class Participation:
         return states
 
     def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
-        """Note that the user acknowledged a batch of data without a model; not counted if its task was revoked."""
+        """Note that the user acknowledged a batch in a session without a model; not counted if its task was revoked."""
         self.probe.turn(PUSH)
         self._current = None
         if is_counted:
@@ -169,7 +169,7 @@ class Participation:
         return () if self._parameters is None else self._parameters.give_up_sum()
 
     def loop_over(self) -> None:
-        """Pull the final values. Raises the errors of ``Parameters.pull``."""
+        """Pull the final values. Raises the same errors as ``Parameters.pull``."""
         self.probe.turn("")
         if self._parameters is not None:
             self._parameters.pull()
@@ -183,7 +183,7 @@ class Participation:
         return decode(self._servers.master().action("join", encode(request), timeout_s=SLICE_S), JoinReply)
 
     def require_lease(self) -> None:
-        """Register again if the lease has ended, unless there is a model, whose pservers would reject this trainer.
+        """Register again if the lease has ended, unless a model exists, because its pservers would reject this trainer.
 
         Raises:
             UnavailableError: etcd was unreachable for too long.

@@ -1,14 +1,14 @@
 """The time that a trainer's loop spends waiting for data, in the script, and with the parameter servers.
 
-Time with the parameter servers has three phases. A gradient is *pushed* until each pserver has answered for all of it.
-The trainer then *waits* until values arrive; in synchronous mode this is when the other members of the round have
-pushed. From the first values on it *pulls*. Values that arrive with the answers to a push take no time of their own: in
-asynchronous mode, and if a round of small values closes within two milliseconds.
+Time with the parameter servers has three phases. The trainer *pushes* until each pserver has answered for the whole
+gradient. It then *waits* until values arrive; in synchronous mode, they arrive when the other members of the round have
+pushed. From the first values on, it *pulls*. Values that arrive with the answers to a push are not measured separately;
+this happens in asynchronous mode, and if a round of small values closes within two milliseconds.
 
-Each fact is noted once, for all of its readers. The user's thread switches between activities (:class:`StepProbe`); the
-thread that talks to a pserver notes the phases (``waiting.Conversation``). The progress report and metrics page read
+Each time is recorded once, for all readers. The user's thread switches between activities (:class:`StepProbe`); the
+thread that talks to a pserver records the phases (``waiting.Conversation``). The progress report and metrics page read
 the sums, a tracer gets the phases, and ``waiting.Waits`` detects a pserver that has not answered for a long time. An
-activity counts when it is over.
+activity is counted when it is over.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StepProbe:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._since = now()
-        #: The current activity; empty if it does not count.
+        #: The current activity; empty if its time is not counted.
         self.doing = ""
         #: Seconds since the loop began. Only one thread writes them, so no lock is needed.
         self._seconds: dict[str, float] = {}
@@ -55,7 +55,7 @@ class StepProbe:
     def transferred(self, then: str) -> None:
         """End a PUSH activity, and begin ``then``.
 
-        Its waits and pulls are those of the longest conversation, because the loop continues when the last one is over.
+        Its waits and pulls are those of the longest conversation, because the loop continues when all are over.
         """
         all_of_them = self.conversations
         longest = all_of_them[0] if len(all_of_them) == 1 else max(all_of_them, key=_total_s)
@@ -75,7 +75,7 @@ class StepProbe:
         return {what: more for what, seconds in total.items() if (more := seconds - taken.get(what, 0.0))}
 
     def give_back(self, seconds: Mapping[str, float]) -> None:
-        """Return seconds to the next ``take``, because they could not be reported."""
+        """Add seconds that could not be reported to the result of the next ``take``."""
         self._taken = {what: taken - seconds.get(what, 0.0) for what, taken in self._taken.items()}
 
 

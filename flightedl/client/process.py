@@ -1,8 +1,7 @@
-"""The parts of one trainer process apart from its data and model, opened and closed in order.
+"""The parts of a trainer process other than its data and model, opened and closed in order.
 
 They are opened in this order: the recording, etcd, the registration (a lease on this trainer's id), the directory that
-follows etcd, the connections to the servers. The registration ends first, so that the other processes know at once that
-this trainer has left.
+follows etcd, the connections to the servers. The registration ends first, so that other processes notice at once.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from flightedl.rpc.request_stream import RequestStream
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
-#: How often a thread that waits for a change in etcd checks whether the wait is still useful.
+#: Interval in seconds at which a thread that waits for a change in etcd checks whether the wait is still useful.
 _LOOK_S = 0.5
-#: A dead master is replaced at most this long after the end of its lease.
+#: Maximum number of seconds from the end of a dead master's lease until it is replaced.
 _TAKEOVER_S = 1.5
 
 
@@ -60,7 +59,7 @@ class TrainerProcess:
         require_files(chosen)
         self.clock: Clock = SystemClock()
         self.keys = JobKeys(chosen.job)
-        #: The launcher's name for the start of the group that this process belongs to; empty if it has none.
+        #: The launcher's name for the start of this process's group; empty if the launcher gave no name.
         self.start = chosen.start
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         with contextlib.ExitStack() as stack:
@@ -113,7 +112,7 @@ class TrainerProcess:
     # the servers
 
     def ask_master(self, verb: str, body: bytes, kind: type[Answer]) -> Answer:
-        """Ask the master, and retry until one answers."""
+        """Call the master, and retry until a master answers."""
         return persistently(
             self.waiting(), lambda: decode(self.servers.master().action(verb, body, timeout_s=SLICE_S), kind)
         )

@@ -1,10 +1,10 @@
-"""Reports of a trainer's progress: to the master, to the metrics page, and to files of the output directory.
+"""Reports a trainer's progress to the master, on the metrics page, and in files in the output directory.
 
 The user's thread counts batches and collects the values of ``job.log``, which takes a microsecond. Another thread
-reports twice a second if there is news, less often if the master requests that, and every few seconds in any case, so
-that a script that hangs can be told from a process that is stopped. The master may also request the stacks of the
-trainer's threads. The same thread writes the files. If the directory cannot be written, this is reported once, and
-training continues without the files.
+reports twice a second if anything has changed, less often if the master requests that, and every few seconds in any
+case, so that a hanging script can be distinguished from a stopped process. The master may also request the stack traces
+of the trainer's threads. The same thread writes the files. If the directory is not writable, an error is reported once,
+and training continues without the files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A report is sent at least this often, even without news.
+#: A report is sent at least this often, even if nothing has changed.
 _SIGN_OF_LIFE_S = 5.0
 
 
@@ -49,14 +49,14 @@ class Totals:
     idle_batches: int = 0
     records: int = 0
     skipped_records: int = 0
-    #: Seconds of each activity of the loop that the master knows of; see ``probe``.
+    #: Seconds of each activity of the loop, as far as they were reported to the master; see ``probe``.
     profile: dict[str, float] = field(default_factory=dict)
-    #: The newest logged value of each name.
+    #: Name -> the most recently logged value.
     logged: dict[str, float] = field(default_factory=dict)
 
 
 class ProgressReporter:
-    """Sends changes since the last message; what could not be sent is included in the next message. Thread-safe.
+    """Sends the changes since the last message; the next message includes any that could not be sent. Thread-safe.
 
     Args:
         send: Sends a message to the master, and returns its reply.
@@ -81,14 +81,14 @@ class ProgressReporter:
         self._now = now
         self._batch_at = now()
         self._sent_at = now()
-        #: True if the master has requested the threads' stacks.
+        #: True if the master has requested the threads' stack traces.
         self._wants_stacks = False
         self._send = send
         self._look = look
         self._sender = sender
         self._every_s = REPORT_EVERY_S
         self._totals = Totals()
-        #: The totals that the master knows of.
+        #: The totals that were reported to the master.
         self._sent = Totals()
         self._lock = threading.Lock()
         #: Name -> sum of value times weight, sum of weights, since the last message. Guarded by the lock.
@@ -103,7 +103,7 @@ class ProgressReporter:
         self._thread.start()
 
     def batch(self, records: int, is_idle: bool = False) -> None:
-        """Count a batch; ``is_idle`` if the model got nothing from it."""
+        """Count a batch; ``is_idle`` if it contributed nothing to the model."""
         totals = self._totals
         totals.batches += 1
         totals.records += records
@@ -136,11 +136,11 @@ class ProgressReporter:
             self._logged.add(numbers, weight, epoch, totals.batches, totals.records)
 
     def waiting_for(self, reason: str) -> None:
-        """Set what the trainer is waiting for; empty if nothing."""
+        """Set the description of the current wait; empty if the trainer is not waiting."""
         self._waiting_for = reason[:500]
 
     def figures(self, slack_s: float) -> Figures:
-        """Return figures for Prometheus; ``slack_s`` is how long the lease is trusted without another renewal."""
+        """Return figures for Prometheus; ``slack_s`` is the time until the lease expires if not renewed."""
         with self._lock:
             return figures(self._totals, slack_s)
 
@@ -207,7 +207,7 @@ class ProgressReporter:
 
 
 def figures(totals: Totals, slack_s: float) -> Figures:
-    """Return the figures of the metrics page, by name."""
+    """Return the metrics page's figures by name."""
     from flightedl.process.metrics_page import Figure
 
     return {
@@ -268,12 +268,12 @@ class LoggedValues:
         self._gathering = Gathering(trainer, clock.now())
         self._epoch = 1
         directory = Path(chosen.output_dir)
-        #: None if nothing is written, or nothing any more.
+        #: None if no files are written, or writing has failed.
         self._points = PointFile(directory, trainer) if chosen.output_dir else None
         self._events = EventFile(directory, trainer) if chosen.tensorboard else None
 
     def add(self, values: Mapping[str, float], weight: float, epoch: int | None, batches: int, records: int) -> None:
-        """Add values of a batch, and its epoch (from 0) or None; ``batches`` and ``records`` count what is finished."""
+        """Add a batch's values, and its epoch (from 0) or None; ``batches`` and ``records`` are the finished ones."""
         if self._points is None:
             return
         with self._lock:
@@ -282,7 +282,7 @@ class LoggedValues:
             self._gathering.add(values, weight, self._epoch, now, wall_s, batches, records)
 
     def write(self, *, is_end: bool = False) -> None:
-        """Write the points that are due, or at the end all of them."""
+        """Write the points that are due; at the end, write all points."""
         if self._points is None:
             return
         with self._lock:

@@ -1,8 +1,8 @@
 """The trainer's registration: its id, its lease, and a new lease when the old one is lost.
 
-For the job, a trainer that was frozen or disconnected for longer than its lease is gone, and its tasks are assigned to
-others. When it continues, it registers again under the same id with a new generation. Whatever it still holds is
-rejected because of the old generation, and dropped.
+The job considers a trainer that was frozen or disconnected for longer than its lease dead, and assigns its tasks to
+others. When it continues, it registers again under the same id with a new generation, and work under the old one is
+void.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Registration:
 
     @property
     def held(self) -> HeldKey:
-        """The key as held now, even if it is lost."""
+        """The key as held most recently, even if it has been lost."""
         with self._lock:
             return self._held
 
@@ -69,7 +69,7 @@ class Registration:
         return self._held.generation
 
     def renewed(self) -> bool:
-        """Register again if the lease was lost. True once for each new generation, regardless of the caller.
+        """Register again if the lease was lost. Returns True once per new generation, to whichever caller is first.
 
         Raises:
             UnavailableError: etcd is unreachable, or the old key still exists; call again.
@@ -80,7 +80,7 @@ class Registration:
             return is_news
 
     def under_lease(self, act: Callable[[HeldKey], Result]) -> Result:
-        """Call a function that needs this trainer's lease; registers again first if it was lost.
+        """Call a function that needs this trainer's lease, after registering again if the lease was lost.
 
         Raises:
             UnavailableError: as for ``renewed``, or the lease ended before ``act`` could use it; call again.

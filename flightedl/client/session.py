@@ -1,8 +1,8 @@
 """A trainer's session with its job: everything that a script gets from ``fe.connect()``.
 
 The session is a context manager. Leaving it hands back tasks and ends the lease, so that other processes know at once;
-leaving it by an exception also reports the batch at which it occurred. ``process`` has the session's parts,
-``data.job_data`` its access to the job's data, ``model.job_model`` that to the model.
+if an exception leaves it, the batch at which the exception occurred is also reported. ``process`` contains the
+session's parts, ``data.job_data`` its access to the job's data, and ``model.job_model`` its access to the model.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Job:
         self._data = JobData(process, self._participation, self._require_open, begin_again, self._model.look_ahead)
         self._once = OnceNames(process.coordinator, process.keys, process.registration, process.waiting, self._life)
         process.progress.shares_model = self._shares_model
-        #: Why this session is over; empty while it is open.
+        #: Reason why this session is over; empty while it is open.
         self._closed = ""
 
     # for the script
@@ -146,19 +146,20 @@ class Job:
         steps_per_batch: int = 1,
         **reading: Unpack[ReadingOptions],
     ) -> Any:
-        """Declare the job's training data, with the same call in every trainer. Iterate to get this trainer's share.
+        """Declare the job's training data in every trainer. Iterating over the dataset yields this trainer's share.
 
-        With ``group``, the trainers are the ranks of one training whose model is elsewhere, as with DDP or FSDP. They
-        read the data in rounds of one batch per rank, all ranks get the same number of batches, and the position in the
-        data is saved with the model (``GroupDataset.state_dict``). Without it, each trainer gets as much as it can do.
+        With ``group``, the trainers are the ranks of one training run whose model is elsewhere, as with DDP or FSDP.
+        They read the data in rounds of one batch per rank, all ranks get the same number of batches, and the position
+        in the data is saved with the model (``GroupDataset.state_dict``). Otherwise each trainer gets as much data as
+        it can process.
 
         With ``follow``, files that match later are added as new tasks, permanently and in order of arrival. The master
         looks every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and adds a file that has not changed between two looks,
         so a file that is being written is not added yet. Names that begin with ``_`` or ``.`` are ignored. The last
         epoch ends when the directory of each pattern contains a file ``_END``, or a trainer calls ``Dataset.end``; an
-        earlier epoch ends when all present data is done. An unusable file is excluded and shown by ``flightedl
-        status``; if it is still excluded at the end, ``flightedl run`` exits with code 4. ``flightedl status`` also
-        shows files that were removed or changed after they were added; reading such a file fails.
+        earlier epoch ends when all tasks that exist by then are done. An unusable file is excluded and shown by
+        ``flightedl status``; if it is still excluded at the end, ``flightedl run`` exits with code 4. ``flightedl
+        status`` also shows files that were removed or changed after they were added; reading such a file fails.
 
         Args:
             urls: One or more URLs or globs, on any fsspec file system; relative paths are those of the trainer.
@@ -225,9 +226,9 @@ class Job:
     def mixture(
         self, sources: Mapping[str, float], *, batch_size: int, seed: int = 0, stop: str = "first", **more: Any
     ) -> Any:
-        """Declare training data that is a mixture of several sources, in place of ``dataset``.
+        """Declare training data that mixes several sources; use it instead of ``dataset``.
 
-        Every task has records of all sources in proportion to their weights, shuffled by ``seed``, epoch and task.
+        Every task contains records from all sources in proportion to their weights, shuffled by seed, epoch and task.
 
         Args:
             sources: URL or glob -> weight. A file that several of them match belongs to the first one.
@@ -263,10 +264,10 @@ class Job:
         stop: str = "first",
         **reading: Unpack[ReadingOptions],
     ) -> Any:
-        """Declare training data whose elements a function returns by index, in place of ``dataset``.
+        """Declare training data whose elements a function returns by index; use it instead of ``dataset``.
 
         Suits map-style datasets, such as those of PyTorch: ``job.indexed(len(ds), ds.__getitem__, ...)``. Only indices
-        are handed out, so every trainer needs the same elements. Epochs, groups and positions work as for files.
+        are handed out, so every trainer must have the same elements. Epochs, groups and positions work as for files.
 
         Args:
             n: Number of elements, whose indices are 0 to n - 1; or weights by ranges of indices, for a mixture.
@@ -334,7 +335,7 @@ class Job:
         error_feedback: bool = False,
         dtypes: Mapping[str, str | type[np.generic]] | None = None,
     ) -> Parameters:
-        """Declare the model, with the same call in every trainer. The initial values are those of one trainer.
+        """Declare the model, with the same call in every trainer. One trainer's values become the initial values.
 
         Args:
             initial: Name -> float array of any shape; or nested: dicts, lists, tuples and named tuples of arrays, and
@@ -438,8 +439,8 @@ class Job:
     ) -> dict[str, float]:
         """Measure other data, together with all trainers that call this. Training data is not affected.
 
-        Each caller gets a part of the batches; a single caller gets all. The call returns when every batch has been
-        measured, with the same result for all callers. Later callers get the result at once.
+        Each caller measures some of the batches; a single caller measures all of them. The call returns when every
+        batch has been measured, with the same result for all callers. Later callers get this result at once.
 
         Args:
             urls: URLs or globs of the data, as for ``dataset``.
@@ -482,10 +483,10 @@ class Job:
             self._process.progress.metrics(values, 1)
 
     def wait_for_end(self) -> None:
-        """Wait until every task of every epoch is done, in all trainers. A loop that has ended means the same.
+        """Wait until all trainers are done with every task of every epoch. This is also the case when a loop has ended.
 
-        From then on, ``model.pull`` returns the final values. If a pserver dies that late and loses batches, it raises
-        BegunAnewError: trainers that are restarted repeat the batches.
+        From then on, ``model.pull`` returns the final values. If a pserver dies after that and loses batches,
+        ``model.pull`` raises BegunAnewError; restarted trainers then repeat the batches.
         """
         self._require_open()
         waiting, requests = self._process.waiting(), self._process.request_stream()
@@ -507,10 +508,10 @@ class Job:
         """End the whole job before all epochs are done, for example for early stopping.
 
         The master assigns no new tasks. Each trainer's loop ends when the trainer has finished the tasks that it has
-        begun, at most two; a trainer may also leave its loop at once. Work that was lost with a pserver is repeated
+        begun (at most two); a trainer may also leave its loop at once. Work that was lost with a pserver is repeated
         first, so at least one trainer should stay in its loop: if none requests work for 30 s, the job fails and names
-        the tasks. The rest of the data remains untrained. This is not an error, and ``--resume`` can continue from the
-        last checkpoint. Any trainer may call this, more than once.
+        the tasks. The model is not trained on the rest of the data. This is not an error, and ``--resume`` can continue
+        from the last checkpoint. Any trainer may call this, more than once.
 
         Args:
             reason: Shown with this trainer's name by ``flightedl status`` and at the end of ``flightedl run``; cut to
@@ -559,7 +560,7 @@ class Job:
         return self._model.save(target, format, server=server, once=once)
 
     def once(self, name: str) -> Once:
-        """Claim a name that only one trainer gets, for work to be done once, such as writing the final report.
+        """Claim a name for this trainer alone, for work to be done once, such as writing the final report.
 
         ::
 
@@ -567,9 +568,9 @@ class Job:
                 won.publish(job.output_dir / "report.json", report)
 
         A winner that dies, or is frozen or disconnected for longer than its lease, before its session ends cleanly
-        loses the name; another trainer may win it and repeat the work. A frozen winner that continues does not notice
-        this by itself: ``won.require()`` then raises FencedError, and ``won.publish`` and ``save_model(once=won)`` do
-        not replace its successor's files. Other effects of the block are not protected, so make them idempotent.
+        loses the name; another trainer may win it and repeat the work. A frozen winner that continues is not notified:
+        ``won.require()`` then raises FencedError, and ``won.publish`` and ``save_model(once=won)`` do not replace its
+        successor's files. Other effects of the block are not protected, so make them idempotent.
         """
         self._require_open()
         return self._once.claim(arguments.name_of("the name given to once", name))
@@ -592,7 +593,7 @@ class Job:
             raise UsageError(self._closed)
 
     def _shares_model(self) -> bool:
-        """True if the script may train one model together with other trainers, as far as is known."""
+        """True if the script may be training one model together with other trainers."""
         is_known = self._model.is_declared or self._data.explicit_done or self._once.is_used
         return is_known or self._data.is_of_group or has_process_group()
 
@@ -616,14 +617,14 @@ class Job:
         try:
             self._end("its script has ended", getattr(sys, "last_value", None))
         except FlightedlError as error:
-            # An exception would not change the exit code, and the launcher must see that this rank failed.
+            # An exception would not change the exit code, but the launcher must see that this rank failed.
             sys.stdout.flush()
             sys.stderr.write(f"flightedl: {error}\n")
             sys.stderr.flush()
             os._exit(1)
 
     def close(self, why: str = _CLOSED) -> None:
-        """Hand back tasks and end the lease. Closing twice is allowed.
+        """Hand back tasks and end the lease. Does nothing if called again.
 
         Raises:
             FencedError: this process is a rank of a group, and the group's current start is over.

@@ -1,8 +1,8 @@
 """Tells the user what the program is waiting for, and ends the wait when it takes too long.
 
 A waiting thread is often inside a call to a server that is frozen or disconnected. So another thread checks all waits
-(``Waits.look``) and reports whose answer is missing. It cannot end the call, which has its own deadline of at most half
-a minute; a wait is given up only after that.
+(``Waits.look``) and reports which server has not answered. It cannot end the call, which has its own deadline of at
+most half a minute; the wait is given up only after that deadline.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ class Waiting:
         clock: The process's clock.
         say_after_s: Seconds of silence.
         give_up_s: Seconds until ``because`` raises UnavailableError with the last reason.
-        report: Receives the reason in addition to stderr, and "" when the wait is over; the session sends it to the
-            master.
+        report: Receives the reason, which also goes to stderr, and "" when the wait is over; the session sends it on.
         ended: Called with this wait when it is over.
         job_over: Returns why the awaited event can never happen; empty while it may.
     """
@@ -66,13 +65,13 @@ class Waiting:
         self._pause_s = _FIRST_PAUSE_S
         self._start = clock.now()
         self._trouble_since: float | None = self._start
-        #: The reason that is reported now, empty if none; and the last printed one.
+        #: The currently reported reason, empty if there is none; and the most recently printed reason.
         self.reported = self._printed = ""
         self._ended = ended
         self._job_over = job_over
-        #: The server that the current attempt waits for, and since when; None between attempts.
+        #: The server for which the current attempt is waiting, and the time since when; None between attempts.
         self._called: tuple[str, float] | None = None
-        #: Held while reporting, because the waiting thread and the checking thread both do.
+        #: Held while reporting, because both the waiting thread and the checking thread report.
         self._lock = threading.Lock()
 
     def since(self, began: float) -> Waiting:
@@ -81,11 +80,11 @@ class Waiting:
         return self
 
     def calls(self, whom: str, since: float | None = None) -> None:
-        """Note that the attempt needs an answer of ``whom``."""
+        """Note that the attempt needs an answer from ``whom``."""
         self._called = whom, self._clock.now() if since is None else since
 
     def look(self) -> None:
-        """Report whose answer is missing, if it has been missing for too long. Called by another thread."""
+        """Report the server whose answer has been missing for too long, if any. Called by another thread."""
         now = self._clock.now()
         with self._lock:
             called = self._called
@@ -93,7 +92,7 @@ class Waiting:
                 self._tell_user(f"{called[0]} to answer", now - self._start)
 
     def pause(self) -> None:
-        """Sleep between two attempts, each time a third longer, so the wait is at most about a third too long."""
+        """Sleep between two attempts, each time a third longer, so the total wait is at most about a third too long."""
         self._clock.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 4 / 3, _LONGEST_PAUSE_S)
 
@@ -129,7 +128,7 @@ class Waiting:
             sys.stderr.flush()
 
     def patiently(self, reason: str) -> None:
-        """Like ``because``, but never give up: for normal waits, such as for other trainers to finish."""
+        """Like ``because``, but never give up. For normal waits, such as waiting for other trainers to finish."""
         self._called = None
         with self._lock:
             self._tell_user(reason, self._clock.now() - self._start)
@@ -142,7 +141,7 @@ class Waiting:
         self._ended(self)
 
     def withdraw(self) -> None:
-        """Withdraw the reported reason; the next reason is reported again."""
+        """Clear the reported reason; the next reason is reported even if it is the same."""
         with self._lock:
             self._called = None
             if self.reported:
@@ -173,7 +172,7 @@ class Conversation:
         self.asked_at: float | None = None
         #: The thread of the conversation.
         self.thread = 0
-        #: The wait that reports the first request to the user, if it takes long.
+        #: The wait that reports the first request to the user if it takes a long time.
         self.waiting: Waiting | None = None
 
     def begin(self, phase: str) -> None:
@@ -194,8 +193,8 @@ class Conversation:
 class Waits:
     """The waits of all threads of a trainer, at most one per thread. Thread-safe.
 
-    A thread that begins a new wait no longer waits for the previous one, even if that was not ended. An outer wait is
-    reported again with its next reason. If several threads wait, the first one's reason is reported.
+    When a thread begins a new wait, the previous one is no longer checked, even if it has not ended. An outer wait is
+    reported again once it gives its next reason. If several threads wait, the first one's reason is reported.
 
     Args: as for :class:`Waiting`.
     """
@@ -215,7 +214,7 @@ class Waits:
         self._report = report
         #: Thread -> its newest wait.
         self._open: dict[int, Waiting] = {}
-        #: The first request of a conversation has no ``Waiting`` until ``look`` finds that it takes long.
+        #: The first request of a conversation has no ``Waiting`` until ``look`` finds that it is taking long.
         self._conversations: Sequence[Conversation] = ()
 
     def watch(self, conversations: Sequence[Conversation]) -> None:
@@ -250,12 +249,12 @@ class Waits:
             self._open.pop(waiting.thread, None)
 
     def calls(self, whom: str) -> None:
-        """Note that this thread calls a server."""
+        """Note that this thread is calling a server."""
         if (waiting := self._open.get(threading.get_ident())) is not None:
             waiting.calls(whom)
 
     def look(self) -> None:
-        """Let all waits report whose answer is missing."""
+        """Let each wait report the server whose answer is missing."""
         for waiting in list(self._open.values()):
             waiting.look()
         for each in self._conversations:

@@ -8,20 +8,20 @@
         criterion(net(x), y).backward()
         optimizer.step()
 
-* ``batches``: a dataset's Arrow batches as tensors
+* ``batches``: converts a dataset's Arrow batches to tensors
 * ``ahead``: detection of loaders that request batches before the step
 * ``module``: names of the parameters and buffers that are declared
 * ``tensors``: conversion between tensors and arrays
-* ``groups``: parameter groups as settings of the servers' optimizer
-* ``embedding``: embedding modules on tables
+* ``groups``: converts parameter groups to settings of the servers' optimizer
+* ``embedding``: embedding modules whose rows are in tables
 * ``rows``: looked-up rows as parameters of the current batch
-* ``optimizer``: pushes gradients, pulls values, and keeps the module equal to the job
-* ``staging``: copies gradients to where they are sent from while ``backward`` runs
+* ``optimizer``: pushes gradients, pulls values, and keeps the module's values equal to the job's
+* ``staging``: moves gradients, while ``backward`` runs, to the memory from which they are sent
 * ``files``: loads a saved model into a plain module
 
-``batches`` yields a batch as tensors; ``forward`` looks up its rows of tables, which become parameters; ``backward``
-computes gradients. ``Optimizer.step`` copies the gradients to arrays, pushes them, and waits until the servers' new
-values have arrived in the module's own memory.
+``batches`` yields a batch as tensors; ``forward`` looks up the batch's rows in tables, and these rows become
+parameters; ``backward`` computes gradients. ``Optimizer.step`` copies the gradients to arrays, pushes them, and waits
+until the servers' new values have arrived in the module's own memory.
 
 ``import flightedl`` does not import PyTorch; this package is imported on first use of ``fe.torch``.
 """

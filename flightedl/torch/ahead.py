@@ -1,14 +1,14 @@
-"""Detection of batches that are requested before the step: the step's gradient would count for the wrong batch.
+"""Detects batches that are requested before the step, whose gradient would then count for the wrong batch.
 
 A batch is current from the moment it is handed out until the next one is requested. Wrappers that prefetch break this:
 
-* those that read in another thread are recognized by the thread;
-* those of accelerate and Lightning are recognized by their stack frames;
-* any other wrapper is recognized at its first step, if an earlier batch was handed out, no gradient was computed for
-  it, and its tensors are still in use.
+* wrappers that read in another thread are recognized by the thread;
+* wrappers from accelerate and Lightning are recognized by their stack frames;
+* any other wrapper is recognized at its first step if an earlier batch was handed out, its tensors are still in use,
+  and no gradient was computed for it.
 
 Not detected: a custom wrapper that prefetches and keeps only copies, for example on another device. Its last step
-fails, because no batch is current any more.
+fails, because there is no longer a current batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WRONG_BATCH = "the gradient of a step would count for the batch after the right
 
 
 class _Newest(threading.local):
-    """Tensors of the batch that each thread received last."""
+    """Thread -> the tensors of the batch that it received last."""
 
     def __init__(self) -> None:
         self.tensors: list[weakref.ref[torch.Tensor]] = []
@@ -40,7 +40,7 @@ _newest = _Newest()
 
 
 def handed_out(tensors: Any) -> None:
-    """Note the tensors of the batch that this thread receives now."""
+    """Note the tensors of the batch that this thread is receiving."""
     _newest.tensors = [weakref.ref(tensor) for tensor in tensors_in(tensors)]
 
 
@@ -57,7 +57,7 @@ def tensors_in(found: Any) -> Iterator[torch.Tensor]:
 
 
 class Seen:
-    """Gradients that were pushed last or existed before; a gradient that was recomputed or changed is not contained."""
+    """Gradients that existed at the last step and have not been recomputed or changed since."""
 
     def __init__(self, gradients: Iterable[torch.Tensor]) -> None:
         self._found = {id(each): (weakref.ref(each), each._version) for each in gradients}
@@ -72,7 +72,7 @@ class Seen:
 
 
 class PrefetchDetector:
-    """Checks that each batch is finished before the next one is requested. Made in the thread that steps."""
+    """Checks that each batch is finished before the next is requested. Create it in the thread that calls ``step``."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -130,7 +130,7 @@ class PrefetchDetector:
 
 
 def _known_wrapper() -> str:
-    """Return the error message for a known loader that prefetches and is now on the stack; empty if there is none."""
+    """Return the error message for a known prefetching loader on the current stack; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -73,7 +73,7 @@ def _batches(
         made, shared = _tensors_of(batch, columns, transform, copy, move)
         handed_out(made)
         yield made
-        # ``ahead`` would consider tensors that are referenced here in use.
+        # A tensor that is referenced here would look to ``ahead`` as if it were in use.
         del made
         _require_unwritten(shared)
 
@@ -114,9 +114,9 @@ def _require_unwritten(shared: dict[str, tuple[torch.Tensor, int]]) -> None:
 
 
 class IterableDataset(torch_data.IterableDataset[Tensors]):
-    """The same batches for a ``DataLoader``: ``DataLoader(IterableDataset(data, "x", "y"), batch_size=None)``.
+    """The same batches for use with a ``DataLoader``: ``DataLoader(IterableDataset(data, "x", "y"), batch_size=None)``.
 
-    Only for loaders in the process of the session (``num_workers=0``). Such a loader may pin memory.
+    The loader must run in the session's process (``num_workers=0``). It may pin memory.
 
     Args:
         dataset: The result of ``job.dataset``.

@@ -1,4 +1,4 @@
-"""Embeddings with rows in tables on the servers; modules use them like PyTorch's own.
+"""Embeddings whose rows are in tables on the servers; modules use them like PyTorch's own embeddings.
 
 ::
 
@@ -6,9 +6,9 @@
     net = nn.Sequential(fe.torch.Embedding(users), nn.Linear(16, 1))
     optimizer = fe.torch.Optimizer(net, job, fe.Adam(lr=1e-3))
 
-``forward`` looks up rows, ``backward`` computes their gradients, and ``optimizer.step()`` pushes these with the step,
-under the batch's identity (see ``rows``). Ids are integers of up to 64 bits in a tensor, or anything that
-``Table.pull`` accepts, such as strings or an Arrow column. PyTorch's own functions do all computation on the rows.
+``forward`` looks up rows, ``backward`` computes their gradients, and ``optimizer.step()`` pushes these gradients under
+the batch's identity (see ``rows``). Ids are integers of up to 64 bits in a tensor, or anything that ``Table.pull``
+accepts, such as strings or an Arrow column. All computation on the rows is done by PyTorch's own functions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Combination = Literal["sum", "mean", "max"]
 
 
 class Embedding(OnTable):
-    """Rows by id, like ``torch.nn.Embedding``, but from a table without a fixed size.
+    """Looks up rows by id, like ``torch.nn.Embedding``, but in a table without a fixed size.
 
     Args:
         table: The result of ``job.table``.
@@ -41,7 +41,7 @@ class Embedding(OnTable):
     """
 
     def forward(self, ids: Any) -> torch.Tensor:
-        """Return the rows of ids of any shape, (*shape, dim).
+        """Return the rows of ids with any shape, as (*shape, dim).
 
         Raises:
             UsageError: the ids are invalid, an id has no row and the table requires one, or no optimizer trains this
@@ -70,7 +70,7 @@ class Embedding(OnTable):
 
 
 class EmbeddingBag(OnTable):
-    """Bags of rows, each combined into one row, like ``torch.nn.EmbeddingBag``.
+    """Combines bags of rows into one row each, like ``torch.nn.EmbeddingBag``.
 
     Args:
         table: The result of ``job.table``.
@@ -110,7 +110,7 @@ class EmbeddingBag(OnTable):
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(self, ids: Any, offsets: Any = None, per_sample_weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return one row per bag, (bags, dim); zeros for an empty bag.
+        """Return one row per bag, as (bags, dim); an empty bag yields zeros.
 
         Args:
             ids: (bags, n), or (n,) with ``offsets``, or an Arrow column of lists.

@@ -1,4 +1,4 @@
-"""Loading a saved model into a plain module, without a job or servers."""
+"""Loads a saved model into a plain module, without a job or servers."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Declared tensors of a module: its parameters, and the buffers that training changes, by name.
 
-* Names are those of the original module. The prefixes that wrappers add (``torch.compile``,
-  ``DistributedDataParallel``) are removed. A shared parameter has the first of its names.
+* Names are those in the original module, without the prefixes that wrappers (``torch.compile``,
+  ``DistributedDataParallel``) add. A shared parameter is declared under the first of its names.
 * All floating-point parameters are declared, including frozen ones, which may be unfrozen while the job runs.
-* Rows of tables are not declared as parameters; see ``rows``.
-* Declared buffers are persistent floating-point ones (those in ``state_dict``), and integer counters of one element,
-  which the servers keep as float64 (exact up to 2**53). All other buffers, such as masks and positions, and buffers
-  that are not finite keep the module's own values.
+* Tables' rows are not declared as parameters; see ``rows``.
+* The declared buffers are persistent floating-point buffers (those in ``state_dict``), and integer counters with one
+  element, which the servers store as float64 (exact up to 2**53). All other buffers, such as masks and positions, and
+  non-finite buffers keep the module's own values.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def parameters_of(module: nn.Module) -> dict[str, Place]:
-    """Return name -> parameter for all trainable parameters.
+    """Return a dict from name to parameter for all trainable parameters.
 
     Raises:
         UsageError: the module cannot be trained on servers.
@@ -71,13 +71,13 @@ def parameters_of(module: nn.Module) -> dict[str, Place]:
 
 
 def embeddings_of(module: nn.Module) -> dict[str, OnTable]:
-    """Return name -> module for embeddings on tables."""
+    """Return a dict from name to module for embeddings whose rows are in tables."""
     found = {prefix.removesuffix("."): owner for prefix, owner in _modules(module, once=True)}
     return {name: owner for name, owner in found.items() if isinstance(owner, OnTable)}
 
 
 def buffers_of(module: nn.Module) -> dict[str, Place]:
-    """Return name -> buffer for the buffers that training changes."""
+    """Return a dict from name to buffer for the buffers that training changes."""
     found: dict[str, Place] = {}
     for name, place in _walk(module, "_buffers"):
         tensor = place.tensor
@@ -113,7 +113,7 @@ def _walk(module: nn.Module, kind: str) -> Iterator[tuple[str, Place]]:
 
 
 def _modules(module: nn.Module, *, once: bool) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules with the prefix of their members, like ``named_modules`` but without prefixes of wrappers."""
+    """Yield modules with the prefix of their members' names, like ``named_modules`` but without wrappers' prefixes."""
     for name, owner in unwrapped(module).named_modules(remove_duplicate=once):
         parts = [part for part in name.split(".") if part and part != _COMPILED]
         yield "".join(f"{part}." for part in parts), owner

@@ -1,22 +1,22 @@
 """The servers' optimizer as a ``torch.optim.Optimizer``: pushes gradients and pulls values in place.
 
 ``step`` pushes the gradient of each parameter that has one, under the identity of the current batch, and pulls. New
-values arrive in a step, at the end of a batch that was not stepped, and when this trainer joins again. The module then
-has these values, and its next gradient counts as computed from them. A parameter in main memory is bound once, when the
-optimizer is made, to the memory in which its values arrive (``bind``). Values are copied in place to all other
+values arrive in a step, at the end of a batch without a step, and when this trainer joins again. The module then has
+these values, and its next gradient is considered to be computed from them. A parameter in main memory is bound once,
+when the optimizer is made, to the memory in which its values arrive (``bind``). Values are copied in place to all other
 parameters and to buffers.
 
 * A gradient of None is not zero: if no trainer has a gradient for a parameter in a round, its value and optimizer state
-  do not change. The mean of a round covers the trainers that had a gradient, weighted by their records.
+  do not change. A round's mean covers the trainers that had a gradient, weighted by their numbers of records.
 * The learning rate and all other settings belong to the servers and apply to the whole job. ``param_groups`` shows
   them; changing them there, as PyTorch's schedulers do, is an error.
 * Writing to a parameter from outside during a job makes the next step fail, because other trainers would not get the
   new value. Writing the same values, or restoring them, is allowed.
 * Buffers that training changes are averaged: a step pushes their changes in this trainer, and the servers add the mean
-  of the changes (``Delta``). Integer counters of one element count rounds.
+  of the changes (``Delta``). Integer counters with one element count rounds.
 * Rows that embeddings looked up in tables are parameters until the step (``rows``) and are pushed with it.
-* Requesting the next batch fails if gradients of the current one were computed and not pushed: the batch would count as
-  done without them.
+* Requesting the next batch fails if gradients of the current batch were computed but not pushed, because the batch
+  would count as done without them.
 
 Not guaranteed: writes through ``.data`` may go unnoticed; the next values overwrite them.
 """
@@ -94,11 +94,11 @@ class Optimizer(torch.optim.Optimizer):
         self._rule = _with_buffers(rule, self._buffers)
         self._model: Parameters | None = None
         self._tensors: dict[str, torch.Tensor] = {}
-        #: PyTorch's write counter of each tensor when it last had the job's values.
+        #: Tensor -> PyTorch's write counter at the time when the tensor last had the job's values.
         self._written: dict[str, int] = {}
-        #: Fingerprint of the job's values of each bound parameter.
+        #: Bound parameter -> hash of the job's values.
         self._prints: dict[str, int] = {}
-        #: Buffer -> its values when they last arrived or were last pushed.
+        #: Buffer -> its values at the time when they last arrived or were last pushed.
         self._known_buffers: dict[str, Array] = {}
         self._copies = Copies()
         self._pushed = Seen([])
@@ -106,7 +106,7 @@ class Optimizer(torch.optim.Optimizer):
         self._prefetch_detector = PrefetchDetector()
         super().__init__([{**group} for group in given], shown(self._rule))
         self._add_row_groups()
-        # Some tools consider an optimizer without any state unused, and try it out.
+        # Some tools assume that an optimizer without any state is unused, and run a trial step with it.
         for place in self._places.values():
             self.state[place.tensor] = {"version": torch.zeros(())}
         self._model = job.parameters(
@@ -136,7 +136,7 @@ class Optimizer(torch.optim.Optimizer):
         return given
 
     def _without_rows(self, group: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors of a group that are not rows, which have their own groups.
+        """Return a group's tensors except for rows, which have their own groups.
 
         Raises:
             UsageError: the group has settings and contains nothing but rows.
@@ -191,7 +191,7 @@ class Optimizer(torch.optim.Optimizer):
     # called by PyTorch
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Push the current batch's gradients, then pull: the module has new values when this returns.
+        """Push the current batch's gradients, then pull. When this returns, the module has the new values.
 
         Args:
             closure: Computes the loss and its gradients; called once.
@@ -252,9 +252,9 @@ class Optimizer(torch.optim.Optimizer):
         self._shown.add(rule, settings)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups, and the version of each parameter's values.
+        """Return the groups and the version of each parameter's values.
 
-        The servers have the optimizer's state. Resume a job from its checkpoint, not from this dict.
+        The servers keep the optimizer's state, so resume a job from its checkpoint, not from this dict.
         """
         versions = self.model.versions
         for name, place in self._places.items():
@@ -266,7 +266,7 @@ class Optimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that a ``state_dict`` belongs to this optimizer. Loads nothing: the servers have the state.
+        """Check that a ``state_dict`` belongs to this optimizer. Loads nothing, because the servers keep the state.
 
         Raises:
             UsageError: it belongs to another optimizer.
@@ -296,7 +296,7 @@ class Optimizer(torch.optim.Optimizer):
                 tensor = (self._places.get(name) or self._buffers[name]).tensor
                 values = self._tensors[name]
                 if is_bound(tensor, values):
-                    # The values are already in place; autograd must know that they have changed.
+                    # The values are already in place, but autograd must be told that they have changed.
                     increment_version(tensor)
                     self._prints[name] = fingerprint(values)
                 else:
@@ -343,11 +343,11 @@ class Optimizer(torch.optim.Optimizer):
         return (tensor for group in self.param_groups for tensor in group["params"])
 
     def _permanent(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors of a group that do not depend on the batch."""
+        """Return a group's tensors that do not depend on the batch."""
         return [tensor for tensor in tensors if tensor in self.state]
 
     def _gradients(self) -> dict[str, torch.Tensor]:
-        """Return gradients by name, without those of rows."""
+        """Return gradients by name, without the gradients of rows."""
         found: dict[str, torch.Tensor] = {}
         for tensor in self._grouped():
             if tensor.grad is not None and id(tensor) in self._names:
@@ -358,7 +358,7 @@ class Optimizer(torch.optim.Optimizer):
         """Return the change of each changed buffer since its values last arrived or were last pushed."""
         changes: dict[str, Array] = {}
         for name, place in self._buffers.items():
-            # PyTorch's kernels update statistics without incrementing the write counter.
+            # PyTorch's kernels update running statistics without incrementing the write counter.
             given = self._known_buffers[name]
             now = array_of(place.tensor.detach().cpu()).reshape(given.shape).astype(given.dtype)
             change = now - given
@@ -385,7 +385,7 @@ class Optimizer(torch.optim.Optimizer):
             self._written[name] = tensor._version
 
     def _has_values_of_job(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if the tensor has the values that arrived last."""
+        """True if the tensor still has the values that arrived most recently."""
         values, print_of_job = self._tensors[name], self._prints.get(name)
         if print_of_job is not None and fingerprint(values) != print_of_job:
             return False
@@ -406,5 +406,5 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def _with_buffers(rule: Rule, buffers: Mapping[str, Place]) -> Rule:
-    """Return the rule with buffers updated by the mean of the trainers' changes."""
+    """Return the rule, extended so that buffers are updated by the mean of the trainers' changes."""
     return replace(rule, overrides={**rule.overrides, **dict.fromkeys(buffers, Delta())}) if buffers else rule

@@ -1,13 +1,13 @@
-"""Rows of tables as parameters of the current batch: modules look them up, the optimizer pushes their gradients.
+"""Tables' rows as parameters of the current batch: modules look them up, and the optimizer pushes their gradients.
 
-Rows that a module looks up in training become a parameter of the module and of the optimizer's groups until the step:
-a leaf of (distinct ids, dim). So everything that works with parameters and gradients works with rows: autograd adds up
-the gradients of repeated ids, ``zero_grad`` clears them, ``clip_grad_norm_`` includes them, and a ``GradScaler``
-unscales them and detects overflows.
+Rows that a module looks up in training become a parameter of the module and of the optimizer's groups until the step,
+as a leaf tensor of (distinct ids, dim). So everything that works with parameters and gradients works with rows:
+autograd adds up the gradients of repeated ids, ``zero_grad`` clears them, ``clip_grad_norm_`` includes them, and a
+``GradScaler`` unscales them and detects overflows.
 
 * Each module also has one permanent parameter without elements, ``rows``. Its device and dtype are those of the rows
-  that ``forward`` returns, and its ``requires_grad`` freezes them. A ``state_dict`` contains none of these parameters:
-  the servers have the rows.
+  that ``forward`` returns, and its ``requires_grad`` freezes them. A ``state_dict`` contains none of these parameters,
+  because the servers store the rows.
 * Rows that are only read (in ``eval()``, under ``no_grad``, frozen, or without a current batch) are not parameters.
 """
 
@@ -43,20 +43,20 @@ class InUse(NamedTuple):
 
     def gradients(self, array: Floats) -> Floats:
         """Return the leaf's gradient, (ids, dim), in memory that later steps do not overwrite."""
-        # The memory of accelerators' copies is reused by the next step, and a sum of batches keeps its gradients.
+        # The next step reuses the memory of copies from accelerators, but a sum of batches keeps its gradients longer.
         is_kept = self.leaf.device.type == "cpu"
         return np.array(array[self.first :], np.float32, order="C", copy=None if is_kept else True)
 
 
 class RowListener(Protocol):
-    """Receiver of a module's rows in use, whose gradients it pushes."""
+    """Receiver of the rows that modules have in use; it pushes their gradients."""
 
     def rows_added(self, module: OnTable, leaf: nn.Parameter) -> None:
         """Add rows that a module looked up for the current batch."""
         ...
 
     def rows_dropped(self, module: OnTable) -> None:
-        """Drop a module's rows, because their batch is over."""
+        """Drop a module's rows, because the batch is over."""
         ...
 
 
@@ -111,7 +111,7 @@ class OnTable(nn.Module):
         return self.table.asked(given, padding_idx=self.padding_idx, nulls=self.nulls)
 
     def is_training(self, batch: object) -> bool:
-        """True if rows that are now looked up for a batch are trained.
+        """True if rows that are looked up now will be trained.
 
         Raises:
             UsageError: the module is in training, but no optimizer would push its gradients.
@@ -148,13 +148,13 @@ class OnTable(nn.Module):
     # overrides of nn.Module
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Save nothing: the servers have the rows."""
+        """Save nothing, because the servers store the rows."""
 
     def _load_from_state_dict(self, *_: Any, **__: Any) -> None:
-        """Load nothing: the servers have the rows."""
+        """Load nothing, because the servers store the rows."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return a module on the same table that belongs to no optimizer."""
+        """Return a copy of the module, on the same table, that belongs to no optimizer."""
         made = type(self).__new__(type(self))
         nn.Module.__init__(made)
         for name, value in self.__dict__.items():
@@ -179,7 +179,7 @@ def leave_uncompiled(kind: type[nn.Module]) -> None:
 
 
 class RowRequest(NamedTuple):
-    """Rows that a module looks up."""
+    """A lookup of rows for a module."""
 
     module: OnTable
     asked: Asked
@@ -227,7 +227,7 @@ def _together(asked: Sequence[Asked]) -> DistinctIds:
 def _found_in(
     distinct: DistinctIds, rows: Floats, requests: Mapping[int, RowRequest], batch: object
 ) -> Iterator[tuple[int, Found]]:
-    """Yield one table's rows for each module on it."""
+    """Yield the rows for each module that uses this table."""
     needs_padding = not len(rows) or any(asked.kept is not None for _, asked in requests.values())
     matrix = np.concatenate([np.zeros((1, rows.shape[1]), np.float32), rows]) if needs_padding else rows
     owner = next((module for module, _ in requests.values() if module.is_training(batch)), None)
@@ -254,12 +254,12 @@ def _within(rows: torch.Tensor, max_norm: float | None, p: float) -> torch.Tenso
     if max_norm is None:
         return rows
     norms = torch.linalg.vector_norm(rows, p, dim=1, keepdim=True)
-    # PyTorch also adds this constant to the norm that it divides by.
+    # PyTorch adds the same constant to the norm before it divides by the norm.
     return torch.where(norms > max_norm, rows * (max_norm / (norms + 1e-7)), rows)
 
 
 class RowGroups:
-    """The optimizer's parameter groups of rows: one group per module on a table.
+    """The optimizer's parameter groups for rows: one group per module that uses a table.
 
     Args:
         modules: Modules by name.
@@ -292,7 +292,7 @@ class RowGroups:
         del self._groups[id(module)]["params"][1:]
 
     def gradients(self) -> dict[str, tuple[Table, InUse]]:
-        """Return the rows that have a gradient: parameter name -> (table, rows)."""
+        """Return the rows that have a gradient, as a dict from parameter name to (table, rows)."""
         return {
             f"{name}.{_EMPTY}_{number}": (module.table, used)
             for name, module in self._modules.items()

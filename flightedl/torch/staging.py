@@ -1,11 +1,11 @@
-"""Staging of gradients: ``backward`` moves each gradient to the memory from which it is sent.
+"""Stages gradients: ``backward`` moves each gradient to the memory from which it is sent.
 
 A pserver on the same host maps that memory, so ``step`` need not copy the gradient there. ``parameter.grad`` refers to
 it, too. Whatever changes the gradient before the step (clipping, a scaler, a second backward pass) therefore changes
-the sent values. Versions of tensors do not show such changes if ``GradScaler`` or writes through ``.data`` make them.
+the sent values. Tensors' write counters do not detect such changes by ``GradScaler`` or through ``.data``.
 
 A gradient is not moved if anything else refers to its tensor, to its memory or to the memory for sending, because the
-move would be visible. Nor are gradients on an accelerator, with another layout, or with a graph.
+move would be visible. Gradients on an accelerator, with another layout, or with a graph are not moved either.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Staging:
                 places[name].tensor.register_post_accumulate_grad_hook(partial(stage, name))
 
     def staged(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-        """Return the arrays of those gradients that are staged. All are views of one memory."""
+        """Return the arrays of the gradients that are staged. All arrays are views of one block of memory."""
         return {
             name: self._memory[name]
             for name, gradient in gradients.items()
@@ -54,7 +54,7 @@ class Staging:
         if gradient is None or not _is_movable(gradient, home):
             return
         with torch.no_grad():
-            # Each gradient is a new tensor. If the user keeps an earlier one, ``home`` has another owner, see below.
+            # Each gradient is a new tensor. An earlier one that the user keeps refers to ``home``, too; see below.
             parameter.grad = home.detach().copy_(gradient)
         before = weakref.ref(gradient)
         del gradient

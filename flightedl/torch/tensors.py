@@ -1,4 +1,4 @@
-"""Conversion between tensors and NumPy arrays, without a copy where possible.
+"""Converts between tensors and NumPy arrays, without a copy where possible.
 
 NumPy has no bfloat16, so such tensors are passed as their bits. Tensors on an accelerator are copied to pinned memory
 on a separate stream, all at once, with a single wait.
@@ -48,8 +48,8 @@ def tensor_of(array: Array) -> torch.Tensor:
 def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Move a parameter into the memory of ``values``, unless the move could be observed.
 
-    The parameter keeps its own memory if it is on a device, has other strides or another type, or shares its memory
-    with another tensor or array, which would not move with it.
+    The parameter keeps its own memory if it is on a device, has different strides or a different dtype, or shares its
+    memory with another tensor or array, which would not move with it.
     """
     if (
         tensor.device.type == "cpu"
@@ -64,12 +64,12 @@ def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def is_sole_owner(tensor: torch.Tensor) -> bool:
     """True if nothing else uses the tensor's memory, as far as PyTorch knows."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    # One reference is the tensor's, one is this function's.
+    # The tensor holds one reference, and this function holds another.
     return count is not None and count(tensor.untyped_storage()._cdata) <= 2
 
 
 def is_bound(tensor: torch.Tensor, values: torch.Tensor) -> bool:
-    """True if the parameter uses the memory of ``values``. ``module.to(device)``, for example, ends that."""
+    """True if the parameter still uses the memory of ``values``. ``module.to(device)`` may move it elsewhere."""
     return (
         tensor.layout == torch.strided
         and tensor.data_ptr() == values.data_ptr()

@@ -1,9 +1,9 @@
 """This rank's part in the current start of its group: it joins, reports its rounds, and leaves.
 
-A rank takes rounds only while its lease is alive by its own clock, and until the master says that its start is over.
+A rank takes rounds only while its lease is valid by its own clock, and until the master says that this start is over.
 Rounds need no master, but a rank that was frozen for seconds asks the master before it takes another round. A thread
-reports the newest round a few times a second. If the previous start ended with a rank's death, ranks report each round
-before they take it, until they are past the records of that death. The master thus knows where a rank dies.
+reports the newest round a few times a second. If the previous start ended because a rank died, ranks report each round
+before they take it, until they are past the records at which that rank died. So the master knows where a rank dies.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from flightedl.messages.groups import (
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 _REPORT_S = 0.5
-#: Time between reports of watched rounds, as a part of the usual time.
+#: Interval between reports of watched rounds, as a fraction of the usual interval.
 _WATCHED_PART = 0.1
-#: Seconds for which rounds are watched after the records of the last death, because its last report may be older.
+#: Seconds for which rounds are watched after a dead rank's last report, because the rank may have got further.
 _WATCHED_S = 2.0
 #: Minimum time to live of a rank's lease, because a script that loads a model may block other threads for seconds.
-#: A long lease delays nothing: the next start of a group ends the previous one without waiting for leases.
+#: A long lease delays nothing, because a group's next start ends the previous one without waiting for leases.
 _LEASE_S = 30.0
 #: Number of report intervals without a reply after which a rank asks the master before it takes a round.
 _UNCONFIRMED_PART = 4
 _CONFIRM_S = 0.5
-#: Time limit for the last report of a rank whose script has raised.
+#: Time limit for the last report of a rank whose script has raised an exception.
 _RAISED_S = 2.0
-#: Errors caused by the end of another rank.
+#: Messages of errors that occur because another rank has ended.
 _OF_OTHERS = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe|TCPStore", re.IGNORECASE)
 
 
 def is_own_failure(error: BaseException) -> bool:
-    """True if the error comes from the rank's script itself, not from the end of another rank or from a signal."""
+    """True if the rank's own script caused the error, rather than a signal or another rank that ended."""
     if not isinstance(error, Exception) or isinstance(error, FlightedlError):
         return False
     kinds = {kind.__name__ for kind in type(error).__mro__}
@@ -76,14 +76,14 @@ class GroupAttendance:
         self._held = process.registration.held
         self._held.hold_for(max(self._held.ttl_s, _LEASE_S))
         self._incarnation = 0
-        #: Records that no rank gets, because they killed ranks.
+        #: Records that are excluded because they killed ranks.
         self._left_out: list[Piece] = []
         self._watched_until = 0
         self._watched_since: float | None = None
         self._has_finished = False
         #: The newest round, for the next report.
         self._place: GroupPlaceRequest | None = None
-        #: Seconds between two reports, and time of the last report that a master has answered.
+        #: Seconds between two reports, and the time of the last report that a master answered.
         self._every_s, self._confirmed_at = _REPORT_S, 0.0
         #: Reason why this rank may take no more rounds; empty if there is none.
         self._over = ""
@@ -93,7 +93,7 @@ class GroupAttendance:
     # joining
 
     def begin(self, token: str, position: str) -> str:
-        """Declare the token that this rank has loaded, empty if none. Return the one that counts for all ranks.
+        """Declare the token that this rank has loaded, or an empty string. Return the token that all ranks must use.
 
         Raises:
             UsageError: the ranks have loaded different tokens, or differ about their number.
@@ -156,11 +156,11 @@ class GroupAttendance:
     # rounds
 
     def kept(self, step: Round) -> Round:
-        """Return a round of this rank without the records that no rank gets."""
+        """Return this rank's round without the excluded records."""
         return without(step, self._left_out)
 
     def take(self, at: int, step: Round) -> None:
-        """Note that this rank takes a round, before which ``at`` records of all epochs were given.
+        """Note that this rank takes a round; ``at`` is the number of records handed out before it in all epochs.
 
         Raises:
             FencedError: this start of the group is over.
@@ -174,7 +174,7 @@ class GroupAttendance:
             if not self._ask("group_at", place, GroupPlaceReply).is_current:
                 self._over = OVER_TEXT
         elif now - self._confirmed_at > _UNCONFIRMED_PART * self._every_s:
-            # This process was frozen, or there is no master.
+            # Either this process was frozen, or no master is running.
             self._confirm(place, _CONFIRM_S)
             self._confirmed_at = max(self._confirmed_at, now)
         self._require_lease()
@@ -195,7 +195,7 @@ class GroupAttendance:
                 self._confirm(self._place, _RAISED_S)
 
     def _confirm(self, place: GroupPlaceRequest, timeout_s: float) -> None:
-        """Ask the master if the start is current. Without a master, the rank continues while its lease is alive."""
+        """Ask the master whether the start is current. Without a master, continue while the lease is valid."""
         sent_at = self._process.clock.now()
         try:
             reply = self._once("group_at", place, GroupPlaceReply, timeout_s)
@@ -212,7 +212,7 @@ class GroupAttendance:
         self._has_finished = True
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the group before the lease ends. The master has stored this when the call returns.
+        """Leave the group before the lease ends. When the call returns, the master has stored that this rank left.
 
         Args:
             error: The exception that ends the session, if one does.
@@ -239,5 +239,5 @@ class GroupAttendance:
                 self._once("group_at", self._place, GroupPlaceReply, _RAISED_S)
             self._once("group_leave", request, Reply, _RAISED_S)
         except FlightedlError:
-            # The master learns it later, from the end of the lease.
+            # The master will notice later, when the lease expires.
             return

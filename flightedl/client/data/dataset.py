@@ -2,18 +2,18 @@
 
 A reader thread reads the next chunk in advance (``read_ahead``), so reading overlaps with computing, also across the
 ends of epochs: it reads tasks that the master has promised, and passes them on once they are assigned (``reading``).
-The iterator opens each batch (this trainer is a member, its values are fresh), hands it out, and closes it when the
-script asks for the next batch. ``domain.trainer.readings`` decides which batch is next, which batch is handed out again
-(the loop body then runs once more with fresh values), and when a task is done.
+The iterator opens each batch (which ensures that this trainer is a member and its values are fresh), hands it out, and
+closes it when the script asks for the next batch. ``domain.trainer.readings`` decides which batch is next, which batch
+is handed out again (the loop body then runs once more with fresh values), and when a task is done.
 
-After the last epoch, the loop ends with the model's final values, which are the same in every trainer. If the script
-leaves the loop early, the model keeps its values, and batches whose gradients are not pushed return to the queue with
-their task.
+When the loop ends after the last epoch, the model has its final values, which are the same in every trainer. If the
+script leaves the loop early, the model keeps its values, and batches whose gradients were not pushed return to the
+queue with their task.
 
 Without a model, the script may acknowledge batches itself (``domain.trainer.acknowledged``). Such a loop ends early if
-no batch arrives while some are not acknowledged, because the next batch may depend on them. A new loop continues.
+no batch arrives while some are unacknowledged, because the next batch may depend on them. The next loop continues.
 
-Each batch's gradient counts exactly once. The loop body may run more than once for a batch.
+Each batch's gradient is applied exactly once. The loop body may run more than once for a batch.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.declarations import DeclaredDataset
 
 _SLICE_S = 0.5
-#: Returned instead of a batch if none arrives while some are not acknowledged.
+#: Returned instead of a batch if no batch arrives while some batches are unacknowledged.
 _STARVED = object()
 
 
 #: Returns the state machine of a new loop.
 LoopOf = Callable[[], BatchLoop]
 AcknowledgedOf = Callable[[], AcknowledgedLoop]
-#: Receives the columns with ids of tables, and a function that returns the next batch if it is known.
+#: Receives the columns that contain tables' ids, and a function that returns the next batch if it is known.
 LookAhead = Callable[[Mapping[Table, Column], Callable[[], pa.RecordBatch | None]], None]
 #: Yields None in place of ``_STARVED``.
 Loop = Generator[pa.RecordBatch | None, None, None]
@@ -124,13 +124,13 @@ class Dataset:
         #: The current loop. Only the script holds a strong reference: when the script leaves the loop, by ``break`` or
         #: by an exception, the loop ends at once, and no other trainer waits for this one.
         self._loop: weakref.ref[Loop] | None = None
-        #: A loop that continues after ``break``.
+        #: The previous loop, if a new loop can continue it after ``break``.
         self._resumable: Loop | None = None
         self._feed: TaskFeed | None = None
         self._transforming = transforming or Transforming()
         self._reading_of = partial(ReadAhead, read, self._transforming, self._place, read_ahead_bytes)
         self._reading = self._reading_of()
-        #: (reading, number) -> records of a batch that may be handed out again, or that is not acknowledged.
+        #: (reading, number) -> records of a batch that may be handed out again or is unacknowledged.
         self._records: dict[tuple[int, int], pa.RecordBatch] = {}
         #: Task of the current batch.
         self._at: AssignedTask | None = None
@@ -146,12 +146,12 @@ class Dataset:
 
     @property
     def record_count(self) -> int:
-        """Records of one epoch, over all trainers; with ``follow``, when the dataset was declared."""
+        """Number of records per epoch, over all trainers; with ``follow``, at the time of the declaration."""
         return self._declared.record_count
 
     @property
     def task_count(self) -> int:
-        """Tasks of one epoch, over all trainers; with ``follow``, when the dataset was declared."""
+        """Number of tasks per epoch, over all trainers; with ``follow``, at the time of the declaration."""
         return self._declared.task_count
 
     @property
@@ -178,7 +178,7 @@ class Dataset:
 
     @property
     def is_over(self) -> bool:
-        """True if all batches of all epochs are done, and a loop of this trainer has ended because of that."""
+        """True if a loop of this trainer has ended because all batches of all epochs are done."""
         return self._is_finished
 
     def done(self, batch: pa.RecordBatch | None = None) -> Done:
@@ -215,9 +215,9 @@ class Dataset:
         return done.outcome
 
     def end(self) -> None:
-        """Let the last epoch of a dataset declared with ``follow`` end with the files that exist now.
+        """End the last epoch of a dataset declared with ``follow`` once the files that exist now have been read.
 
-        Returns when these files have joined. Creating a file ``_END`` in their folder has the same effect.
+        Returns once these files have been added as tasks. A file ``_END`` in their directory has the same effect.
 
         Raises:
             UsageError: the dataset was declared without ``follow``.
@@ -263,7 +263,7 @@ class Dataset:
             yield batch
 
     def _leave_loop(self, loop: Loop | None) -> None:
-        """Return the tasks of the previous loop, which the script left, as by Ctrl-C in a notebook."""
+        """Hand back the tasks of a loop that the script has left, for example by Ctrl-C in a notebook."""
         if loop is not None:
             loop.close()
         self.close()
@@ -278,7 +278,7 @@ class Dataset:
         try:
             yield feed
         except GeneratorExit:
-            # The script left the loop at a batch: by ``break``, or by an exception, which the session reports soon.
+            # The script left the loop at this batch, by ``break`` or by an exception that the session will report.
             self._reading.stopping.set()
             feed.retire(self._at)
             raise
@@ -318,7 +318,7 @@ class Dataset:
                     if item is None:
                         break
                     read = self._kept(cast("Item", item))
-                    # For a batch this is checked when the batch is handed out.
+                    # For a batch, this is checked when it is handed out.
                     is_taken = isinstance(read, ReadBatch) or feed.is_held(read.task)
                     step = loop.accept(read) if is_taken else loop.next_step()
                 elif isinstance(step, PushSum):
@@ -412,17 +412,17 @@ class Dataset:
 
     @property
     def _patience(self) -> str:
-        """Events that end a wait for work from the master, for people."""
+        """Description of the events that end a wait for work from the master, shown to the user."""
         more = f", or new files, or {MARKER} beside them" if self._declared.declaration.follow else ""
         return f"the other trainers to finish their tasks of this epoch{more}"
 
     def fail_current(self, current: CurrentBatch, error: str, place: str) -> None:
-        """Report that the script raised at this batch and place, so that the master can find a poisonous record."""
+        """Report an exception of the script at this batch and place, so that the master can find a poisonous record."""
         if self._feed is not None and self._at is not None:
             self._feed.failed(self._at, error, current.number, place)
 
     def registered_again(self) -> None:
-        """Drop all tasks, because this trainer has a new generation and others have received its tasks."""
+        """Drop all tasks, because this trainer has a new generation and other trainers have its tasks."""
         if self._feed is not None:
             self._feed.registered_again()
 
@@ -436,7 +436,7 @@ class Dataset:
 
 
 def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
-    """Return the task to the master. Raise errors that the data cannot have caused."""
+    """Return the task to the master, and raise the error again if the data cannot have caused it."""
     error = failure.error
     if isinstance(error, ChangedFileError | UnusableTransformError):
         raise error

@@ -1,4 +1,4 @@
-"""Elements of a map-style dataset: ``get`` of the user's script returns them by index, and they become batches.
+"""Elements of a map-style dataset: the script's function ``get`` returns them by index, for use in batches.
 
 ``ByIndex`` is a transform: it takes batches of indices and returns batches of elements, so it runs where transforms do,
 in the reading thread or in readers.
@@ -47,7 +47,7 @@ class ByIndex:
         indices: list[int] = batch.column(0).to_pylist()
         if not indices and self._none is not None:
             return self._none
-        # The columns are known only from an element.
+        # The columns are unknown until an element has been read.
         found = self._elements(indices or [self.first])
         self._none = found.slice(0, 0)
         return found if indices else self._none
@@ -112,7 +112,7 @@ def _column(name: str, values: Any) -> pa.Array:
 
 
 def _built(values: Any) -> pa.Array:
-    """Return a column of the values of all elements; arrays and tensors become tensors of one shape."""
+    """Return one column with the values of all elements; arrays and tensors become tensors of equal shape."""
     if hasattr(values, "__array__"):
         stacked = np.asarray(values)
     elif len(values) and _is_array(values[0]):
@@ -121,7 +121,7 @@ def _built(values: Any) -> pa.Array:
         return pa.array(values)
     if stacked.ndim > 1 and stacked.dtype != np.bool_:
         return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(stacked))
-    # Arrow packs booleans, so they cannot be a tensor's memory.
+    # Arrow packs booleans into bits, so a tensor cannot share their memory.
     column = pa.array(stacked.ravel())
     for size in reversed(stacked.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)

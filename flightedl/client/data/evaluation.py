@@ -1,6 +1,6 @@
 """This trainer's part of an evaluation: fetch tasks, measure their batches with the user's function, report sums.
 
-One thread reads and measures, while the feed fetches the next task. The master adds up the sums.
+One thread reads and measures while the feed fetches the next task. The master adds up the trainers' sums.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.messages.tasks import TasksReply
 
-#: Returns metrics of a batch. Their means are weighted by records.
+#: Returns the metrics of a batch. The mean of each metric weights batches by their numbers of records.
 Measure = Callable[[pa.RecordBatch], Mapping[str, SupportsFloat]]
 _Read = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 
@@ -70,7 +70,7 @@ def _do(feed: TaskFeed, task: AssignedTask, read: _Read, measure: Measure, advan
 
 
 def result(name: str, reply: TasksReply) -> dict[str, float]:
-    """Return the merged metrics. Write to stderr if failed tasks are missing from them."""
+    """Return the merged metrics. Print a warning to stderr if they do not include tasks that failed."""
     if reply.failed:
         text = f"{reply.failed} tasks of the evaluation {name!r} failed and are not in its result"
         sys.stderr.write(f"flightedl: {text}\n")

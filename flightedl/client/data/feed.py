@@ -1,7 +1,7 @@
 """Background thread that fetches tasks from the master and reports them, so that the next task arrives in time.
 
-``domain.trainer.feed`` decides which tasks to hold, request and report. The thread here talks to the master. While
-tasks are short, it sends all requests over one open stream. It closes the stream after a second without requests.
+``domain.trainer.feed`` decides which tasks to hold, request and report. The thread in this module talks to the master.
+While tasks are short, it sends all requests over one open stream, which it closes after a second without requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Ov
 from flightedl.messages.tasks import Assignment, TasksReply
 from flightedl.ports import Clock
 
-#: Far below the least time after which a master considers a trainer stuck (``config.STUCK_FLOOR_S``).
+#: Far shorter than the minimum time after which the master considers a trainer stuck (``config.STUCK_FLOOR_S``).
 _CONFIRM_AFTER_S = 2.0
 _CONFIRM_S = 5.0
 
@@ -56,9 +56,9 @@ class TaskFeed:
     # for the reader
 
     def next(self, timeout_s: float) -> AssignedTask | None:
-        """Return the next task. Return None after ``timeout_s``, after the last task, or to read a promised task.
+        """Return the next task; None after ``timeout_s``, after the last task, or if a promised task can be read.
 
-        There is no next task while two tasks are not reported.
+        No task is returned while two tasks are unreported.
 
         Raises:
             Exception: the error that ended the feed.
@@ -72,19 +72,19 @@ class TaskFeed:
             return task
 
     def next_ahead(self) -> Assignment | None:
-        """Return a promised task to read while there is no next task, or None."""
+        """Return a promised task that can be read while there is no next task, or None."""
         with self._changed:
             return self._feed.begin_ahead()
 
     @property
     def is_done(self) -> bool:
-        """True if all epochs are done, in all trainers."""
+        """True if all trainers are done with all epochs."""
         with self._changed:
             return self._feed.is_done
 
     @property
     def trouble(self) -> str:
-        """Reason why the master does not answer; empty if it does."""
+        """Reason why the master is not answering; empty if it answers."""
         with self._changed:
             return self._feed.trouble
 
@@ -117,8 +117,8 @@ class TaskFeed:
         """Report a batch that is done in a job without pservers.
 
         If the last report is more than ``_CONFIRM_AFTER_S`` old, wait for the master's answer. The master revokes a
-        task only from a trainer that has not reported for long, so afterwards ``is_held`` is true only if the batch
-        counts. Return without an answer if the master is unreachable.
+        task only from a trainer that has not reported for a long time, so afterwards ``is_held`` is true only if the
+        batch counts as done. Return without an answer if the master is unreachable.
         """
         feed, now = self._feed, self._clock.now()
         with self._changed:
@@ -130,7 +130,7 @@ class TaskFeed:
                 self._changed.wait_for(is_over, _CONFIRM_S)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, place: str = "") -> None:
-        """Report that this trainer cannot do the task; ``place`` is where the script raised, if it did."""
+        """Report that this trainer cannot do the task; ``place`` is where the script raised an exception, if it did."""
         with self._changed:
             self._feed.failed(task, error, batch, self._clock.now(), place)
             self._changed.notify_all()
@@ -148,7 +148,7 @@ class TaskFeed:
             self._changed.notify_all()
 
     def retire(self, kept: AssignedTask | None) -> None:
-        """Take no more tasks, and return all but ``kept``, which is returned a moment later unless it is reported."""
+        """Accept no more tasks, and return all but ``kept``, which is returned a moment later unless reported."""
         with self._changed:
             self._feed.retire(kept, self._clock.now())
             self._changed.notify_all()

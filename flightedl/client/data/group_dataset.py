@@ -1,11 +1,11 @@
 """Data of a group: ``for batch in data`` gives every rank one batch in each round, or ends on all ranks.
 
 ``domain.groups.plan`` decides which records a rank gets. Every rank computes the same plan without asking another rank.
-A reader thread follows the plan a few rounds ahead. A second plan follows the rounds that count: those that were handed
-out or, with ``explicit_commit``, those that the user has committed. ``state_dict`` returns its position.
+A reader thread follows the plan a few rounds ahead. A second plan, whose position ``state_dict`` returns, follows the
+committed rounds: all that were handed out or, with ``explicit_commit``, those that the user has committed.
 
 The position belongs to the model that was trained up to it. If both are saved in one checkpoint and loaded together,
-every record counts once in that model, no matter which batches the ranks received after the checkpoint.
+that model is trained on every record once, no matter which batches the ranks received after the checkpoint.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _CLOSE_S = 2.0
 #: Maximum number of uncommitted batches, which are kept in memory.
 _UNCOMMITTED_LIMIT = 1000
 _KEY = "flightedl_data"
-#: Share of records decoded more than once above which rank 0 logs a warning.
+#: Rank 0 logs a warning if the proportion of records that were decoded more than once is above this limit.
 _DECODED_TWICE = 0.05
 
 
-#: A round with its batch, or with the error of reading it.
+#: A round with its batch, or with the error that occurred while reading it.
 Item = tuple[Round, pa.RecordBatch | Exception] | EpochEnd | None
 
 
 class Attendance(Protocol):
-    """This rank's part in the present start of its group."""
+    """This rank's attendance in the current start of its group."""
 
     def begin(self, token: str, position: str) -> str:
-        """Declare the token that this rank has loaded, empty if none. Return the one that counts for all ranks."""
+        """Declare the token that this rank has loaded, or an empty string. Return the token that all ranks must use."""
 
     def kept(self, step: Round) -> Round:
-        """Return a round of this rank without the records that no rank gets."""
+        """Return this rank's round without the excluded records."""
 
     def take(self, at: int, step: Round) -> None:
         """Note that this rank starts a round. ``at`` records of all epochs were handed out before it.
@@ -140,12 +140,12 @@ class GroupDataset:
 
     @property
     def record_count(self) -> int:
-        """Records of one epoch, over all ranks."""
+        """Number of records in one epoch, over all ranks."""
         return self._declared.record_count
 
     @property
     def task_count(self) -> int:
-        """Tasks of one epoch, over all ranks."""
+        """Number of tasks in one epoch, over all ranks."""
         return self._declared.task_count
 
     @property
@@ -161,12 +161,12 @@ class GroupDataset:
 
     @property
     def current(self) -> tuple[int, int] | None:
-        """Number of records and epoch of the current batch; None if there is none."""
+        """The current batch's number of records, and its epoch; None if there is no current batch."""
         return None if self._handed_out is None else (self._row_count, self._handed_out.epoch)
 
     @property
     def summary(self) -> EpochEnd | None:
-        """Records given, left out and repeated in the last epoch that has ended; None before the first one has."""
+        """Records handed out, left out and repeated in the last finished epoch; None if no epoch has finished."""
         return self._summary
 
     @property
@@ -220,10 +220,10 @@ class GroupDataset:
         self.close()
 
     def state_dict(self) -> dict[str, str]:
-        """Return the position after the rounds that count, to be saved with the model. It is the same on every rank.
+        """Return the position after the committed rounds, to be saved with the model. It is the same on every rank.
 
-        All rounds that the loop has yielded count, including the current one; with ``explicit_commit``, those that
-        ``commit`` has counted.
+        All rounds that the loop has yielded are committed, including the current one; with ``explicit_commit``, only
+        those for which ``commit`` was called.
         """
         return {_KEY: encode(Token(self._data, self._seed, self._counted.position()))}
 
@@ -243,7 +243,7 @@ class GroupDataset:
         self._counted = self._plan_from(token.position)
 
     def commit(self, batch: pa.RecordBatch | None = None) -> None:
-        """Count a round for ``state_dict``; for a dataset declared with ``explicit_commit``.
+        """Commit a round, so that ``state_dict`` includes it; for a dataset declared with ``explicit_commit``.
 
         Args:
             batch: A batch of the loop, which counts together with all earlier ones; None: the oldest uncommitted one.
@@ -265,7 +265,7 @@ class GroupDataset:
         """Stop reading ahead."""
         self._stopping.set()
         if self._reader is not None:
-            # A transform in a reader may never return, so it is not waited for.
+            # Do not wait for a transform that is running in a reader, because it may never return.
             self._reader.join(_CLOSE_S if self._transforming.has_readers else None)
         self._transforming.close()
 
@@ -324,7 +324,7 @@ class GroupDataset:
 
     def _end_epoch(self, end: EpochEnd) -> None:
         self._summary = end
-        # Indices cost nothing to read, and their elements are never read twice.
+        # Reading indices is free, and their elements are never read twice.
         is_decoded = self._declared.declaration.format != Indices.name
         twice = end.decoded / max(end.records, 1) - 1 if is_decoded else 0.0
         if self._rank == 0 and (end.left_out or end.repeated or twice > _DECODED_TWICE):

@@ -48,7 +48,7 @@ from flightedl.messages.tasks import EndGrowthRequest, TasksReply
 from flightedl.recording.recorded import recorded
 
 _CLOSE_S = 4.0
-#: Time for the index of a dataset to come from the master.
+#: Time limit for receiving a dataset's index from the master.
 _INDEX_S = 60.0
 
 
@@ -79,14 +79,14 @@ class JobData:
         self._closing = threading.Event()
         self._files = PatientFiles(FsspecFiles(), Persistence(PATIENT, process.clock, self._closing))
         self._dataset: Dataset | None = None
-        #: Data of a group, in place of ``_dataset``.
+        #: Data of a group; set instead of ``_dataset``.
         self._group: GroupDataset | NumberedDataset | None = None
         self._attendance: GroupAttendance | None = None
         #: Feed of the current evaluation.
         self._evaluation: TaskFeed | None = None
 
     def declare(self, declaration: DatasetDeclaration, reading: Reading) -> Dataset:
-        """Declare the training data. Raises the errors of ``Job.dataset``."""
+        """Declare the training data. Raises the same errors as ``Job.dataset``."""
         read_as = self._reader(declaration, reading.decode)
         declared = self._process.ask_master("declare_dataset", encode(declaration), DeclaredDataset)
         self._dataset = Dataset(
@@ -112,7 +112,7 @@ class JobData:
     def declare_for_group(
         self, declaration: DatasetDeclaration, reading: Reading, ranks: tuple[int, int], remainder: Remainder
     ) -> GroupDataset:
-        """Declare the training data of this rank's group. Raises the errors of ``Job.dataset``."""
+        """Declare the data of a group to which this process belongs. Raises the same errors as ``Job.dataset``."""
         process, (rank, world_size) = self._process, ranks
         declared, layout, seed, reader = self._planned(declaration, reading.decode)
         if remainder == "drop" and layout.record_count < world_size * declaration.batch_size:
@@ -131,7 +131,7 @@ class JobData:
             batch_size=declaration.batch_size,
             remainder=remainder,
         )
-        # Ranks of equal data are different ranks of the group that is started together.
+        # Ranks that read equal data are still different ranks of the group that is started together.
         launched = rank_and_size("auto")
         plan = f"batch_size={declaration.batch_size}, remainder={remainder!r} and {world_size} data ranks"
         self._attendance = GroupAttendance(process, *(ranks if launched == (0, 1) else launched), plan)
@@ -155,7 +155,7 @@ class JobData:
         return self._group
 
     def declare_numbered(self, declaration: DatasetDeclaration, reading: Reading) -> NumberedDataset:
-        """Declare training data whose batches the script asks for by number. Raises the errors of ``Job.dataset``."""
+        """Declare data whose batches the script requests by number. Raises the same errors as ``Job.dataset``."""
         declared, layout, seed, reader = self._planned(declaration, reading.decode)
         batches = NumberedBatches(
             layout.task_records, epochs=declaration.epochs, seed=seed, batch_size=declaration.batch_size
@@ -174,9 +174,9 @@ class JobData:
     def _planned(
         self, declaration: DatasetDeclaration, decode: Decode | None
     ) -> tuple[DeclaredDataset, TaskLayout, int | None, PieceReader]:
-        """Declare data whose batches this process plans itself; return its tasks, their seed and their reader."""
+        """Declare data whose batches this process plans itself; return the tasks, their seed and their reader."""
         process = self._process
-        # Neither the master nor the tasks depend on the batch size, and another start may change it.
+        # Neither the master nor the tasks depend on the batch size, so the next start may use another one.
         declared = process.ask_master("declare_dataset", encode(replace(declaration, batch_size=1)), DeclaredDataset)
         index = persistently(process.waiting(), self._index)
         if index.content_hash() != declared.index_hash:
@@ -205,7 +205,7 @@ class JobData:
     def evaluate(
         self, name: str, declaration: DatasetDeclaration, measure: Measure, decode: Decode | None
     ) -> dict[str, float]:
-        """Measure this trainer's part of other data. Raises the errors of ``Job.evaluate``."""
+        """Measure this trainer's part of other data. Raises the same errors as ``Job.evaluate``."""
         read_as = self._reader(declaration, decode)
         chosen_name = arguments.name_of("the name of an evaluation", name)
         life = self._process.servers.life
@@ -229,7 +229,7 @@ class JobData:
         return evaluation.result(name, last)
 
     def _reader(self, declaration: DatasetDeclaration, decode: Decode | None) -> Callable[[DeclaredDataset], ReadTask]:
-        """Return a function from the declared data to the reader of its tasks, which reports skipped records."""
+        """Return a function that makes the reader of the declared data's tasks; the reader reports skipped records."""
         spec = spec_of(declaration)
 
         def read_as(declared: DeclaredDataset) -> ReadTask:
@@ -249,14 +249,14 @@ class JobData:
         return self._process.task_feed(partial(self._participation.fetch, requests), requests)
 
     def registered_again(self) -> None:
-        """Drop all tasks, because the trainer has registered again and others have received them."""
+        """Drop all tasks, because the trainer has registered again and other trainers have its tasks."""
         if self._dataset is not None:
             self._dataset.registered_again()
         if self._evaluation is not None:
             self._evaluation.registered_again()
 
     def raised(self, error: Exception) -> None:
-        """Report an exception of the script, if it has a current batch."""
+        """Report an exception raised by the script if there is a current batch."""
         current = self._participation.current
         if current is not None and self._dataset is not None:
             last = "".join(traceback.format_exception_only(error)).strip()
@@ -269,7 +269,7 @@ class JobData:
 
     @property
     def group_batch(self) -> tuple[int, int] | None:
-        """Records and epoch of the batch that a rank's loop has now; None if it has none."""
+        """Number of records and epoch of the current batch in a rank's loop; None if there is none."""
         return None if self._group is None else self._group.current
 
     def leave_group(self, error: BaseException | None) -> None:

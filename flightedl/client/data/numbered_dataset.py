@@ -1,6 +1,6 @@
 """Batches by number (``domain.groups.numbered``): the script asks for the batches that its model needs next.
 
-A thread reads ahead: it assumes that the distance to the next number is the same as to the previous one.
+A thread reads ahead, assuming that the step to the next number is the same as the previous step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flightedl.messages.declarations import DeclaredDataset
 
 
 class NumberedDataset:
-    """Data of a training that counts the batches in its model, as with torchft.
+    """Data for training that counts the batches in its model, as torchft does.
 
     Args:
         declared: The dataset.
@@ -49,7 +49,7 @@ class NumberedDataset:
         self._trouble_of_files = trouble_of_files
         #: One thread, because the reader is not thread-safe.
         self._reader = ThreadPoolExecutor(1, "flightedl-reader")
-        #: Number and records of the batch that is read ahead, and its reading.
+        #: Number and round of the batch that is read ahead, and the future that returns it.
         self._ahead: tuple[int, Round, Future[pa.RecordBatch]] | None = None
         self._number: int | None = None
         self._step: Round | None = None
@@ -67,16 +67,16 @@ class NumberedDataset:
 
     @property
     def batch_count(self) -> int | None:
-        """Batches of all epochs; None if they are endless."""
+        """Number of batches in all epochs; None if the epochs are endless."""
         return self._batches.count
 
     @property
     def current(self) -> tuple[int, int] | None:
-        """Records and epoch of the newest batch; None before the first one."""
+        """Number of records and epoch of the newest batch; None before the first batch."""
         return None if self._step is None else (self._row_count, self._step.epoch)
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """Return the batch with this number, counted from 0 over all epochs; without records after the last one.
+        """Return the batch with this number, counted from 0 over all epochs; empty after the last batch.
 
         Raises:
             UsageError: the number is not a whole number from 0 on.

@@ -1,4 +1,4 @@
-"""Options of ``job.dataset``, ``job.mixture`` and ``job.indexed`` that concern how one trainer reads."""
+"""Options of ``job.dataset``, ``job.mixture`` and ``job.indexed`` that control how one trainer reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flightedl.messages.declarations import DatasetDeclaration
 
 
 class ReadingOptions(TypedDict, total=False):
-    """Not part of the declaration, so each trainer has its own. ``Job.dataset`` describes them."""
+    """They are not part of the declaration, so they may differ between trainers. ``Job.dataset`` describes them."""
 
     decode: Decode | None
     explicit_done: bool
@@ -60,7 +60,7 @@ class Reading:
 
     @property
     def is_numbered(self) -> bool:
-        """True if the script asks for batches by number."""
+        """True if the script requests batches by number."""
         return isinstance(self.group, str) and self.group == "torchft"
 
     @property

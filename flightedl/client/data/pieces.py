@@ -1,4 +1,4 @@
-"""Reading of a rank's records in a round: pieces of tasks are joined into one batch."""
+"""Reads a rank's records of a round by joining pieces of tasks into one batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.status import RecordRange
 from flightedl.ports import Files
 
-#: Maximum number of open tasks: one that the rank took, and one of the epoch's tail.
+#: Maximum number of open tasks: one that the rank has taken, and one in the epoch's tail.
 _OPEN = 2
 
 
@@ -51,11 +51,11 @@ class PieceReader:
         self._decode = decode
         self._skipped = skipped
         self._counts = ReadCounts()
-        #: (epoch, task) -> its reader and the order of its records. The task used last is at the end.
+        #: (epoch, task) -> the task's reader and the order of its records. The most recently used task is last.
         self._opened: OrderedDict[tuple[int, int], tuple[ChunkReader, npt.NDArray[np.int64] | None]] = OrderedDict()
 
     def read(self, step: Round) -> pa.RecordBatch:
-        """Return the records of a round; without pieces, no records.
+        """Return the records of a round; a round without pieces has no records.
 
         Raises:
             DataError: a file cannot be read, has changed, or is corrupt.
@@ -68,7 +68,7 @@ class PieceReader:
         return batch
 
     def place(self, step: Round) -> str:
-        """Return the location of a round's records, for people."""
+        """Describe the location of a round's records for people."""
         ranges: list[RecordRange] = []
         for piece in step.pieces:
             chunks = tuple(self._layout.chunks_of(piece.task))

@@ -49,7 +49,7 @@ class ReadAhead:
         #: Error that ended reading; None at the end of the data.
         self.error: Exception | None = None
         self._kept = KeptBytes()
-        #: Number of the task whose last delivered batch has failed.
+        #: Number of the task whose most recently delivered batch failed.
         self._failed: int | None = None
         self._thread: threading.Thread | None = None
 

@@ -1,10 +1,10 @@
 """Queue of batches between the reader's thread and the user's.
 
-Its bound is the memory that its batches keep. Batches cut from one chunk share that chunk's memory, which counts once.
-All batches of a chunk may therefore wait while the reader reads the next chunk, whatever its size.
+The queue is bounded by the memory that its batches keep in use. Batches cut from one chunk share that chunk's memory,
+which is counted once. So all batches of a chunk may wait while the reader reads the next chunk, whatever its size.
 
-A waiting reader continues when an eighth of the memory is free, or when ``_REFILL_AT`` batches are left. Waking it for
-each batch would cost small steps more time than reading does.
+A waiting reader continues when an eighth of the memory is free, or when ``_REFILL_AT`` batches are left. If steps are
+short, waking the reader for each batch would take longer than reading does.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from flightedl.client.waiting import Waiting
 
 Item = TypeVar("Item")
 
-#: Default memory for batches read ahead.
+#: Default limit on the memory of batches that are read ahead.
 READ_AHEAD_MB = 64
-#: Seconds between a waiting thread's checks whether to stop.
+#: Interval in seconds at which a waiting thread checks whether to stop.
 SLICE_S = 0.5
 _REFILL_AT = 2
 #: Bytes counted for each batch in addition to its values. Limits how many small batches are read before a step.
@@ -31,7 +31,7 @@ _BATCH_BYTES = 512 << 10
 
 
 class ReadQueue(Generic[Item]):
-    """Items in their order. One thread puts, one gets.
+    """A queue with one producer thread and one consumer thread.
 
     Args:
         limit_bytes: Maximum memory of the items. Items that share memory with the newest one, and ``_REFILL_AT``
@@ -40,16 +40,16 @@ class ReadQueue(Generic[Item]):
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        #: Items, each with the bytes that taking it frees. The thread that gets may check if there are any.
+        #: Items, each with the number of bytes that taking it frees. The consumer thread may check whether it is empty.
         self.items: deque[tuple[Item, int]] = deque()
         self._changed = threading.Condition()
-        #: Bytes of all items ever put, and ever taken. One thread writes each.
+        #: Total bytes of all items ever put and ever taken. Each total is written by one thread.
         self._put_bytes = self._taken_bytes = 0
-        #: Bytes of the memory that the newest item keeps.
+        #: Bytes of memory that the newest item keeps in use.
         self._piece_bytes = 0
-        #: Bytes to which memory must fall before the reader continues; None if the reader is not waiting.
+        #: The reader continues when memory has fallen to this many bytes; None if the reader is not waiting.
         self._wait_until: int | None = None
-        #: True while the thread that gets waits.
+        #: True while the consumer thread is waiting.
         self._is_waited_for = False
 
     def put(self, item: Item, timeout_s: float, new_bytes: int = 0, own_bytes: int = 0) -> bool:
@@ -66,10 +66,10 @@ class ReadQueue(Generic[Item]):
         """
         added = new_bytes + own_bytes
         with self._changed:
-            # Holding back an item that shares the memory of the previous one would save nothing.
+            # Holding back an item that shares memory with the previous item would save nothing.
             shared = 0 if new_bytes else self._piece_bytes
             if self._wait_until is None and not self._has_room(self._limit_bytes + shared - added):
-                # The other thread takes items without the lock, and may have read the queue before this mark.
+                # The consumer takes items without the lock, and may have read the queue before this flag was set.
                 self._wait_until = self._limit_bytes * 7 // 8 + shared
             if self._wait_until is not None:
                 if not self._changed.wait_for(lambda: self._has_room(self._wait_until or 0), timeout_s):
@@ -85,7 +85,7 @@ class ReadQueue(Generic[Item]):
             return True
 
     def put_unless(self, stopping: threading.Event, item: Item, new_bytes: int = 0, own_bytes: int = 0) -> None:
-        """Put an item in as soon as there is room, or drop it once ``stopping`` is set."""
+        """Put an item into the queue as soon as there is room, or drop it once ``stopping`` is set."""
         while not stopping.is_set() and not self.put(item, SLICE_S, new_bytes, own_bytes):
             pass
 
@@ -115,15 +115,15 @@ class ReadQueue(Generic[Item]):
 
     @property
     def first(self) -> Item | None:
-        """Oldest item, or None if the queue is empty. For the thread that gets."""
+        """Oldest item, or None if the queue is empty. Only the consumer thread may call this."""
         return self.items[0][0] if self.items else None
 
 
 class KeptBytes:
-    """Memory that batches keep, each compared with the one before it."""
+    """Memory that batches keep in use; each batch is compared with the one before it."""
 
     def __init__(self) -> None:
-        #: Keeps its memory from being used for another batch.
+        #: A reference that keeps the previous batch's memory from being reused for another batch.
         self._last: pa.RecordBatch | None = None
 
     def of(self, batch: pa.RecordBatch) -> tuple[int, int]:
@@ -143,7 +143,7 @@ def _place(batch: pa.RecordBatch) -> int | None:
 def read_in_time(
     get: Callable[[float], Item], not_yet: type[Exception], waiting: Waiting, trouble_of_files: Callable[[], str]
 ) -> Item:
-    """Return the next item of a reader thread, and show the user the reason of a long wait.
+    """Return a reader thread's next item, and show the user the reason for a long wait.
 
     Args:
         get: Returns the item, or raises ``not_yet`` after the given number of seconds.

@@ -1,4 +1,4 @@
-"""Applying the user's transform to several batches at once, and delivering the results in order.
+"""Applies the user's transform to several batches in parallel, and delivers the results in order.
 
 Each reader is a process with a thread here. The thread keeps two batches in flight, so that the next batch is ready
 when the process has transformed the previous one. A killed reader is restarted with the same batches. A batch that
@@ -47,7 +47,7 @@ class _Job:
 
 
 class Transforming:
-    """Applies a transform to batches. One thread puts.
+    """Applies a transform to batches. Only one thread may call ``put``.
 
     Args:
         transform: The function; None delivers batches unchanged.
@@ -123,9 +123,9 @@ class _Pool:
         self._function = function
         self._readers = readers
         self._lock = threading.Lock()
-        #: Notified when a job may be put, and when a reader may take one. Waking other threads would cost them time.
+        #: Notified when a job can be put, and when a reader can take a job. Two conditions wake no other threads.
         self._has_room, self._has_work = threading.Condition(self._lock), threading.Condition(self._lock)
-        #: Undelivered jobs in order, and jobs that no reader has received.
+        #: Undelivered jobs, in order, and jobs that no reader has taken yet.
         self._jobs: deque[_Job] = deque()
         self._waiting: deque[_Job] = deque()
         self._is_closing = False
@@ -242,12 +242,12 @@ class _Pool:
 
 
 class _Process:
-    """A reader, and the socket to it."""
+    """A reader process and the socket connected to it."""
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair()
         self._channel = transforms.Channel(self._connection)
-        # Ctrl-C is for the trainer. Its readers end when the socket closes.
+        # Only the trainer handles Ctrl-C. Its readers end when their sockets close.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             with theirs:
@@ -278,7 +278,7 @@ class _Process:
         return self._channel.receive()
 
     def hang_up(self) -> None:
-        """Shut the socket down, which ends all calls that wait for it."""
+        """Shut the socket down, which ends all calls that are blocked on it."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

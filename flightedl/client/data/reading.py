@@ -1,4 +1,4 @@
-"""Reading of tasks: all batches of a task, its first batches before it is assigned, and locations of errors.
+"""Reads tasks: all batches of a task, or its first batches before it is assigned. Also locates errors.
 
 The master decides the order of records, because it depends on the epoch: this trainer's own declaration may name a seed
 that takes effect in a later epoch.
@@ -36,7 +36,7 @@ ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 
 
 def batches_of(files: Files, task: AssignedTask, spec: DatasetSpec, **more: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a task in order; ``more`` as in ``read_task``."""
+    """Yield the batches of a task in order; for ``more`` see ``read_task``."""
     a = task.assignment
     chunks = chunks_from_rows(a.chunks)
     return read_task(files, chunks, spec, a.seed, a.epoch, a.task, a.first_batch, a.end_batch, **more)
@@ -73,7 +73,7 @@ class EarlyReads:
     def __init__(self, read: ReadTask, limit: int) -> None:
         self._read = read
         self._limit = limit
-        #: Promised tasks of one epoch, with their first batches and an iterator of the others.
+        #: Promised tasks of one epoch, each with its first batches and an iterator over the others.
         self._begun: list[tuple[Assignment, list[pa.RecordBatch], Iterator[pa.RecordBatch]]] = []
 
     def begin(self, promised: Assignment) -> None:
@@ -95,10 +95,10 @@ class EarlyReads:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the place where the script raised, to recognize the same error at different batches.
+    """Return the place where the script raised an exception, to recognize the same error at different batches.
 
-    The place names the error's class and the lines that led to it, innermost last, with file names but without
-    directories. It leaves out the error's text, which may name the record.
+    The place consists of the exception's class and the lines that led to it, innermost last, with file names but
+    without directories. It omits the exception's message, which may name the record.
     """
     frames = traceback.extract_tb(error.__traceback__)
     of_user = [frame for frame in frames if not _is_ours(Path(frame.filename))] or list(frames)

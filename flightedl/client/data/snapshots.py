@@ -1,8 +1,8 @@
-"""Files of a snapshot of a Delta or Iceberg table, to be declared with ``job.dataset``.
+"""Lists the files of a Delta or Iceberg table's snapshot, to be declared with ``job.dataset``.
 
-The snapshot is always named: all trainers of a job must declare the same files, and a trainer that joined later would
-find a newer snapshot. A snapshot with rows that were deleted without rewriting their file is refused, because readers
-of the file alone would return these rows.
+The snapshot must always be named, because all trainers of a job must declare the same files, and a trainer that joined
+later would find a newer snapshot. A snapshot is rejected if rows were deleted from it without rewriting their files,
+because reading the files alone would return these rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Name of a group's start. All ranks of a start have the same name, and ranks of another start a different one.
+"""Name of a group's start. All ranks of one start agree on its name, and every start has a different name.
 
-The launcher sets it (``FLIGHTEDL_START``). Otherwise rank 0 publishes its generation through the group's own store:
-that of PyTorch's initialized process group, that of torchrun's agent, or JAX's coordinator. Without a store the name
-is empty, and only the master brings the ranks together.
+The launcher sets it (``FLIGHTEDL_START``). Otherwise rank 0 publishes its generation through the group's own store: the
+store of PyTorch's initialized process group or of torchrun's agent, or JAX's coordinator. Without a store the name is
+empty, and only the master brings the ranks together.
 """
 
 from __future__ import annotations

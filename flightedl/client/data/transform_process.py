@@ -17,7 +17,7 @@ from flightedl.messages.base import decode
 def main(descriptor: int) -> None:
     """Serve until the trainer closes its end or dies."""
     transforms.mark_reader()
-    # The number of readers already determines the number of threads.
+    # Each reader uses one thread, because the number of readers already determines the parallelism.
     pa.set_cpu_count(1)
     with socket.socket(fileno=descriptor) as connection:
         channel = transforms.Channel(connection)

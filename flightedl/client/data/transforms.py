@@ -1,7 +1,7 @@
 """The user's ``transform``: a function from batch to batch, which runs in this process or in reader processes.
 
 Readers find the function by its name, because no code is sent over a socket: they import its module, or run its script
-under a name other than ``__main__``. Batches travel in shared memory, in both directions.
+under a name other than ``__main__``. Batches are passed in shared memory, both to the reader and back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table]
 
-#: Batches that a reader holds at most.
+#: Maximum number of batches that a reader holds.
 UNDER_WAY = 2
 #: Size of the text, size of the batch or 0, and True if its memory is new.
 _HEAD = struct.Struct("<IQ?")
@@ -43,7 +43,7 @@ class UnusableTransformError(UsageError):
 
 
 class ElementForm(msgspec.Struct, frozen=True):
-    """Arguments of ``ByIndex`` apart from the function."""
+    """Arguments of ``ByIndex`` other than the function."""
 
     is_batched: bool
     columns: tuple[str, ...]
@@ -55,7 +55,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
 
     module: str
     name: str
-    #: Script that defines it; empty if a module does.
+    #: Script that defines the function; empty if a module defines it.
     file: str
     path: list[str]
     #: None if the function itself is the transform.
@@ -75,7 +75,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
             form = ElementForm(transform.is_batched, transform.columns, transform.first)
         name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
         file = getattr(getattr(function, "__code__", None), "co_filename", "") if module == "__main__" else ""
-        # Readers would find a method without its object.
+        # A reader could find the method's function, but not the object that it is bound to.
         is_lost = not name or "<" in name or (module == "__main__" and not Path(file).is_file())
         if is_lost or inspect.ismethod(function):
             raise UsageError(
@@ -86,11 +86,11 @@ class NamedFunction(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The argument that has the function, for people."""
+        """Name of the argument that contains the function, for people."""
         return f"{'transform' if self.form is None else 'get'}={self.name}"
 
     def find(self) -> Transform:
-        """Return the transform, in another process."""
+        """Find the transform again in a reader process."""
         sys.path[:] = self.path
         names = self.name.split(".")
         if self.file:
@@ -138,13 +138,13 @@ def apply(transform: Transform, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def shown(transform: Transform) -> str:
-    """Return the argument that has the transform, for people."""
+    """Return the name of the argument that contains the transform, for people."""
     what, function = ("get", transform.get) if isinstance(transform, ByIndex) else ("transform", transform)
     return f"{what}={getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def described(error: BaseException) -> str:
-    """Return an error of a transform with its notes and innermost lines."""
+    """Return a transform's error as text, with its notes and innermost lines."""
     frames = traceback.extract_tb(error.__traceback__)[-_SHOWN_LINES:]
     lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
     notes = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
@@ -152,7 +152,7 @@ def described(error: BaseException) -> str:
 
 
 def failed(name: str, place: str, text: str) -> DataError:
-    """Return the error of a transform that failed at these records."""
+    """Return the error to raise for a transform that failed at these records."""
     return DataError(f"{name} failed at {place}: {text}")
 
 
@@ -160,7 +160,7 @@ class Channel:
     """One end of a socket for text and for batches in shared memory. Not thread-safe.
 
     Each end has one piece of memory for each of the ``UNDER_WAY`` batches, and uses the pieces in turn, because mapping
-    new memory for every batch would take longer than copying it. A received batch is a copy, so its piece is free.
+    new memory for every batch takes longer than copying. A received batch is copied, so its piece can be reused.
 
     Args:
         connection: The socket.

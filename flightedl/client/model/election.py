@@ -1,4 +1,4 @@
-"""Driver of the election of initial values (``domain.trainer.first_values``): etcd, uploads, and waits."""
+"""Driver of the election of initial values (``domain.trainer.first_values``): uses etcd, uploads values, and waits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flightedl.recording.writer import Recorder
 
 _UPLOAD_S = 120.0
-#: Limit of conditions in a transaction.
+#: Limit on the number of conditions in a transaction.
 _CONDITIONS_LIMIT = 127
 
 
@@ -81,7 +81,7 @@ def elect_and_initialize(
 
 
 class _Driver:
-    """Carries out single steps. Takes the arguments of ``elect_and_initialize``."""
+    """Carries out one step at a time. The arguments are those of ``elect_and_initialize``."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Driver:
                 assert_never(step)
 
     def await_other(self, candidate: Candidate) -> None:
-        """Wait, for a slice of time, until the election's key has changed."""
+        """Wait for a short time, or until the election's key has changed."""
 
         def has_changed(directory: Directory) -> bool | None:
             entry = directory.entry(self._keys.init_params)
@@ -177,5 +177,5 @@ def _candidate(entry: Entry) -> Candidate:
 
 
 def _sendable(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return an array that Arrow accepts: 16-bit floats are sent as their bits."""
+    """Return an array that Arrow accepts: 16-bit floats are converted to their bits."""
     return array.view(np.uint16) if array.dtype.itemsize == ITEM_BYTES else array

@@ -43,7 +43,7 @@ from flightedl.recording.recorded import recorded
 
 Array = npt.NDArray[np.generic]
 
-#: Limit for reading all rows of a table from one pserver.
+#: Time limit for reading all rows of a table from one pserver.
 _EXPORT_S = 3600.0
 
 
@@ -61,7 +61,7 @@ class JobModel:
         self._parameters: Parameters | None = None
         #: Tables of the session by name.
         self._tables: dict[str, Table] = {}
-        #: Table -> its number, once the tables are declared to the master.
+        #: Table -> its number; filled once the tables are declared to the master.
         self._numbers: dict[str, int] = {}
         self._saves = ModelSaves(process.coordinator, process.keys, process.registration, process.waiting, self._life)
 
@@ -75,7 +75,7 @@ class JobModel:
         error_feedback: bool,
         dtypes: Mapping[str, str | type[np.generic]] | None,
     ) -> Parameters:
-        """Declare the model and get its values. Raises the errors of ``Job.parameters``."""
+        """Declare the model and get its values. Raises the same errors as ``Job.parameters``."""
         if self._parameters is not None:
             raise UsageError(
                 "this session already has its parameters: declare all of them in one call; with PyTorch, combine "
@@ -123,13 +123,13 @@ class JobModel:
 
     @property
     def is_declared(self) -> bool:
-        """True if there is a model, or a table that will be part of one."""
+        """True if the session has a model, or a table that will be part of a model."""
         return self._parameters is not None or bool(self._tables)
 
     # tables
 
     def table(self, spec: TableSpec) -> Table:
-        """Declare a table. Raises the errors of ``Job.table``."""
+        """Declare a table. Raises the same errors as ``Job.table``."""
         if (known := self._tables.get(spec.name)) is not None:
             spec = replace(spec, first_rows=known.spec.first_rows)
             if known.spec != spec:
@@ -143,7 +143,7 @@ class JobModel:
         return table
 
     def begin_with(self, name: str, url: str) -> None:
-        """Use the rows of a file as a table's initial rows. Raises the errors of ``Table.load``."""
+        """Use the rows of a file as a table's initial rows. Raises the same errors as ``Table.load``."""
         table = self._tables[name]
         if table.spec.first_rows not in {"", url}:
             raise UsageError(
@@ -158,7 +158,7 @@ class JobModel:
         table.spec = replace(table.spec, first_rows=url)
 
     def require_declared(self) -> Parameters:
-        """Return the model; declare one of tables only if none was declared yet."""
+        """Return the model; if none was declared yet, declare one that consists only of tables."""
         if self._parameters is None:
             if not self._tables:
                 raise UsageError("there is no model: declare it with job.parameters or job.table first")
@@ -176,7 +176,7 @@ class JobModel:
         return table
 
     def look_up(self, ids: Mapping[Table, Any]) -> dict[Table, npt.NDArray[np.float32]]:
-        """Look up rows of several tables. Raises the errors of ``Job.lookup``."""
+        """Look up rows of several tables. Raises the same errors as ``Job.lookup``."""
         for table in ids:
             self.own_table(table)
         asked = asked_of(ids)
@@ -212,7 +212,7 @@ class JobModel:
             asked = asked_of(wanted, nulls="padding")
             return {self._numbers[table.name]: found.distinct for table, found in asked.items()}
         except (UsageError, KeyError):
-            # Errors of the next batch are reported when it is handed out; the current batch is pushed.
+            # An error in the next batch is reported when that batch is handed out; the current batch is pushed first.
             return None
 
     def _status_of(self, index: int) -> PserverStatusReply:
@@ -229,7 +229,7 @@ class JobModel:
         return found
 
     def _elect(self, plan: ShardPlan, values: Mapping[str, Array]) -> None:
-        """Return when the model has initial values; from then on the trainer works only for that model."""
+        """Return once the model has initial values; from then on, this trainer trains only that model."""
         process = self._process
         elected = elect_and_initialize(
             plan,
@@ -271,7 +271,7 @@ class JobModel:
         return parameters
 
     def save(self, target: str, form: str, *, server: bool, once: Once | None) -> bool:
-        """Write the model as one file, or wait until another trainer has. Raises the errors of ``Job.save_model``."""
+        """Write the model as one file, unless another trainer does. Raises the same errors as ``Job.save_model``."""
         parameters = self._parameters
         if parameters is None:
             raise UsageError("there is no model to save: declare it with job.parameters first")
@@ -300,7 +300,7 @@ class JobModel:
         return self._saves.save(target, self._participation.epoch, write)
 
     def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
-        """Write the rows of a table as one file, in one of the trainers. Raises the errors of ``Table.export``."""
+        """Write a table's rows as one file, in one of the trainers. Raises the same errors as ``Table.export``."""
         self.require_declared()
 
         def write(require_request: Callable[[], None]) -> None:
@@ -372,7 +372,7 @@ class JobModel:
 
 
 def difference(known: TableSpec, declared: TableSpec) -> str:
-    """Describe for people in which settings two declarations of a table differ."""
+    """Describe the settings in which two declarations of a table differ."""
     one, other = known.to_json(), declared.to_json()
     return "; ".join(
         f"{name} is {one[name]!r:.60}, not {other[name]!r:.60}" for name in one if one[name] != other[name]

@@ -1,22 +1,24 @@
 """Gradients that a trainer keeps between pushes: sums of several batches, and rounding errors.
 
 *Sums*, one array per parameter that has a gradient, are kept until they are pushed at once. Sums of float32 and float64
-gradients have the same type, those of 16-bit floats are float32. ``domain.trainer.sums`` decides which batches belong
-to a sum, their weights, the divisor, and the outcome of each batch. The arrays belong to the sum of one identity, and
-are dropped when another sum begins or is taken.
+gradients have the gradients' type; sums of 16-bit floats are float32. ``domain.trainer.sums`` decides which batches
+belong to a sum, their weights, the divisor, and the outcome of each batch. The arrays belong to the sum with one
+identity, and are dropped when it is taken or another sum begins.
 
-*Error feedback* (Seide et al. 2014) adds the error of rounding a gradient to 16 bits to the next gradient. Rules:
+*Error feedback* (Seide et al. 2014) adds the error of rounding one gradient to 16 bits to the next gradient. These
+rules hold:
 
 * A push is encoded once, before anything is sent. Repeated messages have the same bytes, because a block that has
   applied the first copy answers "already applied" to the second.
-* A block's *residual* (the exact gradient less the pushed one) changes when the block has answered, once per push. A
-  gradient that came too late is computed again, and its residual does not change.
+* A block's *residual* (the exact gradient minus the pushed one) changes once per push, when the block has answered. A
+  gradient that came too late is computed again, and does not change the residual.
 * Residuals belong to this trainer. If it dies they are lost, and the last rounding errors are never corrected.
-* A batch that a block already had, because another trainer pushed it or because it is repeated for other blocks, looks
-  like a repeated copy. Its residual is updated all the same: an error of one rounding, which does not grow.
+* If a block already had a batch, because another trainer pushed it or because it is repeated for other blocks, its
+  answer looks like the answer to a repeated message. The residual is updated nevertheless; the resulting error is that
+  of one rounding, and does not grow.
 
-Residuals need float32 memory of the model's size, and the same again during a push. A gradient is rounded in pieces,
-each while it is in the processor's cache.
+Residuals need as much memory as the model in float32, and the same amount again during a push. A gradient is rounded in
+pieces that fit into the processor's cache.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from flightedl.kernels.half_precision import ITEM_BYTES, largest
 if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
-#: Elements that are rounded together; their inputs and outputs fit into the cache.
+#: Number of elements that are rounded together, so that inputs and outputs fit into the cache.
 _PIECE = 1 << 15
 
 Array = npt.NDArray[np.generic]
@@ -79,7 +81,7 @@ class GradientSums:
 
 
 class ErrorFeedback:
-    """The residuals of one trainer, as one flat array per parameter.
+    """One trainer's residuals, as one flat array per parameter.
 
     Args:
         halves: Converts to the 16-bit type of the wire.
@@ -96,7 +98,7 @@ class ErrorFeedback:
         self._pending: dict[str, Floats] = {}
 
     def encode(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what to send: float32 gradients with their residuals as 16-bit values; others unchanged.
+        """Return the arrays to send: float32 gradients plus residuals as 16-bit floats; other gradients unchanged.
 
         Args:
             gradients: Parameter -> its (n,) gradient.
@@ -125,7 +127,7 @@ class ErrorFeedback:
             rounded = sent[: wanted.size]
             self._half.to_half(wanted, bits[part])
             self._half.to_float32(bits[part], rounded)
-            # An overflow in rounding leaves an infinite error.
+            # If rounding overflows, the rounding error is infinite.
             if not np.isfinite(np.subtract(wanted, rounded, out=rest[part])).all():
                 raise GradientError(
                     f"a gradient is beyond {largest(self._kind):g}, the largest value of {self._kind}; "
@@ -134,7 +136,7 @@ class ErrorFeedback:
         return bits, rest
 
     def settle(self, answered: Container[int], *, is_over: bool = True) -> None:
-        """Update the residuals of the blocks that have answered; ``is_over`` if no other block is sent this push."""
+        """Update the residuals of the blocks that have answered; ``is_over`` if this push goes to no more blocks."""
         for name, rest in self._pending.items():
             residual = self._residuals.setdefault(name, np.zeros(rest.size, np.float32))
             for block in self._blocks_of(name):

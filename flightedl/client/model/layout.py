@@ -1,4 +1,4 @@
-"""The owners of a model's blocks, as known to a trainer, and everything that depends on them."""
+"""The owners of a model's blocks as a trainer knows them, and everything that depends on the owners."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Owners(NamedTuple):
 
     @property
     def blocks(self) -> list[list[int]]:
-        """The blocks of each pserver as known to ``Steps``, where the first bucket represents all buckets."""
+        """The blocks of each pserver as ``Steps`` knows them: the first bucket stands for all buckets."""
         return [
             [*(number for run in runs for number in run), *buckets[:1]]
             for runs, buckets in zip(self.runs, self.buckets, strict=True)
@@ -33,7 +33,7 @@ class Owners(NamedTuple):
 
 
 class ModelLayout(NamedTuple):
-    """One placement of the model's blocks. An operation uses the same layout from begin to end.
+    """One placement of the model's blocks. An operation uses the same layout from beginning to end.
 
     A layout is immutable, and is replaced by a single assignment.
     """
@@ -42,7 +42,7 @@ class ModelLayout(NamedTuple):
     owners: Owners
     #: Conversations with the pservers, by index.
     shards: Sequence[ShardClient]
-    #: Plans of pushes to the owners.
+    #: Plans for pushes to these owners.
     plans: StepPlans
     #: Has one thread per pserver.
     pool: ThreadPoolExecutor

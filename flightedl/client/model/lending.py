@@ -1,12 +1,12 @@
 """Values that are shown to the user's function in the memory in which they arrive, without a copy in this process.
 
-A script that trains on a device has the model there and needs no other copy. If trainer and pserver share memory, the
-values shown are in the pserver's memory, and nothing is copied on the way.
+A script that trains on a device keeps the model there and needs no other copy. If the trainer and a pserver share
+memory, the values shown are in the pserver's memory and are never copied.
 
-Rules. A piece is a part of one parameter. If a stream breaks, a piece may be shown again, unchanged or newer; it may
-then have changed while it was shown the first time. When the call that requested it returns, the piece shown last has
-one version, and counts. A piece is lent until the function returns. Keeping it is detected and is an error, because the
-memory will have other values later; a copy may be kept.
+A piece is a part of one parameter. If a stream breaks, a piece may be shown again, with the same or newer values; in
+that case, its values may have changed while it was shown the first time. When the call that requested the values
+returns, each piece that was shown last is consistent and valid. A piece is lent until the function returns. Keeping it
+longer is detected and is an error, because its memory will be overwritten; a copy may be kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lending:
         self._error: Exception | None = None
 
     def show(self, name: str, start: int, data: memoryview, dtype: np.dtype[Any]) -> None:
-        """Show values in place. Errors are kept for ``require``, so that the call can finish for all pservers."""
+        """Show values in place. ``require`` raises errors later, so that the call can finish for all pservers."""
         with self._lock:
             if self._error is not None:
                 return
@@ -57,7 +57,7 @@ class Lending:
                 )
 
     def require(self) -> None:
-        """Raise the error of ``show``, once; not all values were shown then."""
+        """Raise the stored error of ``show``, once. After an error, some values were not shown."""
         error, self._error = self._error, None
         if error is not None:
             raise error

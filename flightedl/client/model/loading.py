@@ -1,4 +1,4 @@
-"""Parameters from a file or a checkpoint, to start another job with: ``job.parameters(fe.load(url))``."""
+"""Loads parameters from a file or a checkpoint, for example to start another job: ``job.parameters(fe.load(url))``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SUFFIXES = (".safetensors", ".npz", ".arrow", ".feather")
 def load(url: str | Path, *, format: str = "", job: str = "") -> dict[str, Array]:  # noqa: A002 - common name
     """Read a model from a file, or from the newest checkpoint of a job.
 
-    Reads values only. A job that starts with them starts with fresh optimizer state.
+    Only values are read. A job that starts from them starts with fresh optimizer state.
 
     Args:
         url: Path or URL of a .safetensors, .npz or .arrow file, or of the directory that ``--checkpoint`` named.

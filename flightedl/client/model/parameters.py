@@ -1,8 +1,8 @@
-"""The model as trainers see it: a mapping of arrays that is pushed to and pulled from the pservers.
+"""The model as trainers see it: a mapping of arrays whose gradients are pushed to pservers and whose values are pulled.
 
-:class:`~flightedl.domain.trainer.steps.Steps` decides what each call sends and requests. This module has the arrays: it
-checks them before anything is sent, clips, adds up and encodes them, and passes them to the clients of the pservers,
-which all work in parallel. Received values are copied once, into the arrays that the user reads.
+:class:`~flightedl.domain.trainer.steps.Steps` decides what each call sends and requests. This module handles the
+arrays: it checks them before anything is sent, clips, adds up and encodes them, and passes them to the pservers'
+clients, which work in parallel. Received values are copied once, into the arrays that the user reads.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Scope(Sender, Protocol):
 
 
 class Listener(Protocol):
-    """Keeper of a copy of the values, such as the module of a deep-learning framework."""
+    """Listener that keeps a copy of the values, such as a deep-learning framework's module."""
 
     def values_arrived(self, names: Collection[str]) -> None:
         """Copy the new values of these parameters."""
@@ -118,7 +118,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         halves = _half_kernels(wire) if wire else None
         self._feedback = ErrorFeedback(halves, self._places_of) if error_feedback and halves is not None else None
         self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
-        #: Block numbers by parameter. Searching the plan would take as long as sending a small parameter.
+        #: Parameter -> its block numbers, cached because searching the plan takes as long as sending a small parameter.
         self._ranges = {spec.name: plan.block_range(spec.name) for spec in plan.parameters}
         #: Pushes to tables and lookups; unused without tables.
         self.rows = TableRows(plan)
@@ -138,10 +138,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         )
         self._waiting = waiting
         self._newest_plan = newest_plan
-        #: The wait of an operation for a placement that its pservers agree with.
+        #: An operation's wait until its pservers agree with the known placement.
         self._finding: Waiting | None = None
         self._layout = self._laid_out(plan, owners, None)
-        #: The layout of the next operation.
+        #: The layout that the next operation will use.
         self._next_layout = self._layout
         self._swapping = threading.Lock()
         self._sums = GradientSums()
@@ -150,7 +150,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._listener: Listener | None = None
         self._probe = probe or StepProbe(clock.now)
         self._probe.conversations[:] = [shard.conversation for shard in self._layout.shards]
-        #: Why the session is over; empty while it is open.
+        #: Reason why the session is over; empty while it is open.
         self._closed = ""
 
     # the layout
@@ -232,13 +232,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     @property
     def tree(self) -> Any:
-        """The values in the containers that the model was declared with: dicts, lists, tuples, or JAX's pytrees."""
+        """The values in the containers with which the model was declared: dicts, lists, tuples, or JAX pytrees."""
         self._require_kept()
         return dict(self) if self._tree is None else self._tree.restored(self._values.views)
 
     @property
     def versions(self) -> dict[str, int]:
-        """Version of each parameter's values in this trainer (that of its oldest block)."""
+        """Version of each parameter's values in this trainer (the version of its oldest block)."""
         oldest: dict[str, int] = {}
         for number in self._blocks:
             version = self.steps.versions[number]
@@ -275,19 +275,18 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 self._push(gradients, is_complete=True)
 
     def step_rows(self) -> None:
-        """Push rows only, like ``step`` without gradients for parameters."""
+        """Push only rows, like ``step`` without gradients of dense parameters."""
         with tracing.span("step"):
             self._push(_NO_GRADIENTS, is_complete=True)
 
     def push(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
-        """Push the current batch's gradients of some parameters. Raises the errors of ``step``."""
+        """Push the current batch's gradients of some parameters. Raises the same errors as ``step``."""
         self._push(gradients, is_complete=False)
 
     def pull(self, names: Iterable[str] | None = None, *, min_version: int = 0) -> None:
-        """Refresh values. In synchronous mode after a push, wait for the round of the current batch.
+        """Refresh values. In synchronous mode, after a push, wait until the current batch's round has closed.
 
-        In modes in which others wait for this trainer (``Sync``, ``Bounded``), this completes a batch that was pushed
-        in part.
+        In modes in which others wait for this trainer (``Sync``, ``Bounded``), this completes a partly pushed batch.
 
         Args:
             names: Names of the parameters; None: all.
@@ -304,11 +303,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.run(self.steps.pull(list(wanted), min_version))
 
     def lend_to(self, show: Show) -> None:
-        """Show values without a copy, where they are in memory: the current ones now, others whenever they arrive.
+        """Show values in place, without a copy: the current values now, and new values whenever they arrive.
 
-        For scripts that have the model elsewhere, for example on a device. From then on, this process does not store
-        the model, and ``model[name]`` fails. If trainer and pserver are on one host, the values shown are in the
-        pserver's own memory.
+        For scripts that keep the model elsewhere, for example on a device. From then on, this process does not store
+        the model, and ``model[name]`` fails. On the pserver's host, the values shown are in the pserver's own memory.
 
         Args:
             show: Called as ``show(name, start, values)`` with a part of a parameter: the index of its first element in
@@ -334,18 +332,18 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 raise UsageError(self._layout.plans.unknown(name))
         return [number for name in chosen for number in self._ranges[name]]
 
-    # for the keeper of a copy of the values
+    # for listeners that keep a copy of the values
 
     def listen(self, listener: Listener) -> None:
-        """Report new values to the listener, on the user's thread; it has the current ones."""
+        """Report new values to the listener, on the user's thread; it already has the current values."""
         self._require_kept()
         self._listener = listener
         self._values.stored = set()
 
     def gradient_memory(self) -> Mapping[str, Array]:
-        """Return an array for the gradient of each parameter: gradients given there are sent without a copy.
+        """Return an array for each parameter's gradient; gradients written to these arrays are sent without a copy.
 
-        Only ``step`` reads the arrays. Empty if gradients are encoded before they are sent, or memory cannot be shared.
+        Only ``step`` reads the arrays. The dict is empty if gradients are encoded first, or memory cannot be shared.
         """
         if self._layout.plans.encodes or self._values.shortens:
             return {}
@@ -355,7 +353,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             _log.info("gradients are not staged: %s", error)
             return {}
         for shard in self._layout.shards:
-            # Open streams do not know of the memory.
+            # Streams that are already open do not share this memory.
             shard.close()
         return memory
 
@@ -367,7 +365,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._listener.batch_ends(current)
 
     def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
-        """Look up rows of tables, by table number: of the current batch's round, or at any version without a batch.
+        """Look up rows by table number, at the version of the current batch's round; without a batch, at any version.
 
         Raises:
             UnavailableError: a pserver was unavailable for longer than ``give_up_s``.
@@ -380,7 +378,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if steps.current is not None and not steps.current.must_repeat:
             self._read_rows(lookup, as_reader=False)
         while lookup.missing():
-            # The membership ended. The batch will be repeated, so rows of any version will do.
+            # The membership has ended and the batch will be repeated, so rows of any version will do.
             self._read_rows(lookup, as_reader=True)
         return lookup
 
@@ -456,7 +454,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._changed.clear()
 
     def refresh(self) -> None:
-        """Pull all blocks: as a member at or above its first round, otherwise at any version."""
+        """Pull all blocks: as a member, at or above the membership's first round; otherwise, at any version."""
         self.run(self.steps.refresh(self._scope.membership.member))
 
     def _changed_batches(self) -> Sequence[BatchState]:
@@ -464,7 +462,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return changed
 
     def run(self, step: Next, outgoing: Outgoing | None = None) -> None:
-        """Carry out an operation of the steps from ``step`` on; ``outgoing`` is what it pushes.
+        """Carry out an operation of ``Steps`` that begins with ``step``; ``outgoing`` are the gradients that it pushes.
 
         Raises:
             BaseException: the error that ended the operation.
@@ -562,7 +560,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             pending.clear()
 
     def _added(self, names: Collection[str]) -> Added:
-        """Add to the current sum. Raises the errors of ``Steps.add``."""
+        """Add to the current sum. Raises the same errors as ``Steps.add``."""
         if self.steps.sums is not None and (name := self.steps.sums.repeated(self._require_current(), names)):
             raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({self.where()})")
         return self.steps.add(list(names))
@@ -608,7 +606,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         try:
             errors = [error for future in futures if (error := future.exception()) is not None]
         except BaseException:
-            # Ctrl-C: later answers must not be taken for those of the next batch.
+            # After Ctrl-C, late answers must not be mistaken for answers to the next batch.
             self.steps.give_up_transfer()
             wait(futures)
             raise
@@ -623,7 +621,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
 
 def _half_kernels(kind: str) -> HalfKernels:
-    """Return compiled conversions. NumPy would take three times as long, which is more than 16 bits save."""
+    """Return compiled conversions. NumPy takes three times as long, so that 16-bit values would save no time."""
     from flightedl.kernels.compiled import half_kernels
 
     return half_kernels(kind)

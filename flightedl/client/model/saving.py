@@ -1,15 +1,15 @@
-"""Choice of the trainer that writes the model when the script of every trainer requests it.
+"""Chooses the trainer that writes the model when every trainer's script requests it.
 
-All trainers run the same script, so the n-th request of a trainer for a URL within an epoch is the same request as the
-n-th one of any other trainer. One key per URL holds the newest claimed request: on the lease of the trainer that writes
-it, without a lease once it is written. A trainer that makes the same request, or an older one, learns that it is
-claimed. A newer request can be claimed when the previous one is written, or its writer has died. A request of a later
-life of the model (``domain.recovery.lives``) is newer than all of an earlier life, and does not wait for them. A writer
-checks once more just before the file appears: if it was frozen or disconnected for longer than its lease, it writes
-only if no other trainer has claimed the request.
+All trainers run the same script, so one trainer's n-th request for a URL within an epoch is the same request as any
+other trainer's n-th request for it. One key per URL holds the newest claimed request: on the lease of the trainer that
+writes the file, and without a lease once the file is written. A trainer that makes the same request, or an older one,
+learns that it is claimed. A newer request can be claimed when the previous file is written, or its writer has died. A
+request in a later life of the model (``domain.recovery.lives``) is newer than all requests in earlier lives, and does
+not wait for them. A writer checks once more just before the file appears: if it was frozen or disconnected for longer
+than its lease, it writes only if no other trainer has claimed the request.
 
-Not guaranteed: a trainer that was restarted within an epoch counts its requests from the beginning, so it may
-learn that a request is claimed that it has not made before.
+Not guaranteed: a trainer that was restarted within an epoch counts its requests from the beginning, so it may be told
+that its first such request is already claimed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ModelSaves(TrainerNames):
         return is_claimed
 
     def _try_claim(self, url: str, request: SaveRecord) -> bool | None:
-        """Try to claim the request. True if this trainer has it, None if the outcome is open (try again)."""
+        """Try to claim the request. True if this trainer holds it, None if the outcome is unknown (retry)."""
         key = self.keys.save(url)
         entry = self.coordinator.get(key)
         if entry is not None:

@@ -1,9 +1,9 @@
-"""Client of one pserver: sends the requests of transfers and receives the answers, through the pserver's restarts.
+"""Client of one pserver: sends requests and receives answers, and continues after the pserver is restarted.
 
-A step is a conversation in lock-step on a stream that stays open from step to step (``step_channel``). Values that have
-not arrived by the end of a step, because their round is open, are requested again, in slices of time. The blocks of a
-run (``runs_of``) are adjacent in memory and share a message. The rows of tables are sent in a message after the blocks,
-or alone if they are looked up (``client.tables``).
+A step is a lock-step conversation on a stream that stays open between steps (``step_channel``). Values that have not
+arrived by the end of a step, because their round is open, are requested again, each time with a short time limit. The
+blocks of a run (``runs_of``) are adjacent in memory and share a message. The rows of tables are sent in a message after
+the blocks, or alone if they are looked up (``client.tables``).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Sender(Protocol):
     def generation(self) -> int: ...
 
     def require_final(self, index: int, generation: int) -> None:
-        """Outside of a batch, after the job's end: raise unless this process of a pserver has the final values."""
+        """After the job's end, outside of a batch: raise an error unless this pserver process has the final values."""
         ...
 
 
 class ShardClient:
-    """The client's side of one pserver.
+    """Client of one pserver.
 
     Args:
         index: Index of the pserver.
@@ -97,7 +97,7 @@ class ShardClient:
         self._plan_hash = plan.hash
         self._placement = plan.placement
         self._values = values
-        #: To the trainer's core, all buckets are one block with the number of the first.
+        #: The trainer's state machine treats all buckets as one block, which has the first bucket's number.
         self._buckets = plan.buckets_of(index)
         self._servers = servers
         self._sender = sender
@@ -121,7 +121,7 @@ class ShardClient:
         self.channel.close_idle()
 
     def carry_out(self, call: Call | None, transfer: Transfer, outgoing: Outgoing) -> None:
-        """Carry out a transfer at the pserver until it is complete there, or a retry cannot help."""
+        """Carry out the pserver's part of a transfer until it is complete, or until a retry cannot help."""
         times = self.conversation
         if call is None:
             times.seconds = {}
@@ -147,7 +147,7 @@ class ShardClient:
             times.turn("")
 
     def _attempt(self, call: Call, transfer: Transfer, outgoing: Outgoing) -> Verdict:
-        """Call the process that now holds the index, once."""
+        """Make one call to the process that now holds the index."""
         index, handle_answers = self._index, self._steps.handle_answers
         answers: list[Answer] = []
         generation = 0
@@ -165,7 +165,7 @@ class ShardClient:
 
     def _persist(self, verdict: Verdict, transfer: Transfer, outgoing: Outgoing) -> None:
         times = self.conversation
-        # If the first attempt took long, it was already reported as a wait.
+        # If the first attempt took a long time, it was already reported as a wait.
         waiting = times.waiting = times.waiting or self._waiting()
         if times.asked_at is not None:
             waiting.since(times.asked_at)
@@ -185,7 +185,7 @@ class ShardClient:
         finally:
             waiting.over()
 
-    # a push: blocks go up; outcomes and values come down
+    # a push sends gradients, and receives outcomes and values
 
     def _push(
         self, push: Push, answers: list[Answer], transfer: Transfer, outgoing: Outgoing, connection: Connection
@@ -215,7 +215,7 @@ class ShardClient:
         messages: Iterable[Sequence[OutgoingBlocks]]
         runs = outgoing.plan.pieces[self._index]
         if len(runs) == 1:
-            # The usual case; the list shows ``_exchange`` that there is only one message.
+            # This is the usual case. A list shows ``_exchange`` that there is only one message.
             messages = self._messages_of(runs[0], push.bases, wanted, outgoing)
         else:
             messages = chain.from_iterable(self._messages_of(run, push.bases, wanted, outgoing) for run in runs)
@@ -229,7 +229,7 @@ class ShardClient:
     def _messages_of(
         self, run: Sequence[Piece], bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
     ) -> list[list[OutgoingBlocks]]:
-        """Return the messages with the blocks of a run, or only the ``wanted`` ones if that is not None."""
+        """Return the messages with a run's blocks; only the ``wanted`` blocks if that is not None."""
         pieces: list[OutgoingBlocks] = []
         values = self._values
         for blocks, number, elements in run:
@@ -296,7 +296,7 @@ class ShardClient:
         rows: RowMessages | None,
         connection: Connection,
     ) -> None:
-        """Pull blocks, and look up rows of tables or at least the version of all rows."""
+        """Pull blocks, and look up rows of tables, or the version of all rows if no rows are requested."""
         blocks = {number: version for number, version in wanted.items() if number not in self._buckets}
         if blocks:
             self._pull(blocks, answers, transfer.member, connection)
@@ -313,7 +313,7 @@ class ShardClient:
             self._exchange([message], encode(header), answers, rows, connection)
 
     def _store_rows(self, part: ReceivedBlocks, answers: list[Answer], rows: RowMessages | None) -> None:
-        """Note the answers of buckets, and store their rows if there are any."""
+        """Note the answers for buckets, and store their rows, if any."""
         blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
         if blocks.stop > self._buckets.stop:
             raise self._foreign(blocks)
@@ -359,7 +359,7 @@ class ShardClient:
         stream: StepStream | None = None,
         rows: RowMessages | None = None,
     ) -> None:
-        """Store received values, and note the answers; ``stream`` is the one that carried them."""
+        """Store received values, and note the answers; ``stream`` carried them."""
         for part in parts:
             blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
             if blocks.start in self._buckets:

@@ -1,11 +1,11 @@
-"""Channel for the messages of steps to one pserver: a stream that stays open from step to step (``rpc.channel``).
+"""Channel for the messages of steps to one pserver: a stream that stays open between steps (``rpc.channel``).
 
 A stream to a pserver on the same host shares memory and gets a line (``rpc.same_host``) before its first step. If
 memory cannot be shared, the reason is logged once and values are sent by TCP.
 
-Messages are sent in lock-step, at most a few of them ahead of their answers. This keeps data in the processor's cache;
-and because the bytes of unanswered messages are limited, the two sides cannot deadlock. A message above the limit is
-sent alone. An answer frees the memory of its message; the next answer frees the memory of the previous answer.
+Messages are sent in lock-step, with at most a few messages unanswered. This keeps data in the processor's cache, and
+the limit on unanswered bytes prevents a deadlock of the two sides. A message larger than the limit is sent alone. An
+answer frees the memory of its message; the next answer frees the memory of the previous answer.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from flightedl.wire.shared_values import Inbox, Outbox
 
 _log = logging.getLogger(__name__)
 
-#: Limit of the unanswered messages' bytes on the stream. Windows of 8 MiB and more have been seen to deadlock, though
-#: not on every machine; windows up to 6 MiB never.
+#: Limit on the bytes of unanswered messages on the stream. Windows of 8 MiB and more deadlocked on some machines;
+#: windows of up to 6 MiB never did.
 LOCK_STEP_LIMIT_BYTES = 4 << 20
-#: The kernel's overhead of a message on a line.
+#: Bytes of kernel overhead for a message on a line.
 _OVERHEAD_BYTES = 1 << 10
-#: Limit of the values of several messages that are joined if they are in memory, because each message takes time.
+#: Limit on the bytes of values in joined messages, which save time if the values are in shared memory.
 _JOINED_BYTES = 4 << 20
-#: Minimum number of messages of a step when messages are joined, so that both sides work at the same time.
+#: Minimum number of messages that a step keeps when messages are joined, so that both sides work at the same time.
 _MESSAGES = 2
 
 
@@ -102,7 +102,7 @@ class StepChannel:
 class StepStream(Channel):
     """The client's end of an open stream, which carries one step after another.
 
-    For each step: ``send`` its messages, ``receive`` answers while it ``is_full``, and then until the last one.
+    For each step, ``send`` its messages; ``receive`` answers while the channel ``is_full``, and the rest at the end.
 
     Args:
         connection: Connection to the pserver.
@@ -152,13 +152,13 @@ class StepStream(Channel):
         #: For each unanswered message: its bytes on the line and on the stream, and True if its values are in memory.
         self._unanswered: deque[tuple[int, int, bool]] = deque()
         self._by_line = self._by_stream = 0
-        #: An encoded message that must wait until others are answered.
+        #: An encoded message that must wait until earlier messages are answered.
         self._pending: tuple[EncodedMessage, int, int] | None = None
         #: True if an answer must be received before anything more can be sent.
         self.is_full = False
         #: True if all sent messages are answered.
         self.is_answered = True
-        #: True if the newest answer's values are in the pserver's memory.
+        #: True if the newest answer's values are still in the pserver's memory.
         self.is_borrowing = False
 
     def share(self, pair: SharedPair, joined_bytes: int) -> None:
@@ -176,7 +176,7 @@ class StepStream(Channel):
         self._share(pair.line, Outbox(pair.own.values, store=lent), Inbox(pair.other.values, store))
 
     def send(self, pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool) -> None:
-        """Send a message, or keep it until received answers make room for it.
+        """Send a message, or hold it back until answers have made room for it.
 
         Args:
             pieces: Its content.
@@ -234,7 +234,7 @@ class StepStream(Channel):
         return decode_message(batch, packed, self.exchange.columns, self._inbox)
 
     def require_lent(self) -> None:
-        """Check that values copied from the pserver's memory are valid.
+        """Check that the values copied from the pserver's memory are valid.
 
         Raises:
             UnavailableError: the pserver ended the stream in the meantime, and may have changed them.
@@ -243,16 +243,16 @@ class StepStream(Channel):
             raise UnavailableError("the stream ended while values were read: they may be a mixture of two versions")
 
     def joined(self, messages: Iterable[Sequence[OutgoingBlocks]]) -> Iterable[Sequence[OutgoingBlocks]]:
-        """Join messages whose values are in memory, where a message costs more than its bytes."""
+        """Join messages whose values are in shared memory, where each message costs more time than its bytes."""
         return messages if self._pair is None else _joined(messages, self._joined_bytes)
 
     def rest(self, error: BaseException | None = None) -> None:
-        """End a step; it has failed if there is an error."""
+        """End a step, which failed if there is an error."""
         if error is not None:
             if self._pair is not None:
-                # The server may still read gradients that were lent, and the caller is about to change them.
+                # The server may still be reading lent gradients, which the caller is about to change.
                 self._pair.own.end()
-            # Release the memory: a caller may keep the error, whose frames refer to this object.
+            # Release the memory, because a caller may keep the error, whose stack frames refer to this object.
             self._pair = self._outbox = self._inbox = None
             self.is_borrowing = False
         elif self.is_borrowing:

@@ -1,12 +1,12 @@
-"""Plans of pushes: how the gradients of given parameters are sent, and the checks before anything is sent.
+"""Plans for pushes: how the gradients of given parameters are sent, and how they are checked before that.
 
-A loop pushes the same parameters step after step, so names are resolved once: a :class:`StepPlan` knows the shapes and
-dtypes of their gradients, which of them share a message, and the blocks of each message. With it, a step takes one
-pass: gradients that are as declared are recognized without Python code for each of them, those that share a message are
-copied next to each other, and every line is checked for values that are not finite. Gradients that are not as declared
-are first converted, or rejected with an error that names the parameter. Nothing has been sent by then.
+A loop pushes the same parameters step after step, so their names are resolved only once. A :class:`StepPlan` contains
+the shapes and dtypes of the gradients, which gradients share a message, and the blocks of each message. With a plan, a
+step takes a single pass: gradients that match their declarations are recognized without running Python code for each
+gradient, gradients that share a message are copied next to each other, and every line is checked for non-finite values.
+Gradients that do not match are converted, or rejected with an error that names the parameter, before anything is sent.
 
-Large gradients are sent from the user's memory. Many small ones share a message; they are joined before the check,
+Large gradients are sent from the user's memory. Small gradients share messages; they are joined before the check,
 because checking a thousand small arrays takes longer than sending them.
 """
 
@@ -41,7 +41,7 @@ _FEW_ELEMENTS = 4096
 _PLANS_LIMIT = 1024
 _ARRAYS = {np.ndarray}
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
-#: Faster than the methods of arrays, which run Python code.
+#: These functions are faster than the arrays' methods, which run Python code.
 _all = np.logical_and.reduce
 _square: Any = np.vdot
 
@@ -52,7 +52,7 @@ class _Declared:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    #: Kind of 16-bit floats in which the gradient is declared or sent; empty if neither.
+    #: Kind of 16-bit float in which the gradient is declared or sent; empty for gradients without 16-bit floats.
     kind: str
 
     @property
@@ -72,7 +72,7 @@ class _Stretch(NamedTuple):
 class Line(NamedTuple):
     """Gradients that are adjacent in a message."""
 
-    #: Range of their names in the plan.
+    #: Range of the gradients' names in the plan.
     first: int
     stop: int
     kind: str
@@ -83,17 +83,17 @@ class Line(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Adjacent blocks of a run that have one line's gradients, or none."""
+    """Adjacent blocks of a run that have gradients in the same line, or no gradients."""
 
     blocks: range
-    #: Number of the line; None if the blocks get no gradient, only the batch's arrival.
+    #: Number of the line; None if only the batch's arrival is sent to the blocks, without a gradient.
     line: int | None
     #: The blocks' elements in the line; None if they are the complete line.
     elements: slice | None
 
 
 class StepPlan:
-    """How the gradients of given parameters are sent.
+    """Plan for sending the gradients of given parameters.
 
     Args:
         names: The parameters, in declared order.
@@ -126,7 +126,7 @@ class StepPlan:
                 size = self._declared[name].size
                 is_whole = elements.stop - elements.start == size
                 part = None if is_whole else elements
-                # Copying a gradient of a few elements is faster than handling it separately.
+                # Copying a gradient with a few elements is faster than handling it separately.
                 is_whole = is_whole and (len(run) > 1 or size < _FEW_ELEMENTS)
                 line = self._joined_to(before, place) if is_joining and is_whole else self._line(name, place)
             if before is not None and before.line == line and (line is None or (is_joining and is_whole)):
@@ -154,9 +154,9 @@ class StepPlan:
         return before.line
 
     def laid_out(self, arrays: Sequence[Array]) -> list[Array]:
-        """Return the (n,) lines of gradients that are as declared; joined lines are valid until the next call.
+        """Return the (n,) lines of gradients that match their declarations; joined lines are valid until the next call.
 
-        16-bit floats are returned as their bits, because Arrow does not have all of their types.
+        16-bit floats are returned as their bits, because Arrow lacks some 16-bit types.
         """
         found: list[Array] = []
         for first, stop, _, _, memory in self.lines:
@@ -174,7 +174,7 @@ class StepPlan:
 
 
 def _joined_in_place(arrays: Sequence[Array]) -> Array | None:
-    """Return several arrays as one (n,) array without a copy if they are contiguous in one memory, otherwise None."""
+    """Return several arrays as one (n,) array without a copy if they are contiguous in memory, otherwise None."""
     base, dtype = arrays[0].base, arrays[0].dtype
     if base is None or arrays[1].base is not base:
         return None
@@ -195,12 +195,12 @@ class Outgoing(msgspec.Struct, frozen=True):
     lines: Sequence[Array]
     #: Rows of tables, pushed and looked up.
     rows: RowMessages | None = None
-    #: The gradients in the order of the plan's names: as declared, or once encoded, as sent.
+    #: The gradients in the order of the plan's names: in the declared dtypes, or in the sent dtypes once encoded.
     arrays: Sequence[Array] = ()
 
 
 class StepPlans:
-    """Plans of one model's pushes, and the checks of its gradients.
+    """Plans for one model's pushes, and the checks of its gradients.
 
     Args:
         plan: The shard plan.
@@ -237,7 +237,7 @@ class StepPlans:
         self._runs = [[list(_stretches(plan, run)) for run in shard_runs] for shard_runs in runs]
         self._plans: dict[frozenset[str], StepPlan] = {}
         self._newest = self._plan_of(())
-        #: True if gradients are changed before they are sent.
+        #: True if gradients are modified before they are sent.
         self.encodes = clip_norm is not None or feedback is not None
         #: A push without gradients.
         self.nothing = Outgoing(self._newest, ())
@@ -256,7 +256,7 @@ class StepPlans:
         return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._declared))}"
 
     def encoded(self, outgoing: Outgoing, *, is_clipped: bool = False) -> Outgoing:
-        """Return the gradients as sent: clipped, unless they already are, and with earlier rounding errors.
+        """Return the gradients as sent: clipped, unless they already are, and with earlier rounding errors added.
 
         Raises:
             GradientError: a gradient with its rounding error is out of range for 16 bits. Nothing was sent.
@@ -295,7 +295,7 @@ class StepPlans:
         }
 
     def sound(self, gradients: Mapping[str, npt.ArrayLike], where: object) -> Outgoing:
-        """Return the gradients, checked and laid out; if ``encodes``, they still have to be encoded.
+        """Return the gradients, checked and laid out; if ``encodes`` is true, they still have to be encoded.
 
         Args:
             gradients: Gradients by name, in the parameters' shapes.
@@ -321,7 +321,7 @@ class StepPlans:
         lines = plan.laid_out(arrays)
         for line, (first, stop, kind, limit, _) in zip(lines, plan.lines, strict=True):
             if line.size < _FEW_ELEMENTS and math.isinf(limit) and not kind:
-                # Changing the error state costs more than this pass; ``vdot`` does not depend on it.
+                # Changing NumPy's error state takes longer than this pass; ``vdot`` does not depend on the error state.
                 if math.isfinite(_square(line, line)) or _all(np.isfinite(line)):
                     continue
             elif self._is_within(line, kind, limit):
@@ -354,7 +354,7 @@ class StepPlans:
         return plan, [found[name] for name in plan.names]
 
     def _is_within(self, line: Array, kind: str, limit: float) -> bool:
-        """True if all elements can be sent. Two threads check a large line, as one core cannot use all bandwidth."""
+        """True if all elements can be sent. Large lines need two threads to use the full memory bandwidth."""
         if line.dtype == np.uint16:
             return is_finite(line.view(np.uint16), kind)
         if line.nbytes < _BIG_BYTES:
@@ -365,14 +365,14 @@ class StepPlans:
 
 
 def at_one_version(blocks: range, bases: Mapping[int, int], wanted: Collection[int] | None) -> list[range]:
-    """Return ranges of neighbors with the same base version, of all or only of the ``wanted`` blocks."""
+    """Return ranges of adjacent blocks with the same base version, among all blocks or only the ``wanted`` ones."""
     numbers = [number for number in blocks if wanted is None or number in wanted]
     stretches = groupby(enumerate(numbers), lambda pair: (pair[1] - pair[0], bases[pair[1]]))
     return [range(found[0][1], found[-1][1] + 1) for _, neighbors in stretches if (found := list(neighbors))]
 
 
 def converted(array: Array, dtype: np.dtype[Any], what: str, where: object) -> Array:
-    """Return a gradient in another float type: exact in a wider type, rounded to nearest even in a narrower one.
+    """Return a gradient in another float type: exact in a wider type, rounded to nearest even in a narrower type.
 
     Raises:
         GradientError: its type is not a float type, or a finite element is out of range for ``dtype``.
@@ -421,7 +421,7 @@ def _wide(array: Array) -> npt.NDArray[Any]:
 
 
 def _is_within(flat: Array, limit: float) -> bool:
-    """True if all elements are finite and below a limit: a fast pass, and an exact one only if it is inconclusive."""
+    """True if all elements are finite and below the limit. An exact check runs only if the fast one is inconclusive."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.dot(flat, flat))
         return (math.isfinite(squares) and squares < limit * limit) or bool((np.abs(flat) < limit).all())

@@ -1,8 +1,8 @@
-"""Nested models: dicts, lists, tuples and named tuples of arrays, as JAX's users have them.
+"""Nested models: dicts, lists, tuples and named tuples of arrays, as is usual in JAX.
 
-An array's name is its path, such as ``layers.0.kernel``. If JAX is loaded, it decides what is a container, so that
-classes registered with it work too; otherwise the containers above do. None is an empty container. A list of numbers is
-an array, not a container.
+An array's name is its path, such as ``layers.0.kernel``. If JAX is loaded, it decides what counts as a container, so
+that classes registered with JAX also work; otherwise, only the containers above are recognized. None is an empty
+container. A list of numbers is an array, not a container.
 """
 
 from __future__ import annotations

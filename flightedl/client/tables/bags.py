@@ -1,8 +1,8 @@
-"""Bags of ids, whose rows are combined to one row, and the gradients of this.
+"""Bags of ids: the rows of a bag are combined into one row, whose gradient is distributed to them.
 
 x_i are the rows of a bag and w_i their weights (default: 1). ``sum`` is sum(w_i x_i), ``mean`` is
-sum(w_i x_i) / sum(w_i), ``sqrtn`` is sum(w_i x_i) / sqrt(sum(w_i**2)), and ``max`` is the maximum of each element. An
-empty bag is zeros.
+sum(w_i x_i) / sum(w_i), ``sqrtn`` is sum(w_i x_i) / sqrt(sum(w_i**2)), ``max`` is the elementwise maximum. An empty bag
+gives zeros.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Bags:
         kept = np.ones(id_count, np.bool_) if left_out is None else ~left_out
         #: (id_count,) True for ids that count.
         self.kept = kept
-        #: (n,) bag of each id that counts, in ascending order.
+        #: (n,) index of the bag of each id that counts, in ascending order.
         self._bag_of: Places = np.repeat(np.arange(len(starts)), counts)[kept]
         self.count = len(starts)
         self._counts = np.bincount(self._bag_of, minlength=self.count)
         self._starts = np.cumsum(self._counts) - self._counts
         self._is_filled = self._counts > 0
         self._factors = self._factors_of(_checked_weights(table, weights, id_count, self._combiner), kept)
-        #: For ``max``, (n, dim) True where a row has the maximum of its bag.
+        #: For ``max``: (n, dim) True where a row has its bag's maximum.
         self._is_greatest: npt.NDArray[np.bool_] | None = None
 
     def _factors_of(self, weights: Floats | None, kept: npt.NDArray[np.bool_]) -> Floats | None:
@@ -74,7 +74,7 @@ class Bags:
         return np.where(np.isfinite(factors), factors, np.float32(0)).astype(np.float32)
 
     def combined(self, rows: Floats) -> Floats:
-        """Combine (n, dim) rows of the ids that count to (bags, dim)."""
+        """Combine the (n, dim) rows of the ids that count into (bags, dim)."""
         if self._combiner != "max":
             return self._summed(rows if self._factors is None else rows * self._factors[:, None])
         found = np.zeros((self.count, rows.shape[1]), np.float32)

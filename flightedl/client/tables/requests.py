@@ -1,4 +1,4 @@
-"""Distinct ids of a request, divided by pserver, and the positions to which the answers belong."""
+"""The distinct ids of a request, divided by pserver, and the positions to which the answers belong."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DistinctIds:
             counts = np.array([len(ids)])
             ids, distinct, places = _numbered([ids], counts)
             numbered = distinct[: int(counts[0])], places
-        #: A copy, which is compared with later requests; the caller may reuse its own memory.
+        #: A copy for comparison with later requests, because the caller may overwrite its own array.
         self.given = ids
         #: (m,) distinct ids in the order of their first occurrence, and (n,) the position of each id among them.
         self.ids, self.places = numbered
@@ -74,7 +74,7 @@ class DistinctIds:
         return len(ids) == len(self.given) and bool(kernels().are_equal(ids, self.given))
 
     def spread(self, rows: Floats) -> Floats:
-        """Convert (m, dim) rows of distinct ids to (n, dim) rows of the ids as given, in a new array."""
+        """Convert the (m, dim) rows of distinct ids to (n, dim) rows for the ids as given, in a new array."""
         if self._is_distinct:
             return rows.copy()
         dim = rows.shape[1]
@@ -83,7 +83,7 @@ class DistinctIds:
         return found
 
     def summed(self, gradients: Floats) -> tuple[Floats, int]:
-        """Sum contiguous gradients (n, dim) of the ids as given, by id.
+        """Sum the contiguous (n, dim) gradients of the ids as given by id.
 
         Returns:
             (m, dim) sums, allocated by ``new_gradients``, and the first row with NaN or infinity, or -1.
@@ -93,7 +93,7 @@ class DistinctIds:
 
 
 def _numbered(many: Sequence[Ids], counts: Places) -> tuple[Ids, Ids, Places]:
-    """Return all ids, all distinct ids, and positions. Changes the counts of ids to those of distinct ids."""
+    """Return all ids, all distinct ids, and positions. Replaces the counts of ids by the counts of distinct ids."""
     given = many[0].copy() if len(many) == 1 else np.concatenate(many) if many else np.empty(0, np.uint64)
     distinct, places = np.empty(len(given), np.uint64), np.empty(len(given), np.int64)
     index = np.empty(index_size(int(counts.max(initial=0))), np.int32)

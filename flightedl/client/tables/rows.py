@@ -1,7 +1,7 @@
-"""A trainer's rows between the calls of its script: pending gradients, present lookups and prefetched rows.
+"""A trainer's rows between its script's calls: pending gradients, current lookups and prefetched rows.
 
 Prefetched rows arrive with the previous step. In synchronous mode they belong to that step's round, and are used only
-while no newer version is known. In the other modes they are as old as that step.
+while no newer version is known. In the other modes, they are as of that step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = "rows of table "
 
 
 class TableRows:
-    """Rows of one trainer. Belongs to the thread of the script.
+    """One trainer's rows. Only the script's thread may use this object.
 
     Args:
         plan: The job's plan.
@@ -35,7 +35,7 @@ class TableRows:
         self.next_ids: Callable[[], Mapping[int, DistinctIds] | None] = lambda: None
         #: The lookup in progress.
         self._looking_up: Lookup | None = None
-        #: Rows that arrive, or have arrived, with a step.
+        #: Rows that a step is prefetching or has prefetched.
         self._ahead: Lookup | None = None
         #: Messages of the current batch, which a retry sends unchanged.
         self._made: tuple[Pushed, RowMessages] | None = None
@@ -55,7 +55,7 @@ class TableRows:
             self._made = batch, made.placed(plan)
 
     def name_in_sums(self, table: int) -> str:
-        """Return a table's name among the parameters with accumulated gradients."""
+        """Return the name under which a table's gradients are accumulated."""
         return _PREFIX + self._plan.tables[table].name
 
     def is_sent(self, current: CurrentBatch) -> bool:
@@ -63,13 +63,13 @@ class TableRows:
         return current.waits or not current.answered.keys().isdisjoint(self._keys)
 
     def forget(self) -> None:
-        """Drop everything of the current batch, which is over."""
+        """Drop all data of the current batch, because the batch is over."""
         self.pending.clear()
         self._made = None
 
     @contextlib.contextmanager
     def looking_up(self, lookup: Lookup) -> Iterator[None]:
-        """Let transfers without a push fetch these rows within the context."""
+        """Let transfers without a push fetch these rows inside the ``with`` block."""
         self._looking_up = lookup
         try:
             yield
@@ -77,7 +77,7 @@ class TableRows:
             self._looking_up = None
 
     def prefetched(self, ids: Mapping[int, DistinctIds], versions: Mapping[int, int] | None) -> Lookup | None:
-        """Return the prefetched rows, or None if they have other ids or are older than ``versions``."""
+        """Return the prefetched rows, or None if they belong to different ids or are older than ``versions``."""
         ahead = self._ahead
         if ahead is None or not ahead.has(ids) or ahead.missing():
             self._ahead = None
@@ -106,7 +106,7 @@ class TableRows:
         return made
 
     def of_sum(self, identity: object, divisors: Mapping[str, int]) -> RowMessages:
-        """Return the messages of a sum's transfer."""
+        """Return the messages for the transfer of a sum."""
         by_number = {self._numbers[name]: divisor for name, divisor in divisors.items() if name in self._numbers}
         self._ahead = self._next_lookup()
         return RowMessages(self._plan, self.sums.take(identity, by_number), self._ahead)

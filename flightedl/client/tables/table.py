@@ -28,7 +28,7 @@ Column = str | Callable[[pa.RecordBatch], Any]
 
 
 class Traffic(Protocol):
-    """Access to rows on pservers, see ``model.parameters``."""
+    """Access to rows on pservers; see ``model.parameters``."""
 
     def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
         """Look up rows by table number."""
@@ -40,7 +40,7 @@ class Traffic(Protocol):
         ...
 
     def push_rows(self, table: int, ids: Ids, gradients: Floats) -> None:
-        """Add gradients of distinct ids to the current batch's step."""
+        """Add the gradients of distinct ids to the current batch's step."""
         ...
 
     def rejected(self, error: GradientError) -> None:
@@ -81,10 +81,11 @@ class Asked(NamedTuple):
 
 
 class Table:
-    """Rows of floats by id. Created by ``job.table``; belongs to the thread of the session.
+    """Rows of floats by id. Created by ``job.table``; only the session's thread may use it.
 
-    Ids are integers of up to 64 bits, texts, or an Arrow column of either (also dictionary-encoded). A column of lists
-    has one bag per list. Texts are hashed to 64 bits: two of n texts share a row with a probability of n**2 / 2**65.
+    Ids are integers of up to 64 bits, strings, or an Arrow column of either (also dictionary-encoded). A column of
+    lists has one bag per list. Strings are hashed to 64 bits; two of n strings share a row with probability n**2 /
+    2**65.
 
     Args:
         spec: The declared table.
@@ -106,9 +107,9 @@ class Table:
         self._counts = counts
         #: Ids of the last pull or push, cached because most pushes have the ids of the pull before.
         self._distinct: DistinctIds | None = None
-        #: The same as a request, if it consisted only of an array of integers.
+        #: The same ids as a request, if they were given as a plain array of integers.
         self._plain: Asked | None = None
-        #: Bags that were pulled last: the gradient of a maximum goes to the rows that had it.
+        #: The most recently pulled bags, because the gradient of a maximum belongs to the row that had the maximum.
         self._last: tuple[DistinctIds, Bags] | None = None
 
     @property
@@ -118,7 +119,7 @@ class Table:
 
     @property
     def dim(self) -> int:
-        """Number of elements of a row."""
+        """Number of elements in a row."""
         return self.spec.dim
 
     def pull(
@@ -132,7 +133,7 @@ class Table:
         nulls: Nulls = "error",
         max_norm: float | None = None,
     ) -> Floats:
-        """Return the rows of ids, or of bags of ids, in the version that the current batch must see.
+        """Return the rows of ids or of bags of ids, at the version that the current batch must see.
 
         ``Job.lookup`` reads several tables in one round trip.
 
@@ -210,7 +211,7 @@ class Table:
         return self._declared(self.name)
 
     def load(self, url: str | Path) -> None:
-        """Initialize the table with the rows of a file. Call it before the model is declared, equally in every trainer.
+        """Initialize the table with the rows of a file. Call this in every trainer, before the model is declared.
 
         Each pserver reads the file before the first step. A job that resumes from a checkpoint does not read it.
 
@@ -228,11 +229,11 @@ class Table:
         self._owner.begin_with(self.name, url_of("url", url))
 
     def export(self, url: str | Path, *, slots: bool = False) -> bool:
-        """Write all rows to one Parquet file. All trainers must call this method; one of them has the file written.
+        """Write all rows to one Parquet file. All trainers must call this method; one of them starts the export.
 
-        The rows are read from a new checkpoint, or from the pservers if the job has no checkpoints. In the second case
-        they belong to one moment in Sync mode (no round closes while this trainer waits, unless the mode has backups)
-        and after the loop; otherwise each pserver's rows are those at the time of the read. As with
+        The rows are read from a new checkpoint, or from the pservers if the job has no checkpoints. In the second case,
+        all rows have the same version in Sync mode (no round closes while this trainer waits, unless the mode has
+        backups) and after the loop; otherwise, each pserver's rows are as of the time they are read. As with
         ``Job.save_model``, the n-th call for a URL within an epoch is the same request in all trainers.
 
         Args:
@@ -251,7 +252,7 @@ class Table:
         return self._owner.save_table(self.name, url_of("url", url), has_slots=bool(slots))
 
     def stats(self) -> TableCounts:
-        """Return counts of the table over all pservers: rows, their bytes, reads and so on."""
+        """Return the table's statistics summed over all pservers: rows, bytes, reads and so on."""
         return self._counts(self.name)
 
     def __len__(self) -> int:
@@ -263,7 +264,7 @@ class Table:
     def __repr__(self) -> str:
         return f"<table {self.name!r}, dim {self.dim}>"
 
-    # --- called by the session, too ---
+    # --- also called by the session ---
 
     def asked(
         self,
@@ -301,7 +302,7 @@ class Table:
         return Asked(found, self._distinct, kept, bags)
 
     def known(self, ids: Ids) -> Asked | None:
-        """Return the last request if it was for an array of just these ids."""
+        """Return the last request if it was for an array of exactly these ids."""
         plain = self._plain
         return plain if plain is not None and plain.distinct.is_of(ids) else None
 
@@ -330,7 +331,7 @@ class Table:
         return found if len(asked.found.shape) == 1 else found.reshape(*asked.found.shape, self.dim)
 
     def _bags_pulled(self, asked: Asked) -> Bags:
-        """Return the bags of the last pull if they are the same, because they know where each maximum was."""
+        """Return the last pull's bags if they are the same, because they record where each maximum was."""
         assert asked.bags is not None, "there are bags"
         if self._last is not None and self._last[0].is_of(asked.distinct.given):
             known = self._last[1]
@@ -356,7 +357,7 @@ class Table:
         return np.ascontiguousarray(array).reshape(-1, self.dim)
 
     def _rejected(self, traffic: Traffic, what: str, problem: str) -> GradientError:
-        """Return the error to raise for the current batch, which will be repeated."""
+        """Return the error to raise for the current batch; the batch will be repeated."""
         error = GradientError(
             f"the {what} of table {self.name!r} {problem} in {traffic.where()}; nothing of it was pushed"
         )

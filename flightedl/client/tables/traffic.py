@@ -1,4 +1,4 @@
-"""Payloads by pserver: gradients that a trainer pushes to tables with its next step, and rows that it looks up.
+"""Payloads for each pserver: gradients that a trainer pushes to tables with its next step, and lookups of rows.
 
 This module makes no decisions: ``domain.trainer.steps`` decides what each transfer carries and what is repeated.
 *Pending* gradients belong to the current batch and are sent with its step.
@@ -47,7 +47,7 @@ class Lookup:
         self._place_of = {number: place for place, number in enumerate(ids)}
         lengths = [len(found.ids) for found in self._ids]
         self._dims = [plan.tables[number].dim for number in ids]
-        #: Position of each table's first element in the values, and the end of the last table's elements.
+        #: Position of each table's first element in the flat values, followed by the total number of elements.
         self._bounds = [0, *accumulate(map(mul, lengths, self._dims))]
         #: Rows of the distinct ids of all tables, flattened.
         self._values: Floats = np.empty(self._bounds[-1], np.float32)
@@ -66,9 +66,9 @@ class Lookup:
             self._header = header_of([(Kind.ROWS, n, count) for n, count in zip(ids, lengths, strict=True) if count])
         else:
             self._asked = (self._divided.counts.sum(1) > 0).tolist()
-        #: Table number -> some ids without a row, for tables that forbid this.
+        #: Table number -> some ids without a row, for tables that require every id to have a row.
         self.unknown: dict[int, list[int]] = {}
-        #: Pserver -> lowest version of the rows received from it, and number of their buckets.
+        #: Pserver -> the lowest version of the rows received from it, and the number of buckets that they cover.
         self._versions: dict[int, int] = {}
         self._received: dict[int, int] = {}
 
@@ -89,7 +89,7 @@ class Lookup:
         self._received[pserver] = 0
 
     def take(self, pserver: int, blocks: range, version: int, data: memoryview) -> None:
-        """Store rows of some buckets from a pserver's answer."""
+        """Store the rows of some buckets from a pserver's answer."""
         is_complete, header = blocks == self._plan.buckets_of(pserver), self._header
         if is_complete and header and len(data) == len(header) + self._values.nbytes and data[: len(header)] == header:
             self._values.data.cast("B")[:] = data[len(header) :]
@@ -162,7 +162,7 @@ class Lookup:
 
 
 class RowMessages:
-    """Rows of one transfer: payloads for each pserver, and the destination of its answers.
+    """Rows of one transfer: the payload for each pserver, and the destination of the pserver's answers.
 
     Args:
         plan: The job's plan.
@@ -226,7 +226,7 @@ def _divided(plan: ShardPlan, tables: Sequence[TableSpec], ids: Sequence[Ids]) -
 
 
 def _answer(plan: ShardPlan, data: memoryview) -> Sections:
-    """Decode the rows of an answer. Raises MessageError for anything else."""
+    """Decode an answer's rows. Raises MessageError for any other payload."""
     return decode_sections(data, np.array([table.dim for table in plan.tables], np.int64), _ANSWERED)
 
 
@@ -265,14 +265,14 @@ def _summed(found: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
 
 
 class RowSums:
-    """Gradients of rows of several batches, accumulated until they are pushed as one (``model.kept``)."""
+    """Gradients of rows, accumulated over several batches and pushed together (``model.kept``)."""
 
     def __init__(self) -> None:
         self._identity: object = None
         self._pending = PendingRows()
 
     def add(self, identity: object, gradients: Mapping[int, tuple[Ids, Floats]], weight: int) -> None:
-        """Add gradients by table, multiplied by ``weight``."""
+        """Add each table's gradients, multiplied by ``weight``."""
         if identity != self._identity:
             self._identity = identity
             self._pending.clear()
