@@ -7,7 +7,7 @@
 * ``clock``: the process's clock
 * ``instruments``, ``telemetry``: metrics for Prometheus; traces and logs for OpenTelemetry
 * ``kubectl``: a Kubernetes cluster
-* ``certificates``, ``pem_files``: a private authority for the members of a job; the files it creates
+* ``certificates``, ``pem_files``: a private certificate authority for a job's members; the files it creates
 
 A call through an adapter: a process calls a protocol of ``ports``, such as ``Coordinator.transact``. The adapter sends
 the request with a deadline and maps the library's exceptions to those of ``errors``, which separate *failed* from

@@ -1,19 +1,19 @@
-"""A private authority for a job's certificates, implemented with the library ``cryptography``.
+"""A private certificate authority for a job, implemented with the library ``cryptography``.
 
-A directory of certificates contains these files, for an authority and each role:
+A directory of certificates contains files for an authority and for each role:
 
-* ``ca.pem``: the authorities that members trust, newest first. ``authority/key.pem`` is the private key of the newest
-  authority, which signs members' certificates. Only this module reads it; keep it off the job's machines.
+* ``ca.pem``: the certificates of the authorities that members trust, newest first. ``authority/key.pem`` is the private
+  key of the newest authority, and signs members' certificates. Only this module reads it; keep it off the job's hosts.
 * ``ROLE/ca.pem``, ``ROLE/cert.pem``, ``ROLE/key.pem``: the files that processes with that role need.
 
-Renewal replaces one file after the other. A process that reads in between finds a key that does not match the
-certificate, keeps its previous files, and reads again at its next connection.
+Renewal replaces one file after the other. A process that reads them in between finds a key that does not match the
+certificate, keeps using the previous files, and reads again at its next connection.
 
 The authority is replaced in two steps, so that no process sees a certificate that it does not trust:
 ``renew_authority`` adds the new authority to the trusted ones, and once all processes trust it, ``renew`` issues
 certificates signed by it. It also removes expired authorities.
 
-Keys are elliptic (P-256), which all TLS libraries support. Key files are readable only by their owner.
+Keys are elliptic-curve keys (P-256), which all TLS libraries support. Key files are readable only by their owner.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def create(directory: Path, members: Sequence[Member], *, days: int, authority_d
 
 
 def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Lifetime]:
-    """Issue new certificates and keys, signed by the newest authority. Running processes keep theirs until they end.
+    """Issue new certificates and keys, signed by the newest authority. Running processes keep their own until they end.
 
     Raises:
         UsageError: there is no authority, or it expires before the certificates would.
@@ -93,7 +93,7 @@ def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Life
 
 
 def renew_authority(directory: Path, members: Sequence[Member], *, authority_days: int) -> None:
-    """Trust another authority in addition to the present one; ``renew`` then issues certificates signed by it.
+    """Create an additional authority to trust; ``renew`` then issues certificates signed by it.
 
     Raises:
         UsageError: there is no authority.
@@ -193,7 +193,7 @@ def _builder(
 
 
 def _span(days: int) -> tuple[dt.datetime, dt.datetime]:
-    """Return the start and the end of a certificate's validity. It starts a little before now, since clocks differ."""
+    """Return the start and end of a certificate's validity. It starts a little in the past, since clocks differ."""
     now = dt.datetime.now(dt.UTC)
     return now - _BACKDATED, now + dt.timedelta(days=days)
 

@@ -1,9 +1,9 @@
 """The process's clock.
 
 ``now`` is CLOCK_BOOTTIME where the system supports it. This clock also advances while the process is stopped, and while
-the machine is suspended, such as a laptop or a virtual machine during migration. So a process frozen past the end of
-its lease detects that when it wakes, before it does anything else. Other systems use the monotonic clock, which may
-stop while a machine is suspended.
+the machine is suspended, such as a laptop or a virtual machine during migration. So a process that was frozen until
+after its lease expired detects this when it wakes, before it does anything else. Other systems use the monotonic clock,
+which may stop while a machine is suspended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def suspend_aware_clock() -> Callable[[], float]:
 class SystemClock:
     """System clock, an implementation of ``ports.Clock``."""
 
-    #: Called a dozen times in each step, so no Python method wraps it.
+    #: The clock is read a dozen times per step, so no Python method wraps it.
     now = staticmethod(suspend_aware_clock())
 
     def wall_time(self) -> float:

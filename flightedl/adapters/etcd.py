@@ -1,4 +1,4 @@
-"""Implementation of ``ports.Coordinator`` over etcd v3: the generated stubs of cslab-etcd3 on our own gRPC channels.
+"""Implementation of ``ports.Coordinator`` over etcd v3: the generated stubs from cslab-etcd3 on our own gRPC channels.
 
 Rules:
 
@@ -10,14 +10,14 @@ Rules:
   calls queued on it. Several endpoints are tried in turn; each call starts with the one that answered last.
 * A watch has its own connection and is driven by the thread that calls ``next``. That thread opens the stream, requests
   progress if the stream is quiet, gives the stream up if there is no answer, and resumes after the last revision seen.
-  Events are filtered by revision, so none is delivered twice. A history that went back is reported as compaction: the
-  caller then lists again and detects it.
-* Every answer contains its cluster and revision. An answer that contradicts an earlier one ends all work on this etcd
-  (``domain.recovery.store_history``). A member that lags behind may answer renewals, watches and requests about leases,
-  so the revisions in these answers prove nothing.
+  Events are filtered by revision, so none is delivered twice. A rollback of etcd is reported as compaction: the caller
+  then lists again and detects the rollback.
+* Every answer contains etcd's cluster id and revision. An answer that contradicts an earlier one ends all work on this
+  etcd (``domain.recovery.store_history``). A lagging member may answer renewals, watches and requests about leases, so
+  the revisions in these answers prove nothing.
 * A lease renewal is given up unless it is answered within a quarter of the time to live, so that the holder can retry
-  on another connection before it has to count the lease as lost.
-Address, TLS and credentials of etcd are in :mod:`flightedl.adapters.etcd_access`.
+  on another connection before it must consider the lease lost. etcd's address, TLS and credentials are in
+  :mod:`flightedl.adapters.etcd_access`.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ from flightedl.ports import (
 OPERATIONS_LIMIT = 128
 
 _QUIET_S = 2.0
-#: Minimum timeout of a renewal, even for a short lease: a busy machine is no reason to give it up.
+#: Minimum timeout of a renewal, even for a short lease, so that a busy machine does not cause a loss.
 _RENEWAL_FLOOR_S = 0.5
 _REOPEN_PAUSE_S = 0.2
 _NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving ")
 
-#: Returns a stub method of a connection, which takes a request and a ``timeout``.
+#: Function that returns a connection's stub method, which takes a request and a ``timeout``.
 _Method = Callable[["_Connection"], Callable[..., Any]]
 
 
 class EtcdCoordinator:
-    """See ``ports.Coordinator``. ``transact`` with a Put on an ended lease does nothing and raises LeaseLostError.
+    """See ``ports.Coordinator``. If a Put names an ended lease, ``transact`` does nothing and raises LeaseLostError.
 
     Args:
         access: etcd's address and this process's credentials. A string is ``host:port``, or a comma-separated list, in
@@ -170,9 +170,9 @@ class EtcdCoordinator:
         is_repeatable: bool = True,
         is_current: bool = True,
     ) -> Any:
-        """Send to the endpoint that answered last, then to the others while the request was certainly not executed.
+        """Send to the endpoint that answered last; try others only while the request was certainly not executed.
 
-        ``is_current``: True if etcd never answers this request from a member that lags behind.
+        ``is_current``: True if a lagging member of etcd never answers this request.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = self._clock.now() + timeout_s
@@ -282,14 +282,14 @@ class EtcdWatch:
         self._history = history
         self._on_close = on_close
         self._condition = threading.Condition()
-        #: All events up to this revision were received. Repeated ones are dropped.
+        #: All events up to this revision were received. Repeated events are dropped.
         self._revision = after_revision
         self._events: deque[WatchEvent] = deque()
         self._stream: _Stream | None = None
         self._stream_count = 0
         self._reopen_at = clock.now()
         self._received_at = 0.0
-        #: Time of the last progress request; None if the stream was heard from since.
+        #: Time of the last progress request; None if anything has been received since.
         self._probed_at: float | None = None
         self._is_compacted = False
         self._is_closed = False
@@ -352,8 +352,8 @@ class EtcdWatch:
         endpoint = endpoints[self._stream_count % len(endpoints)]
         self._stream_count += 1
         start, end = self._range
-        # From the last revision seen, not the next: etcd before 3.4.34 and 3.5.15 loses a removal at exactly the
-        # revision at which it was compacted, and reports this only to watchers that start at an earlier one.
+        # Resume at the last revision seen, not the next: etcd before 3.4.34 and 3.5.15 loses a removal at exactly the
+        # revision at which it was compacted, and reports this only to watchers that start at an earlier revision.
         create = rpc.WatchCreateRequest(key=start, range_end=end, start_revision=max(self._revision, 1))
         connection = _Connection(self._access, endpoint, self._timeout_s)
         return _Stream(connection, rpc.WatchRequest(create_request=create), self._received, self._ended)
@@ -376,7 +376,7 @@ class EtcdWatch:
             self._condition.notify_all()
 
     def _ended(self, stream: _Stream) -> None:
-        """Called by the stream's thread before it ends."""
+        """Called by the stream's thread when it is about to end."""
         with self._condition:
             if stream is self._stream:
                 self._stream = None
@@ -449,7 +449,7 @@ class _Connection:
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
-    """Return the first key and the end of the range of all keys that start with ``prefix``."""
+    """Return the start and end of the range of keys that begin with ``prefix``."""
     start = prefix.encode()
     return (start, start[:-1] + bytes((start[-1] + 1,))) if start else (b"\0", b"\0")
 

@@ -4,9 +4,9 @@
 * With a directory of certificates: TLS, with this process's certificate. etcd with ``--client-cert-auth`` and
   authentication uses the certificate's common name as the user.
 * With a user and a password file, over TLS: the password is exchanged for a token, and again whenever etcd no longer
-  knows the token, for example after a restart.
+  recognizes the token, for example after a restart.
 
-Files are read for each new connection, so renewed files are used without a restart.
+Files are read for each new connection, so renewed files take effect without a restart.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EtcdAccess:
         Raises:
             UsageError: a file cannot be read; names it.
         """
-        # Imported lazily: a launcher creates the access long before it calls etcd.
+        # Imported lazily: a launcher creates this object long before it calls etcd.
         import grpc  # type: ignore[import-untyped]
 
         options = (

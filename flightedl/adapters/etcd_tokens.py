@@ -23,7 +23,7 @@ class _Details(
 
 
 class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
-    """Adds the token to each call. Requests one at the first call, and after etcd rejected one.
+    """Adds a token to each call. Requests a token at the first call, and after etcd has rejected one.
 
     Args:
         channel: Channel for requests of tokens.
@@ -68,7 +68,7 @@ class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterce
 
 
 def _is_token_refused(error: Any) -> bool:
-    """True if etcd refused a token before it did anything, so that a retry with another token is safe."""
+    """True if etcd rejected the token before it did anything, so a retry with another token is safe."""
     if not isinstance(error, grpc.RpcError):
         return False
     code, details = error.code(), error.details() or ""

@@ -1,9 +1,9 @@
 """A cluster accessed by ``kubectl``, so that any cluster reachable from a shell can be used.
 
 kubectl handles kubeconfig files, contexts, login plugins and a pod's own account, and is maintained together with
-Kubernetes. So there is no client library, and nothing to install that users of a cluster do not have already.
+Kubernetes. So no client library is needed, and users of a cluster have nothing to install.
 
-Errors are mapped by the reason in the API's answer, which kubectl writes to standard error.
+Errors are mapped according to the reason in the API's answer, which kubectl writes to standard error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ERRORS: Mapping[str, type[FlightedlError]] = {
     "AlreadyExists": UsageError,
     "Conflict": UsageError,
 }
-#: Parts of kubectl's messages without a reason for errors that the user has to correct.
+#: Fragments of kubectl's messages that state no reason, for errors that the user has to correct.
 _OURS = re.compile(
     r"strict decoding error|no context exists|unknown flag|unable to recognize|no matches for kind|\" is invalid: "
     r"|error validating|error parsing|failed to create typed|admission webhook .* denied|doesn't have a resource type"
@@ -55,7 +55,7 @@ class Ended(NamedTuple):
     error: str
 
 
-#: Runs a command with an input and a time limit in seconds.
+#: Function that runs a command with an input and a time limit in seconds.
 Run = Callable[[Sequence[str], str, float], Ended]
 
 

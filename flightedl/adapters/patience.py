@@ -1,7 +1,7 @@
 """Files and Storage that retry when the store fails temporarily (``domain.retries``).
 
-If reading fails in the middle of a file, the file is reopened and reading continues at the same position. Readers
-compare the file's version afterwards, so they detect if it was replaced in between.
+If reading fails in the middle of a file, the file is reopened and reading continues at the same position. Readers check
+the file's version afterwards, so they detect if the file was replaced in between.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Persistence:
         self.trouble = ""
 
     def __call__(self, attempt: Callable[[], Result]) -> Result:
-        """Return the result of the first attempt that succeeds, or raise the first error that is not worth another."""
+        """Return the result of the first attempt that succeeds, or raise the first error that is not worth a retry."""
         started_at, failures = self._clock.now(), 0
         while True:
             try:
@@ -73,7 +73,7 @@ class PatientFiles:
 
     @property
     def trouble(self) -> str:
-        """Reason why the store cannot be read at the moment. Empty if it can."""
+        """Reason why the store cannot be read at the moment. Empty if it can be read."""
         return self._persist.trouble
 
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
@@ -141,7 +141,7 @@ class _PatientFile(io.RawIOBase):
 
 
 class PatientStorage:
-    """See ``ports.Storage``. Only a file whose parts are a sequence is published again."""
+    """See ``ports.Storage``. Publishing is retried only if the file's parts are a sequence."""
 
     def __init__(self, storage: Storage, persistence: Persistence) -> None:
         self._storage = storage

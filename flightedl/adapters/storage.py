@@ -10,8 +10,8 @@ Rules:
   With time limits and few retries, a dead server becomes an error within seconds.
 * Messages name files, never credentials: user, password and query are removed from URLs.
 
-Not guaranteed: a publish whose reply was lost may have succeeded; names are always new, so this is harmless. A process
-that is killed during a local write leaves a hidden temporary file, which ``list`` does not show.
+Not guaranteed: that a failed publish had no effect; names are always new, so this is harmless. A process that is killed
+during a local write leaves a hidden temporary file, which ``list`` does not show.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 30.0
 
 _READ_BLOCK_BYTES = 16 << 20
-#: Attempts to read a file that is replaced during the read.
+#: Number of attempts to read a file that is replaced during the read.
 _REPLACED_TRIES = 10
 _TEMPORARY_END = ".partial"
 #: First characters of file names that wildcards do not match.
@@ -60,7 +60,7 @@ _S3_OPTIONS: Mapping[str, Any] = {
 
 
 def open_storage(url: str) -> FsspecStorage:
-    """Return the storage whose root is ``url``.
+    """Return a storage with root ``url``.
 
     Raises:
         UsageError: the URL's protocol is unknown, or its package is not installed.

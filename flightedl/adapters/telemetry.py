@@ -1,8 +1,8 @@
 """Spans and log records for OpenTelemetry, implemented with its own SDK, which is an extra.
 
 OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, ``OTEL_RESOURCE_ATTRIBUTES``
-and so on) configure the content and the destination; our setting only enables it. The SDK exports on its own thread,
-so a missing collector delays no step.
+and so on) configure the content and the destination; flightedl's setting only enables the export. The SDK exports on
+its own thread, so a missing collector delays no step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""State that processes share through etcd: the key layout, keys held with a lease, addresses of processes.
+"""State that processes share through etcd: the layout of keys, leased keys, and addresses of processes.
 
 * ``keys``, ``records``: layout of the keys; values of those that identify processes
 * ``keeper``: a key that this process holds with a lease
@@ -9,5 +9,5 @@
 
 A pserver's path: its process claims ``ps/<index>`` with ``keeper``; the key's create_revision becomes its generation,
 and ``process`` writes its address there. Every other process sees the key in its ``directory`` and connects. When the
-lease ends, etcd removes the key, the directories follow, and requests with the old generation are rejected.
+lease ends, etcd removes the key, the directories are updated, and requests with the old generation are rejected.
 """

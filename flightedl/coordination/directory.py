@@ -2,12 +2,12 @@
 
 Theory of operation. One thread lists the job's prefix, then watches it from the listing's revision. Each batch of
 changes creates a new immutable snapshot, wakes the waiters and calls the subscribers. If etcd is unreachable, the copy
-stays unchanged (``trouble`` gives the reason) and the watch is resumed later. If etcd no longer has the events in
-between, everything is listed again, and subscribers see all changes at once. If etcd has gone back, the copy never
+stays unchanged (``trouble`` gives the reason) and the watch is resumed later. If etcd no longer has the intervening
+events, everything is listed again, and subscribers see all changes at once. If etcd was rolled back, the copy never
 becomes current again (``require_followed``).
 
-Not guaranteed: that the copy is current. A process that acts on it sends the generation that it found, and is rejected
-if that generation has ended.
+Not guaranteed: that the copy is current. A process that acts on it sends the generation that it found, and the request
+is rejected if that generation has ended.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Directory:
         self._thread = threading.Thread(target=self._follow, name="flightedl-directory", daemon=True)
 
     def start(self) -> Self:
-        """Start to follow. Returns immediately; ``wait_until`` waits for the required state."""
+        """Start following etcd. Returns immediately; ``wait_until`` waits for a required state."""
         self._thread.start()
         return self
 
@@ -88,17 +88,17 @@ class Directory:
 
     @property
     def revision(self) -> int:
-        """Revision up to which all changes are seen; 0 before the first listing."""
+        """Revision up to which all changes have been seen; 0 before the first listing."""
         return self._snapshot[1]
 
     @property
     def state(self) -> object:
-        """Return an object that is replaced whenever the snapshot changes, or this copy is over."""
+        """Return an object that is replaced whenever the snapshot changes, or when this copy stops following etcd."""
         return self._snapshot
 
     @property
     def trouble(self) -> str:
-        """Why the last request to etcd failed. Empty if it succeeded."""
+        """Reason why the last request to etcd failed. Empty if it succeeded."""
         return self._trouble
 
     def require_followed(self) -> None:
@@ -137,7 +137,7 @@ class Directory:
     def wait_until(self, predicate: Callable[[Directory], Result | None], timeout_s: float) -> Result | None:
         """Return the first result of ``predicate`` that is not None, evaluated now and after each change.
 
-        None after ``timeout_s``, or if the directory is closed.
+        Returns None after ``timeout_s``, or if the directory is closed.
         """
         deadline = self._clock.now() + timeout_s
         while True:
@@ -151,7 +151,7 @@ class Directory:
                     self._condition.wait(left_s)
 
     def catch_up(self, key: str, timeout_s: float) -> bool:
-        """Read a key from etcd, and wait until this copy is as new. False if that takes longer than ``timeout_s``.
+        """Read a key from etcd, then wait until this copy is at least as new. False after ``timeout_s``.
 
         Raises:
             UnavailableError: etcd is unreachable.

@@ -3,16 +3,16 @@
 Rules:
 
 * The key's create_revision is its holder's *generation*. Every write under the key is a transaction that is rejected
-  unless the key still has this create_revision. That, not the lease, is what makes a deposed holder harmless.
-* ``domain.tenure`` decides when to renew the key and when it counts as lost, by a clock that also advances while the
+  unless the key still has this create_revision. This check, not the lease, makes a deposed holder harmless.
+* ``domain.tenure`` decides when to renew the key and when it counts as lost, using a clock that also advances while the
   process or its machine is frozen.
-* A process that takes long to start first requests a longer time to live, and the usual one when it is ready
-  (``hold_for``): the key moves to another lease and keeps its create_revision. Otherwise a busy machine could keep a
-  process from renewing for seconds, and its restart would make the machine busier.
-* A process that wants a lost key back claims it again and gets another generation.
+* A process that takes long to start requests a longer time to live at first, and the usual one when it is ready
+  (``hold_for``): the key moves to another lease and keeps its create_revision. Otherwise, a busy machine could prevent
+  a process from renewing for seconds, and its restart would make the machine busier.
+* A process that needs a lost key again has to claim it again, and gets a new generation.
 * Renewal has its own thread and holds no lock while it waits for etcd.
 
-Not guaranteed: another process may hold the key at the moment at which ``is_held`` is read; only ``write`` knows.
+Not guaranteed: that no other process holds the key while ``is_held`` is True; only ``write`` can tell.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class HeldKey:
         self._coordinator = coordinator
         self._clock = clock
         self._lease = lease
-        #: Time to live to change to, or None.
+        #: Requested time to live, or None.
         self._target_ttl_s: float | None = None
         #: Leases that the key may have been moved to, by id.
         self._tried: dict[int, Lease] = {}
@@ -140,7 +140,7 @@ class HeldKey:
         *,
         stop: threading.Event,
     ) -> HeldKey | None:
-        """Wait until ``key`` is free and claim it, despite outages of etcd. None if ``stop`` was set first."""
+        """Wait until ``key`` is free, and claim it. Retries during outages of etcd. None if ``stop`` was set first."""
         has_warned = False
         while not stop.is_set():
             try:
@@ -157,12 +157,12 @@ class HeldKey:
     @property
     def is_held(self) -> bool:
         """True if this process may still act under the key. Once False, it stays False."""
-        # Without the lock: pservers ask for each message, and one field of the tenure changes at a time.
+        # Read without the lock, because pservers check it for each message, and only one field changes at a time.
         return self._tenure.left_s(self._clock.now()) > 0
 
     @property
     def lost_because(self) -> str:
-        """Why the key is lost or was released. Empty while it is held."""
+        """Reason why the key was lost or released. Empty while it is held."""
         now = self._clock.now()
         with self._lock:
             self._tenure.left_s(now)
@@ -225,7 +225,7 @@ class HeldKey:
         self._target_ttl_s = ttl_s
 
     def release(self) -> None:
-        """Stop renewing and end the lease, so that others notice immediately. May be called again, or after a loss."""
+        """Stop renewing and end the lease, so that others notice at once. May be called again, or after a loss."""
         self._is_released = True
         self._lose(f"{self.key} was released")
         if threading.current_thread() is not self._thread:
@@ -320,7 +320,7 @@ def _claimed_after_all(coordinator: Coordinator, key: str, lease_id: int) -> int
 
 
 def _wait_until_free(coordinator: Coordinator, key: str, stop: threading.Event) -> None:
-    """Return when ``key`` is absent, or probably is, or ``stop`` is set.
+    """Return when ``key`` is absent or may be absent, or when ``stop`` is set.
 
     Raises:
         UnavailableError: etcd is unreachable.

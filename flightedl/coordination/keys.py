@@ -44,9 +44,9 @@ class JobKeys:
         self.trainers = f"{prefix}trainers/"
         #: The declaration: parameters, dataset, mode.
         self.job = f"{prefix}job"
-        #: The trainer that initializes the parameters, and whether it has done so.
+        #: The trainer that initializes the parameters, and True once it has done so.
         self.init_params = f"{prefix}init_params"
-        #: Prefix of names that exactly one trainer gets.
+        #: Prefix of the names that exactly one trainer can claim.
         self.once = f"{prefix}once/"
         #: The newest complete checkpoint.
         self.checkpoint_latest = f"{prefix}checkpoint/latest"
@@ -56,7 +56,7 @@ class JobKeys:
         self.task_failures = f"{state}task_failures"
         #: Prefix of the files that joined a followed dataset.
         self.arrivals = f"{state}arrivals/"
-        #: A ``StopRecord``, written when a trainer ends the job before all of its data has been trained.
+        #: A ``StopRecord``, written when a trainer ends the job before all of its data has been trained on.
         self.stopped = f"{state}stopped"
         #: A ``GroupRecord``: the current start of the group of ranks that receives the data.
         self.group = f"{state}group"
@@ -102,7 +102,7 @@ class JobKeys:
         return text if text and text != key else None
 
     def arrival(self, number: int) -> str:
-        """Key of an ``ArrivalRecord``, written once, together with the queue that has its tasks."""
+        """Key of an ``ArrivalRecord``, written once, together with the queue that contains its tasks."""
         return f"{self.arrivals}{number:08d}"
 
     def save(self, url: str) -> str:

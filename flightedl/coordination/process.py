@@ -1,8 +1,8 @@
-"""Common part of master and pserver processes: settings, shutdown, the record with the process's address.
+"""Common part of master and pserver processes: settings, shutdown, and the record with the process's address.
 
-A process ends for the first of these reasons: a signal (exit code 0), a lost lease (75: start me again), a job that
-cannot continue, or an etcd that has gone back (3). A ``FlightedlError`` that reaches ``run_server`` becomes one
-sentence and an exit code.
+A process ends for the first of these reasons: a signal (exit code 0), a lost lease (75: restart it), a job that cannot
+continue, or an etcd that has gone back (3). A ``FlightedlError`` that reaches ``run_server`` becomes a sentence and an
+exit code.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Settings = TypeVar("Settings", bound=ServerSettings)
 
 
 class ServerProcess(abc.ABC, Generic[Settings]):
-    """One server process. Subclasses implement its work between start and end."""
+    """A server process. Subclasses implement its work between start and end."""
 
-    #: Name of its kind, for people.
+    #: Readable name of the kind of process.
     role: ClassVar[str]
 
     def __init__(self, chosen: Settings) -> None:
@@ -69,7 +69,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         self._measured: PrometheusInstruments | None = None
 
     def end(self, exit_code: int, reason: str) -> None:
-        """Request the end of the process. The first reason counts."""
+        """Request the end of the process. The first reason is kept."""
         if not self._stop.is_set():
             self._exit_code, self._reason = exit_code, reason
             self._stop.set()

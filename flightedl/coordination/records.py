@@ -1,6 +1,6 @@
 """Values of the keys that identify processes, and of the key that names the job's life.
 
-They are JSON; unknown fields are ignored, so that processes of a newer version may join. The reader of a pserver's or
+They are JSON; unknown fields are ignored, so that processes with a newer version may join. The reader of a pserver's or
 trainer's entry sets ``generation`` to the create_revision of its key. The master's address contains the generation of
 the lock, which is another key.
 """

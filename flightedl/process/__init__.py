@@ -1,12 +1,12 @@
 """Support for processes of any role. Each module documents its benefit and its cost.
 
 * ``tuning``: settings of allocator, gRPC and scheduler that make Flight fast
-* ``importing``: faster start by imports without garbage collection; missing optional packages
-* ``background``: work on its own thread whose end is always reported
+* ``importing``: faster startup through imports without garbage collection; missing optional packages
+* ``background``: work on a separate thread whose end is always reported
 * ``fork_guard``: a clear error instead of a deadlock after a fork
-* ``ending``: the end of a process without interpreter steps that gRPC's threads can block forever
+* ``ending``: ending a process without the interpreter's steps that gRPC's threads can block forever
 * ``socket_abort``: immediate end of connections to a dead server
-* ``free_memory``, ``startup_memory``: returning memory of large messages, and of the start, to the system
+* ``free_memory``, ``startup_memory``: returning memory to the system after large messages and after startup
 * ``shared_memory``, ``fence``: unnamed memory mapped by two processes of a host; the order of their accesses
 * ``host``, ``stacks``: facts about the process and its machine; stacks of its threads
 * ``tracing``: spans of steps, tasks, checkpoints and recoveries, across processes

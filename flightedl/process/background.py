@@ -1,4 +1,4 @@
-"""Work on its own thread whose end is always reported."""
+"""Work on a separate thread whose end is always reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """One piece of work, which starts immediately.
+    """A piece of work. It starts immediately.
 
     An error that is not a FlightedlError is logged and becomes an InternalError.
 

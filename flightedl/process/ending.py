@@ -1,7 +1,7 @@
-"""The end of a process, without the interpreter's last steps.
+"""Ending a process without the interpreter's final steps.
 
 These steps stop gRPC's threads, and threads that compile or load, at arbitrary points. A stopped thread that holds a
-lock would block the process forever. Any other may crash it, and the crash would be reported although nothing was lost.
+lock would block the process forever. Any other may crash it, and a crash would be reported although nothing was lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NoReturn
 
 
 def code_of(ended: SystemExit) -> int:
-    """Return the exit code of ``sys.exit`` like the interpreter. Print its argument if it is not a number."""
+    """Return the exit code for a ``sys.exit``, as the interpreter does. Print its argument if it is not a number."""
     if ended.code is None:
         return 0
     if isinstance(ended.code, int):

@@ -1,11 +1,11 @@
 """Memory fences for two processes that map the same memory: accesses before a fence stay before it.
 
-Processors reorder the reads and writes of a thread. x86 keeps reads in order among reads, writes among writes, and
-never moves a write before a read. This suffices here, so the fence for x86 does nothing. Other processors, such as ARM,
-need an instruction that Python does not provide. llvmlite, which comes with numba, compiles it. This takes 66 MiB and
-some tenths of a second, which trainers on x86 save.
+Processors reorder the reads and writes of a thread. x86 never reorders two reads or two writes, and never moves a write
+before an earlier read. This suffices here, so the fence for x86 does nothing. Other processors, such as ARM, need an
+instruction that Python does not provide. llvmlite, which comes with numba, compiles it. This takes 66 MiB and several
+tenths of a second, which trainers on x86 avoid.
 
-A message and the writes before it need no fence: sockets have locks, which are fences.
+No fence is needed between writes and a message that follows them: sockets use locks, which act as fences.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def memory_fence() -> Fence:
 
 @functools.cache
 def compiled_fence() -> Fence:
-    """Return a function with this processor's fence. Raises UnavailableError if this system cannot compile."""
+    """Return a function with this processor's fence. Raises UnavailableError if it cannot be compiled here."""
     try:
         import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
@@ -46,7 +46,7 @@ def compiled_fence() -> Fence:
         call = ctypes.CFUNCTYPE(None)(engine.get_function_address("fence"))
     except (ImportError, OSError, RuntimeError) as error:
         raise UnavailableError(f"there is no memory fence on this system: {str(error)[:160]}") from None
-    # The engine owns the machine code.
+    # Keep the engine alive, because it owns the machine code.
     return functools.partial(_call, call, engine)
 
 

@@ -1,11 +1,11 @@
-"""Prevents the use of Flight in a forked child, which lacks gRPC's threads, so that the first call would hang forever.
+"""Prevents the use of Flight in a forked child. The child lacks gRPC's threads, so its first call would hang forever.
 
 A process that created a server or a client must start children with the *spawn* method. The guard cannot prevent a
 fork, and it cannot repair the parent; it turns the child's silent hang into a clear error. Children of ``subprocess``
 are not affected, because they immediately execute another program.
 
-A child that was forked nevertheless must not run the destructors of inherited servers and clients, nor pyarrow's
-finalizers of servers at exit, which would hang, too. The guard keeps a reference to each and detaches the finalizers.
+Destructors of inherited servers and clients, and pyarrow's finalizers for servers, would also hang in a forked child.
+So the guard keeps a reference to each object and detaches the finalizers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Returns freed memory to the system, which the tuned allocator would keep (``tuning``).
+"""Returns freed memory to the system. The tuned allocator would keep it (see ``tuning``).
 
-A complete request is in memory, several times over, before a server can check its sender and its length; gRPC has no
+A server holds several copies of a complete request in memory before it can check the sender and the length; gRPC has no
 limit that Python could set. An unauthorized message of 100 MB, although rejected, would enlarge a server permanently by
-350 MB. Memory kept for the job's messages is returned as well, and is allocated again for the next messages.
+350 MB. Memory that was kept for the job's own messages is returned, too, and is allocated again for the next messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def give_back(kept_bytes: int) -> bool:
-    """Return freed memory to the system if it exceeds ``kept_bytes``. False if it does not, or without glibc."""
+    """Return freed memory to the system if it exceeds ``kept_bytes``. False if it does not, or there is no glibc."""
     try:
         library = ctypes.CDLL(None)
         mallinfo, trim = library.mallinfo2, library.malloc_trim
@@ -39,5 +39,5 @@ def give_back(kept_bytes: int) -> bool:
         return False
     mallinfo.restype = _Mallinfo
     trim.argtypes = (ctypes.c_size_t,)
-    # Both hold the allocator's lock, not the interpreter's.
+    # Both calls hold the allocator's lock, but not the GIL.
     return bool(mallinfo().fordblks > kept_bytes and trim(0))

@@ -1,15 +1,15 @@
 """Answers to a cluster's probes of a server.
 
-There are three probes, because they have different answers and different consequences:
+There are three probes, with different answers and different consequences:
 
-* ``/started``: has the server started? Until then the cluster does not send the other two.
-* ``/live``: is the main loop running? A loop that has been stuck for ``STANDS_STILL_S`` will not recover, and only
-  another process helps. A process that waits for others (a lock, etcd, loading a checkpoint) is alive, however long
-  that takes.
-* ``/ready``: may the next server be replaced? No while this one builds, loads or ends. The answer routes no traffic:
-  the members of a job find each other through etcd.
+* ``/started``: has the server started? Until then the cluster does not send the other two probes.
+* ``/live``: is the main loop running? A loop that has been stuck for ``STANDS_STILL_S`` will not recover, so the
+  process has to be replaced. A process that waits for others (a lock, etcd, loading a checkpoint) is alive, however
+  long that takes.
+* ``/ready``: may the next server be replaced? Not while this one is building, loading or ending. The answer does not
+  route traffic: the members of a job find each other through etcd.
 
-The answers are 200 or 503 with one sentence, which names only the reason for waiting. They need no certificate,
+The answers are 200 or 503 with one sentence, which states only the reason for waiting. Probes need no certificate,
 because a kubelet has none.
 """
 
@@ -32,7 +32,7 @@ class Condition(NamedTuple):
     is_ready: bool
     #: Current activity, for people.
     doing: str
-    #: Time of its main loop's last beat. None while it waits for others, which may take any time.
+    #: Time of the main loop's last beat. None while the process waits for others, which may take any time.
     beat_at: float | None
 
 
@@ -67,6 +67,6 @@ class Health:
         return (200 if answers[path] else 503), doing
 
     def page(self, asked: Asked) -> Answer:
-        """Answer a request of a page."""
+        """Answer a request for a page."""
         status, doing = self.answer(asked.path)
         return Answer(f"{doing}\n".encode(), status=status)

@@ -1,6 +1,6 @@
 """Facts about this process and its machine, for the job's operators.
 
-Read from the kernel, so that no further library is needed; takes about 50 microseconds.
+They are read from the kernel, so no additional library is needed. Reading takes about 50 microseconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _cores() -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the resident bytes, or their maximum so far if the system does not report the current number."""
+    """Return the resident bytes, or the peak so far if the system does not report the current number."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):

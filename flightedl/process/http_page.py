@@ -2,7 +2,7 @@
 
 It withstands hostile clients: the number of concurrent requests is limited, idle connections are closed, and
 connections beyond the limits are rejected. With certificates it answers only members. Streams, which last until their
-readers leave, have a lower limit, so that readers of a page never displace a probe or Prometheus.
+readers disconnect, have a lower limit, so that readers of a page never displace a probe or Prometheus.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STREAMS_LIMIT = 8
 _SILENCE_S = 2.0
 #: Maximum seconds that closing takes.
 _POLL_S = 0.1
-#: Seconds between attempts to open a port that is taken.
+#: Seconds between attempts to open a port that is in use.
 _AGAIN_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ class Asked(NamedTuple):
     """A request."""
 
     path: str
-    #: Formats accepted by the reader, according to its header.
+    #: Formats that the reader accepts, according to its request header.
     accept: str
-    #: Set when the server closes, which ends streams.
+    #: Set when the server closes, to end streams.
     closing: threading.Event
 
 
@@ -58,7 +58,7 @@ Handler = Callable[[Asked], Answer]
 
 
 class HttpPage:
-    """Answers on a port until it is closed.
+    """Answers requests on a port until it is closed.
 
     Args:
         name: Its name, for errors.
@@ -142,8 +142,8 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _RequestHandler)
 
     def server_bind(self) -> None:
-        """Bind without the standard library's look-up of the host's name, which can take seconds."""
-        # The port can be bound although the kernel still remembers connections of a predecessor.
+        """Bind without the standard library's lookup of the host name, which can take seconds."""
+        # The port can be bound even while the kernel still remembers a predecessor's connections.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -162,7 +162,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Perform the handshake in the request's thread, so that a slow one delays no other request."""
+        """Perform the handshake in the request's thread, so that a slow handshake delays no other request."""
         if self._context is None:
             super().finish_request(request, client_address)
             return
@@ -182,7 +182,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    #: Seconds of silence that end a connection.
+    #: Seconds of silence after which a connection is closed.
     timeout = _SILENCE_S
     server: _Server
 
@@ -205,7 +205,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.send_error(503, "too many readers")
 
     def _is_for_this_host(self) -> bool:
-        """True unless a browser on this machine was sent here under the name of another site (DNS rebinding)."""
+        """True unless a browser on this machine was directed here under another site's name (DNS rebinding)."""
         named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         address = str(self.server.server_address[0])
         return not _is_loopback(address) or named in {None, "localhost"} or _is_loopback(str(named))

@@ -1,7 +1,7 @@
 """Imports without garbage collection, and missing optional packages.
 
-Garbage collection would take a sixth of a process's start: during imports, the collector inspects more and more objects
-and finds none to free, because modules live as long as the process.
+Garbage collection would take a sixth of a process's startup time: during imports, the collector inspects more and more
+objects and finds none to free, because modules live as long as the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flightedl.errors import UsageError
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Disable automatic collection inside the block."""
+    """Disable automatic garbage collection inside the block."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -47,7 +47,7 @@ def require(module: str, purpose: str, extra: str) -> None:
 def install_command(extra: str) -> str:
     """Return the command that installs the packages of an extra, by their own names.
 
-    It works for a clone as well as for an installed wheel: pip knows flightedl itself only if it is installed.
+    It works for a clone as well as for an installed wheel: pip knows flightedl's extras only if it is installed.
     """
     return f"pip install {shlex.join(_packages(extra))}"
 

@@ -12,13 +12,13 @@ import logging
 import re
 from typing import Any
 
-#: A placeholder in a text, and the name before it, if it has one.
+#: A placeholder in a message, and the name before it, if any.
 _PLACE = re.compile(r"(?:(\w+)=)?%(?:[-+ #0]*\d*(?:\.\d+)?)([a-zA-Z%])")
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one object: time, level, logger, message, the values named in it, and an error."""
+    """Formats a record as one object: time, level, logger, message, the values named in the message, and any error."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = dt.datetime.fromtimestamp(record.created, dt.UTC)

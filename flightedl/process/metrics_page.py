@@ -1,6 +1,6 @@
 """Prometheus page of a server: metrics read on request, and metrics collected while it works.
 
-Metrics read on request are gauges, or counters that the process keeps anyway. Collected metrics are in the registry
+Metrics read on request are gauges, or counters that the process maintains anyway. Collected metrics are in the registry
 passed to the page (see ``ports.Instruments``).
 """
 
@@ -56,7 +56,7 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def page(self, asked: Asked) -> Answer:
-        """Return the page in a format that the reader accepts."""
+        """Return the page in one of the formats that the reader accepts."""
         encode, content_type = choose_encoder(asked.accept)
         return Answer(encode(self._registry), content_type)
 

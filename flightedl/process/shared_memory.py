@@ -1,13 +1,13 @@
 """Unnamed memory mapped by two processes of a host: a memfd whose descriptor is sent over a Unix socket.
 
-The memory is freed when both processes are gone, however they ended, and no limit of /dev/shm applies. Its owner
+The memory is freed when both processes have ended, however they ended, and /dev/shm's limit does not apply. Its owner
 writes; the other process can only map it read-only. It is sealed against shrinking, which would kill a reader by
 SIGBUS. Therefore a received descriptor is checked before it is mapped: its seals, its size, and its file system, which
 must be that of memfds (pages of other files, such as huge pages that were never reserved, may be missing).
 
 The memory begins with the nonce of its stream, which proves to both sides that they map the memory of their Flight
-peer. Two words of the owner follow: the number of the peer's messages that the owner has consumed, and a flag that
-revokes what the owner has lent. Reads and writes before and after these words keep their order (``fence``).
+peer. Two words of the owner follow: the number of the peer's messages that the owner has consumed, and a flag with
+which the owner revokes memory that it has lent. Accesses are ordered relative to those of these words (``fence``).
 
 Linux only. On other systems values travel over TCP.
 """
@@ -47,10 +47,9 @@ _NETWORK = Path("/proc/self/ns/net")
 
 @functools.cache
 def host_mark() -> str:
-    """Return a text that is equal in two processes that can share memory; empty if this one cannot.
+    """Return a string that is equal in processes that can share memory; empty if this process cannot.
 
-    If it is equal, both run as the same user and can connect by sockets without a file name. It proves nothing: a peer
-    that sends it still has to send a descriptor.
+    If equal, both run as the same user and can connect through abstract sockets. A peer still has to send a descriptor.
     """
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return ""
@@ -78,7 +77,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, nonce: bytes, size_bytes: int = SIZE_BYTES, name: str = _NAME) -> Self:
-        """Allocate memory of this process, named in /proc. Raises UnavailableError if the system provides none."""
+        """Allocate memory of this process, with a name for /proc. Raises UnavailableError if that is impossible."""
         try:
             descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
@@ -97,7 +96,7 @@ class SharedMemory:
 
     @classmethod
     def received(cls, descriptor: int, nonce: bytes | None) -> Self:
-        """Map another process's memory by the descriptor it sent. Always closes the descriptor.
+        """Map another process's memory using the descriptor it sent. Always closes the descriptor.
 
         Args:
             descriptor: The received descriptor.
@@ -131,7 +130,7 @@ class SharedMemory:
         return cls(-1, mapping, nonce or b"")
 
     def descriptor(self) -> int:
-        """Return the descriptor to send to the other process; only for own memory, before ``sent``."""
+        """Return the descriptor to send to the other process. Call it only for own memory, before ``sent``."""
         found: int = self.__dict__.get("_descriptor", -1)
         return found
 
@@ -158,18 +157,18 @@ class SharedMemory:
 
     @property
     def is_over(self) -> bool:
-        """True if the owner has revoked what it lent in addition: data read until now may have changed."""
+        """True if the owner has revoked memory lent in addition: data read from it until now may have changed."""
         self._fence()
         return bool(self._over[0])
 
     def end(self) -> None:
-        """Revoke what was lent, before any of it changes."""
+        """Revoke the lent memory before any of it changes."""
         self._over[0] = 1
         self._fence()
 
 
 def _prefer_huge_pages(mapping: mmap.mmap) -> None:
-    # An optimization; not every kernel supports it for shared memory.
+    # This is an optimization; not every kernel supports it for shared memory.
     with contextlib.suppress(OSError, AttributeError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 

@@ -1,7 +1,7 @@
 """Ends the connections of peers that neither send nor read.
 
-A Flight handler cannot leave a read that never returns; only the *client's* deadline would end it. So the server shuts
-the peer's socket down itself, which it finds among its own descriptors by the two port numbers. The handler's read then
+A Flight handler cannot leave a read that never returns; only the *client's* deadline would end it. So the server itself
+shuts down the peer's socket, which it finds among its own descriptors by the two port numbers. The handler's read then
 fails like any other broken stream. All calls on that connection end; their clients see a broken connection and retry.
 
 A client does the same to a server that was replaced and may be frozen: it ends its calls by shutting down the sockets
@@ -41,7 +41,7 @@ def abort_connections(local_port: int, remote_port: int | None = None) -> int:
     """
 
     def matches(connection: socket.socket) -> bool:
-        # The listening socket has no peer, which raises OSError, like a connection that is closed already.
+        # A listening socket has no peer and raises OSError, as does a connection that is already closed.
         peer_port = connection.getpeername()[1]
         return connection.getsockname()[1] == local_port and remote_port in {None, peer_port}
 
@@ -65,7 +65,7 @@ def abort_calls_to(address: str) -> int:
 
 
 def leave(address: str) -> None:
-    """Call ``abort_calls_to`` without waiting for a host name look-up, which may take long if the host is dead."""
+    """Call ``abort_calls_to`` without waiting for a host name lookup, which may take long if the host is dead."""
     try:
         ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
     except ValueError:

@@ -16,7 +16,7 @@ _THREADS_LIMIT = 60
 
 
 def stacks() -> str:
-    """Return each thread with its calls, the innermost last. The calling thread is the last one."""
+    """Return each thread with its calls, innermost call last. The calling thread comes last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     found = sys._current_frames()  # noqa: SLF001 - documented, for exactly this

@@ -1,10 +1,9 @@
-"""Returns memory of library code that only runs at startup: the compiler's, and half of Arrow's and gRPC's.
+"""Returns memory used by library code that runs only at startup: the compiler, and half of Arrow and gRPC.
 
-This is about 90 MB of a pserver. The pages of a library's code are those of its file: dropped pages are loaded again
-when they are executed, so a kernel may still be compiled later. Linux keeps dropped pages in its cache while there is
-room. Only mappings without any written page (written here, or in the parent before a fork) are dropped, and only of
-libraries that are completely loaded: a library that is being loaded is mapped before it is written. Without ``/proc``
-nothing is done.
+This saves about 90 MB per pserver. Pages of library code are backed by the library's file: dropped pages are loaded
+again when they are executed, so a kernel may still be compiled later. Linux keeps dropped pages in its cache while
+there is room. Only mappings without any written page (written here, or in the parent before a fork) are dropped, and
+only of libraries that are completely loaded: a library is mapped before it is written. Does nothing without ``/proc``.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from pathlib import Path
 
 _LIBRARIES = ("libllvmlite", "libarrow", "libparquet", "cygrpc")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*/(?:" + "|".join(_LIBRARIES) + r")[^/]*")
-#: Fields of proc_pid_smaps(5) about pages that differ from the file, in its order. After a fork dirty pages are shared
-#: with the parent, so ``Private_Dirty`` does not count them.
+#: Fields of proc_pid_smaps(5) that count pages that differ from the file, in that page's order. After a fork, dirty
+#: pages are shared with the parent, so ``Private_Dirty`` does not count them.
 _WRITTEN = ("Shared_Dirty:", "Private_Dirty:", "Anonymous:", "Swap:")
 #: From sys/mman.h.
 _MADV_DONTNEED = 4

@@ -3,8 +3,8 @@
 As with logging, one tracer serves the whole process, so that it need not be passed around. Without a tracer, a span
 costs a function call and a comparison, and nothing is sent with requests.
 
-A request to another process carries its span as W3C's ``traceparent``: in a header of the Flight call, or in the
-message itself on a stream that stays open between requests.
+A request to another process carries its span as a W3C ``traceparent``: in a header of the Flight call or, on a stream
+that stays open between requests, in the message itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 Result = TypeVar("Result")
 Attribute = str | int | float
 
-#: The header of W3C's Trace Context.
+#: Header defined by W3C's Trace Context.
 HEADER = "traceparent"
 #: Frequent requests that are not traced.
 _QUIET = frozenset({"status", "log", "events", "stacks"})
@@ -49,7 +49,7 @@ class Tracer(Protocol):
         ...
 
     def over(self, name: str, key: int) -> None:
-        """End the lasting span of this key. A call of ``lasting`` with another key ends it, too."""
+        """End this key's lasting span. Calling ``lasting`` with another key also ends it."""
         ...
 
     def bound(self, work: Callable[[], Result]) -> Callable[[], Result]:

@@ -1,25 +1,25 @@
 """Settings that make Flight fast, for processes whose launcher did not start them with these settings.
 
-Three things are set, all measured (64 MB push and pull on loopback: 0.48 -> 0.71 of the reference, normal scheduler):
+There are three settings. Together they raise a 64 MB push and pull on loopback from 0.48 to 0.71 of the reference:
 
 * glibc's allocator keeps freed memory up to 1 GiB instead of returning every received buffer to the kernel and faulting
   it in again. ``mallopt`` sets this in a running process, for all threads. All threads share one arena: with 8
   trainers, the threads of a pserver would otherwise keep 300 MB more.
 * gRPC's experiments for bigger TCP frames. gRPC reads the variable once, on first use, so it must be in the environment
   before pyarrow.flight is imported: :mod:`flightedl.rpc.arrow_flight` ensures that.
-* One more experiment, only for Flight's clients: their threads wait for their sockets themselves, as before gRPC's
-  *event engine*, instead of being woken by another thread for each piece of a message (12 % less time). grpcio, the
-  client of etcd, has its own gRPC that reads the same variable and must not use this experiment: calls that etcd
-  aborts would have an unknown outcome. So it is in the environment only while pyarrow's gRPC reads it.
+* One more experiment, only for Flight's clients: their threads themselves wait for their sockets, as they did before
+  gRPC's *event engine*, instead of being woken by another thread for each piece of a message (12 % less time). grpcio,
+  used by the etcd client, has its own gRPC, which reads the same variable but must not use this experiment: calls that
+  etcd aborts would have an unknown outcome. So it is in the environment only while pyarrow's gRPC reads it.
 
-glibc reads the setting for big copies (``tuned_environment``) before the program begins, so only processes started with
-it have it.
+glibc reads the setting for large copies (``tuned_environment``) at program start, so it affects only processes started
+with it.
 
 A server does not load some libraries at all (``leave_out_pandas_and_scipy``), a trainer loads them only on demand
 (``defer_pandas``), and a pserver does not preempt running threads (``avoid_preemption``).
 
 Variables already in the environment are never overridden. Without glibc (macOS, musl) the allocator is not changed. The
-price is memory: a process returns only free heap beyond 1 GiB.
+cost is memory: a process returns only free heap in excess of 1 GiB.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def apply() -> tuple[bool, bool]:
 
 
 def allow_many_connections(wanted: int = 65_536) -> int:
-    """Raise the limit of open files and sockets as far as the system allows, and return the limit.
+    """Raise the limit on open files and sockets as far as the system allows, and return the new limit.
 
-    The usual 1,024 are too few for a server: each trainer has two connections, and unauthorized clients may open some.
+    The usual limit of 1,024 is too low for a server: each trainer has two connections, and unauthorized clients may
+    open some.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     may = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -82,8 +83,8 @@ class _LeftOut(MetaPathFinder):
 def leave_out_pandas_and_scipy() -> bool:
     """Keep pyarrow from loading pandas and numba from loading scipy, if these are installed.
 
-    pandas takes half a second of a server's start, and 30 MB; scipy takes 15 MB. Only for processes that use neither.
-    Call it before pyarrow creates an array. False if one of them is already loaded.
+    pandas takes half a second of a server's start, and 30 MB; scipy takes 15 MB. Use it only in processes that need
+    neither, before pyarrow creates an array. Returns False if one is already loaded.
     """
     if any(name in sys.modules for name in _HEAVY):
         return False
@@ -126,16 +127,15 @@ class _Telling(Loader):
         self._loader.exec_module(module)
         from pyarrow import lib
 
-        # This access must succeed, so pyarrow discards its knowledge that pandas was missing.
+        # This access must succeed; pyarrow then forgets that pandas was missing.
         _ = lib._pandas_api.pd  # noqa: SLF001 - pyarrow has no other word for it
 
 
 def defer_pandas() -> bool:
     """Keep pyarrow from importing pandas until the program itself imports it, or requests a data frame.
 
-    pyarrow imports pandas with the first array that it creates or reads, to check if the data comes from pandas. This
-    is impossible before the program has imported pandas, so half a second of a trainer's start is saved. False if
-    pandas is already loaded.
+    pyarrow imports pandas with the first array that it creates or reads, to check if the data comes from pandas. It
+    cannot before the program imports pandas, so trainers start half a second faster. False if pandas is already loaded.
     """
     if "pandas" in sys.modules:
         return False
@@ -156,9 +156,8 @@ def avoid_preemption() -> bool:
     """Ask Linux not to preempt a running thread when a thread of this process wakes up (``SCHED_BATCH``).
 
     Otherwise a message that arrives would interrupt a thread that works on another message, whose data is in the cache.
-    Measured with 64 MB: 5 % less time for a step. Threads started later inherit the policy. A thread that wakes up
-    waits at most for a time slice of a busy processor, a few milliseconds: 5 % more time for a step if other processes
-    keep all processors busy.
+    With 64 MB, a step takes 5 % less time. Threads started later inherit the policy. A thread that wakes up waits for
+    at most one time slice, a few milliseconds. If other processes keep all processors busy, a step takes 5 % longer.
 
     Returns:
         False if this is not Linux, if it is not permitted, or if the process was given another policy.
@@ -173,7 +172,7 @@ def avoid_preemption() -> bool:
 
 
 def set_grpc_experiments() -> bool:
-    """Put gRPC's experiments into the environment. False if gRPC is already loaded without any."""
+    """Put gRPC's experiments into the environment. False if gRPC was already loaded without them."""
     if os.environ.get(GRPC_EXPERIMENTS):
         return True
     if "pyarrow._flight" in sys.modules:
