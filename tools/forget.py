@@ -24,7 +24,7 @@ def forget(job: str, etcd: str | None, yes: bool) -> None:
     with liveness_of(
         chosen, SystemClock(), lambda sentence: click.echo(f"flightedl: {sentence}", err=True)
     ) as liveness:
-        liveness.require_gone()
+        liveness.require_ended()
         known = former.former_job(liveness.coordinator, liveness.keys)
         if known is not None and known.finished_epochs is None and not yes:
             click.confirm(f"job {job} has not finished: delete its progress?", abort=True)

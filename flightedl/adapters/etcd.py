@@ -185,7 +185,7 @@ class EtcdCoordinator:
                 reply = method(connection)(request, timeout=max(deadline - self._clock.now(), 0.001))
             except grpc.RpcError as error:
                 if _is_trouble(error):
-                    self._turn_away(index, connection, is_stuck=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+                    self._switch_from(index, connection, is_stuck=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
                 if tries_left and _was_never_sent(error) and self._clock.now() < deadline:
                     continue
                 raise _meaning(error, self._endpoints[index], timeout_s, is_repeatable=is_repeatable) from None
@@ -203,7 +203,7 @@ class EtcdCoordinator:
                 self._connections[index] = _Connection(self._access, self._endpoints[index], self._timeout_s)
             return index, self._connections[index]
 
-    def _turn_away(self, index: int, connection: _Connection, *, is_stuck: bool) -> None:
+    def _switch_from(self, index: int, connection: _Connection, *, is_stuck: bool) -> None:
         now = self._clock.now()
         with self._lock:
             if index == self._current:

@@ -117,7 +117,7 @@ def write_slow_records(directory: Path, count: int, per_task: int) -> None:
             file.writelines(encode_records(records))
 
 
-def worth_of(records: int, per_task: int, batch_size: int, averaged: int) -> npt.NDArray[Any]:
+def addends_of(records: int, per_task: int, batch_size: int, averaged: int) -> npt.NDArray[Any]:
     """Return each record's addend, (n,): 1, or its share of the records that are averaged together with it."""
     worth = np.ones(records)
     if averaged:
@@ -304,7 +304,7 @@ def account(
     if MODES[chosen.mode].shows_shares(chosen.optimizer):
         # The clocks already check each share.
         counts = {name: np.ceil(counts[name] - _TOLERANCE**2) for name in counted(counts)}
-    worth = worth_of(chosen.records, chosen.per_task, chosen.batch_size, MODES[chosen.mode].averaged)
+    worth = addends_of(chosen.records, chosen.per_task, chosen.batch_size, MODES[chosen.mode].averaged)
     sentences += findings(counts, chosen.per_task, worth)
     wrong = []
     if chosen.optimizer == "sgd":

@@ -281,7 +281,7 @@ class LocalCluster:
         self.stop()
         if not self._programs.has_own_etcd:
             with looking() as liveness:
-                liveness.require_gone()
+                liveness.require_ended()
                 forget(liveness.coordinator, liveness.keys)
         self.start()
 

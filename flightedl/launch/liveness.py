@@ -90,7 +90,7 @@ class Liveness:
             if held is not None:
                 return held
 
-    def require_gone(self, held: HeldKey | None = None) -> None:
+    def require_ended(self, held: HeldKey | None = None) -> None:
         """Wait until the job has no process of any kind. ``held`` is the caller's own key.
 
         Raises:

@@ -62,7 +62,7 @@ def claim(
     require_startable(former, chosen.etcd, storage, resume=chosen.resume is not Resume.NEVER)
     if former is not None and former.is_over:
         # Its last checkpoint contains everything.
-        liveness.require_gone(held)
+        liveness.require_ended(held)
         if is_unwanted():
             return False
         forget(liveness.coordinator, liveness.keys)

@@ -12,7 +12,7 @@ import threading
 
 from flightedl.coordination.directory import Directory
 from flightedl.domain.master import events
-from flightedl.domain.master.effects import ControlCall, ControlRequest, Done, Effect, NothingToSay
+from flightedl.domain.master.effects import ControlCall, ControlRequest, Done, Effect, NoCallDue
 from flightedl.errors import FlightedlError, MessageError, NotReadyError
 from flightedl.master.state import JobState
 from flightedl.messages.base import decode, encode
@@ -134,7 +134,7 @@ class PserverLink:
         connection = self._connect(record.address, record.generation)
         while not self._is_stopping:
             call = self._next(record.generation)
-            if isinstance(call, NothingToSay):
+            if isinstance(call, NoCallDue):
                 if call.pause_s >= _STATUS_S or self.status is None:
                     self._ask_status(connection)
                 return call.pause_s
@@ -157,10 +157,10 @@ class PserverLink:
         self._asked_at = self._state.clock.now()
         self.status = decode(connection.action("status", b"", timeout_s=_QUICK_CALL_S), PserverStatusReply)
 
-    def _next(self, generation: int) -> ControlCall | NothingToSay:
+    def _next(self, generation: int) -> ControlCall | NoCallDue:
         found: list[Effect] = []
         self._state.apply(events.ControlAsked(self._index, generation), found.append)
-        (call,) = [each for each in found if isinstance(each, ControlCall | NothingToSay)]
+        (call,) = [each for each in found if isinstance(each, ControlCall | NoCallDue)]
         return call
 
     def _call(self, call: ControlCall, connection: Connection) -> events.Answered:

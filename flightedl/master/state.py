@@ -248,7 +248,7 @@ class JobState:
                     self._note(kind, who, text, *values, is_warning=is_warning)
                 case out.QueueNews(evaluation, news):
                     self._note_news(evaluation, news)
-                case out.ControlCall() | out.NothingToSay() if carry is not None:
+                case out.ControlCall() | out.NoCallDue() if carry is not None:
                     carry(effect)
                 case _:
                     self.carry(effect)

@@ -17,7 +17,7 @@ from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.ending import JobEnd
-from flightedl.domain.trainer.feed import ERROR_LENGTH, Feed, LookAgain
+from flightedl.domain.trainer.feed import ERROR_LENGTH, Feed, WaitForEvent
 from flightedl.domain.trainer.first_values import ElectionOfFirstValues, FollowedElection
 from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.readings import BatchLoop
@@ -130,7 +130,7 @@ _KINDS = (
         "feed",
         Feed,
         {"begin_ahead", "is_held"},
-        skips=lambda _, name, result: isinstance(result, LookAgain) or (name == "begin" and result is None),
+        skips=lambda _, name, result: isinstance(result, WaitForEvent) or (name == "begin" and result is None),
         gists={
             ("answered", "reply"): _without_chunks,
             ("failed", "error"): lambda error: error[:ERROR_LENGTH],

@@ -245,7 +245,7 @@ def test_all_tasks_are_read_again_after_a_new_registration(make: Make) -> None:
     for count, _ in enumerate(dataset):
         if count == 3:
             with master.changed:
-                master.queue.trainer_gone("a", 0.0)
+                master.queue.trainer_departed("a", 0.0)
                 master.generation = 2
             dataset.registered_again()
     assert sorted(set(listener.done)) == every_batch(2)

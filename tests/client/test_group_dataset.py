@@ -171,7 +171,7 @@ def test_a_loop_that_was_left_can_resume(ranks: Ranks) -> None:
     data = ranks.data()
     rounds = rounds_of([data], 5) + rounds_of([data])
     assert counted(rounds) == Counter(range(RECORDS))
-    with pytest.raises(UsageError, match="had all rounds of all epochs"):
+    with pytest.raises(UsageError, match="received all rounds of all epochs"):
         iter(data)
 
 
@@ -251,8 +251,8 @@ def _damaged(state: dict[str, str]) -> dict[str, str]:
     ("change", "more", "sentence"),
     [
         (_damaged, {}, "damaged or incomplete"),
-        (lambda _: {"model": 1}, {}, "load what data.state_dict"),
-        (lambda _: "text", {}, "load what data.state_dict"),
+        (lambda _: {"model": 1}, {}, "load the result of data.state_dict"),
+        (lambda _: "text", {}, "load the result of data.state_dict"),
         (dict, {"digest": "other"}, "belongs to other data"),
         (dict, {"seed": 6}, "belongs to seed=5, but the data is declared with seed=6"),
     ],

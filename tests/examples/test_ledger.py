@@ -12,6 +12,7 @@ from flightedl.examples.ledger import (
     MODES,
     PARAMETERS,
     account,
+    addends_of,
     balance,
     batches_of,
     clocks_are_right,
@@ -19,7 +20,6 @@ from flightedl.examples.ledger import (
     ids_of,
     weights_findings,
     wide_findings,
-    worth_of,
 )
 
 
@@ -115,10 +115,10 @@ def test_a_mean_is_counted_by_shares() -> None:
 
 
 def test_the_share_of_a_record_in_a_mean_is_computed() -> None:
-    assert worth_of(5, 3, 2, 0).tolist() == [1, 1, 1, 1, 1]
+    assert addends_of(5, 3, 2, 0).tolist() == [1, 1, 1, 1, 1]
     # Tasks of 7 and 2 records, batches of 2, pairs of them averaged: 2 + 2, 2 + 1, 2.
     parts = [2 / 4] * 4 + [2 / 3] * 2 + [1 / 3] + [1] * 2
-    assert worth_of(9, 7, 2, 2).tolist() == parts
+    assert addends_of(9, 7, 2, 2).tolist() == parts
     exact = {name: np.array([parts], np.float32) for name in PARAMETERS}
     assert balance(exact, parts) == (0, 0)
     exact["second"][0, 6] = 1

@@ -230,19 +230,19 @@ def test_waiting_trainers_and_pservers_do_not_prevent_a_new_master(world: World)
 def test_a_job_with_any_process_cannot_be_forgotten(world: World) -> None:
     world.leave_master()
     world.leave_trainer(ttl_s=9.0)
-    world.liveness().require_gone()
+    world.liveness().require_ended()
     assert 9 <= world.clock.passed_s < 10
     lease = world.leave_trainer()
     world.clock.others = lambda _: lease.renew()
     with pytest.raises(UsageError, match=r"job demo is running \(process 13 on far holds /flightedl/demo/trainers/t"):
-        world.liveness().require_gone()
+        world.liveness().require_ended()
 
 
 def test_an_own_claim_and_permanent_names_are_not_signs_of_life(world: World) -> None:
     world.etcd.transact([], [Put(KEYS.once + "save", b"t", world.etcd.grant(60.0).id)])
     held = world.liveness().claim_name(TTL_S)
     assert held is not None
-    world.liveness().require_gone(held)
+    world.liveness().require_ended(held)
     assert world.clock.passed_s == 0.0
     held.release()
 

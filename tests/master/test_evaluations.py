@@ -99,7 +99,7 @@ def test_pieces_of_a_dead_trainer_go_to_another() -> None:
     known = evaluations()
     found = begun(known)
     held = ask(found, "x", [], want=2)
-    known.trainer_gone("x", 0.0)
+    known.trainer_departed("x", 0.0)
     again = ask(found, "y", [], want=2)
     assert {a.position for a in again} == {a.position for a in held}
 

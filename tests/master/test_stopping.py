@@ -29,7 +29,7 @@ class Trainer:
         reports = [FinishedTask(epoch=a.epoch, position=a.position, attempt=a.attempt) for a in finished]
         self.held = [a for a in self.held if a not in finished]
         ticket = self.ticket(want, finished=reports)
-        lost = self.work.apply_reports(ticket, 0.0) + self.work.take_back_unbegun(ticket, 0.0)
+        lost = self.work.apply_reports(ticket, 0.0) + self.work.take_back_unstarted(ticket, 0.0)
         self.drop(lost)
         given, outcome, _ = self.work.hand_out(self.ticket(want), 0.0, 1)
         self.held += given
@@ -80,7 +80,7 @@ def test_a_trainer_that_dies_does_not_keep_a_stopped_job_open(work: Work) -> Non
     trainer = Trainer(work, "a")
     trainer.ask(2)
     work.queue.stop()
-    work.trainer_gone("a", 0.0)
+    work.trainer_departed("a", 0.0)
     assert work.queue.is_over
 
 

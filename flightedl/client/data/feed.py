@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Rest
+from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, Over, Rest, WaitForEvent
 from flightedl.messages.tasks import Assignment, TasksReply
 from flightedl.ports import Clock
 
@@ -182,7 +182,7 @@ class TaskFeed:
             with self._changed:
                 now = self._clock.now()
                 step = self._feed.next_step(now)
-                if isinstance(step, LookAgain):
+                if isinstance(step, WaitForEvent):
                     self._changed.wait(None if math.isinf(step.at) else step.at - now)
             if isinstance(step, Ask):
                 return step

@@ -32,7 +32,7 @@ last pserver has reported. Nor must all blocks be copied at the same round; a co
 and ``recovery="rollback"``.
 
 Pending tasks in the stored queue belong to trainers that are gone. A master that restores the queue takes them back:
-``for trainer in queue.holders(): queue.trainer_gone(trainer, now, is_graceful=True)``.
+``for trainer in queue.holders(): queue.trainer_departed(trainer, now, is_graceful=True)``.
 
 **After a crash of the master** its successor continues from ``encode``. The successor keeps the numbers and the
 pointer, and forgets an unfinished checkpoint, whose files remain until retention reaches their number. It continues the

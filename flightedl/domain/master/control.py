@@ -69,16 +69,16 @@ class PserverControl:
 
     def next_call(
         self, event: events.ControlAsked, members: Members | None, training: Training, plan_hash: str, now: float
-    ) -> out.ControlCall | out.NothingToSay:
+    ) -> out.ControlCall | out.NoCallDue:
         """Return the next call to a pserver's process, or the number of seconds to pause."""
         index, generation = event.index, event.generation
         pservers, revision = self._pservers, self._outbox.revision
         if members is None:
-            return out.NothingToSay(index, generation, _IDLE_S)
+            return out.NoCallDue(index, generation, _IDLE_S)
         if pservers.must_end(index, generation):
             reload = ReloadRequest(plan_hash=plan_hash, master_generation=self._generation)
             return out.ControlCall(index, generation, reload, pause_s=_POLL_S, revision=revision)
-        must_ask, audit = pservers.must_be_asked(index, generation)
+        must_ask, audit = pservers.must_be_audited(index, generation)
         pause_s = pservers.seconds_until_asked(index, now) if must_ask else _IDLE_S
         if must_ask and not pause_s:
             # Delay the next request whatever the answer is, so that other calls can be made in between.
@@ -93,7 +93,7 @@ class PserverControl:
             return out.ControlCall(index, generation, view, revision=revision)
         if order := self._checkpointing.order_for(index, generation, plan_hash):
             return out.ControlCall(index, generation, order, pause_s=_POLL_S, revision=revision)
-        return out.NothingToSay(index, generation, pause_s)
+        return out.NoCallDue(index, generation, pause_s)
 
     def answered(self, event: events.Answered, members: Members | None, training: Training, now: float) -> Consequences:
         index, generation = event.index, event.generation

@@ -234,7 +234,7 @@ class MasterCore:
         is_first = not self.leases.are_known
         gone, new = self.leases.seen(event.trainers, event.revision)
         for trainer, generation, is_alive in gone:
-            self._trainer_gone(trainer, is_alive=is_alive)
+            self._trainer_departed(trainer, is_alive=is_alive)
             self._groups.gone(trainer, generation)
         for trainer, generation in new.items():
             text = "trainer registered trainer=%s generation=%d"
@@ -257,11 +257,11 @@ class MasterCore:
             if self.members is not None:
                 self.members.pserver_up(index, generation)
 
-    def _trainer_gone(self, trainer: str, *, is_alive: bool) -> None:
+    def _trainer_departed(self, trainer: str, *, is_alive: bool) -> None:
         text = "trainer is gone trainer=%s is_alive=%s"
         self._outbox.note(out.Kind.TRAINER_GONE, trainer, text, trainer, is_alive)
-        self.training.trainer_gone(trainer, self._now, is_graceful=is_alive)
-        self.evaluations.trainer_gone(trainer, self._now, is_graceful=is_alive)
+        self.training.trainer_departed(trainer, self._now, is_graceful=is_alive)
+        self.evaluations.trainer_departed(trainer, self._now, is_graceful=is_alive)
         self._outbox.touch()
         if self.members is not None:
             self.members.leave(trainer)
@@ -484,7 +484,7 @@ class MasterCore:
             self.members.membership.note_round(ticket.trainer, ticket.round)
             self.training.asked(ticket)
             ticket, lost = self.pservers.without_lost_work(ticket)
-        lost = lost + work.apply_reports(ticket, self._now) + work.take_back_unbegun(ticket, self._now)
+        lost = lost + work.apply_reports(ticket, self._now) + work.take_back_unstarted(ticket, self._now)
         self.checkpointing.checkpoints.tasks_finished(len(work.take_finished()))
         if work.queue.revision != before:
             # Only reports can make tasks available to waiting trainers; assigning tasks cannot.

@@ -57,7 +57,7 @@ class ControlCall:
 
 
 @dataclass(frozen=True, slots=True)
-class NothingToSay:
+class NoCallDue:
     """No call to this pserver is due. Request the next one after ``pause_s`` seconds, or when woken."""
 
     index: int
@@ -142,7 +142,7 @@ class Note:
     is_warning: bool = False
 
 
-Effect = Answer | ControlCall | NothingToSay | WakePserver | DeleteElection | StoreWork | QueueNews | Note
+Effect = Answer | ControlCall | NoCallDue | WakePserver | DeleteElection | StoreWork | QueueNews | Note
 
 
 def pserver_named(index: int) -> str:

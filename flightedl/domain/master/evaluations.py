@@ -181,10 +181,10 @@ class Evaluations:
             failed = found.work.queue.counts().failed
             found.record, found.work = replace(found.record, queue="", is_done=True, failed=failed), None
 
-    def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
+    def trainer_departed(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
         for found in self._known.values():
             if found.work is not None:
-                found.work.trainer_gone(trainer, now, is_graceful=is_graceful)
+                found.work.trainer_departed(trainer, now, is_graceful=is_graceful)
                 self.settle(found)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Collection[str] = ()) -> bool:

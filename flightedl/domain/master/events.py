@@ -142,7 +142,7 @@ class EvaluationIndexed:
 
 @dataclass(frozen=True, slots=True)
 class ControlAsked:
-    """This process of a pserver can be called. The core responds with one ``ControlCall`` or ``NothingToSay``."""
+    """This process of a pserver can be called. The core responds with one ``ControlCall`` or ``NoCallDue``."""
 
     index: int
     generation: int

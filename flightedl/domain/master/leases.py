@@ -9,7 +9,7 @@ from flightedl.errors import NotReadyError, UnregisteredError
 from flightedl.messages.base import Sender
 
 
-class Gone(NamedTuple):
+class Ended(NamedTuple):
     """A trainer's registration that has ended."""
 
     trainer: str
@@ -28,11 +28,11 @@ class Leases:
         #: True if this master has read the leases since it started.
         self.are_known = False
 
-    def seen(self, trainers: Mapping[str, int], revision: int) -> tuple[list[Gone], dict[str, int]]:
+    def seen(self, trainers: Mapping[str, int], revision: int) -> tuple[list[Ended], dict[str, int]]:
         """Record the live leases. Return the registrations that have ended and the new registrations."""
         before, self.trainers, self._revision, self.are_known = self.trainers, trainers, revision, True
-        gone = [Gone(name, number, name in trainers) for name, number in before.items() if trainers.get(name) != number]
-        return gone, {name: number for name, number in trainers.items() if before.get(name) != number}
+        ended = [Ended(name, old, name in trainers) for name, old in before.items() if trainers.get(name) != old]
+        return ended, {name: number for name, number in trainers.items() if before.get(name) != number}
 
     def require(self, sender: Sender) -> None:
         """Require a trainer to have a live lease.

@@ -32,12 +32,12 @@ class PserverWarnings:
 
         A reply is None if the pserver is unreachable. ``trainers`` maps member ids to names.
         """
-        self._look_at_rounds(replies, trainers, outbox)
+        self._check_rounds(replies, trainers, outbox)
         for index, reply in enumerate(replies):
             if reply is not None:
-                self._look_at_refusals(index, reply, now, outbox)
+                self._check_refusals(index, reply, now, outbox)
 
-    def _look_at_rounds(
+    def _check_rounds(
         self, replies: Sequence[PserverStatusReply | None], trainers: Mapping[int, str], outbox: Outbox
     ) -> None:
         waiting = {i: each for i, each in enumerate(replies) if each is not None and each.waits_s >= SLOW_S}
@@ -61,7 +61,7 @@ class PserverWarnings:
             )
         self._awaited = awaited
 
-    def _look_at_refusals(self, index: int, reply: PserverStatusReply, now: float, outbox: Outbox) -> None:
+    def _check_refusals(self, index: int, reply: PserverStatusReply, now: float, outbox: Outbox) -> None:
         for code, count in reply.refused_calls.items():
             if code in USUAL_REFUSALS:
                 continue

@@ -136,7 +136,7 @@ class Pservers:
     def must_reload(self, index: int) -> bool:
         return index in self._recovery.to_reload()
 
-    def must_be_asked(self, index: int, generation: int) -> tuple[bool, int | None]:
+    def must_be_audited(self, index: int, generation: int) -> tuple[bool, int | None]:
         """Return (True if this process must be asked for its applied batches, the audit that needs them or None)."""
         if not self.is_settled(index, generation):
             return True, None

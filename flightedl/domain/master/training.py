@@ -117,9 +117,9 @@ class Training:
         if self.work is not None:
             self.work.queue.stop()
 
-    def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool) -> None:
+    def trainer_departed(self, trainer: str, now: float, *, is_graceful: bool) -> None:
         if self.work is not None:
-            self.work.trainer_gone(trainer, now, is_graceful=is_graceful)
+            self.work.trainer_departed(trainer, now, is_graceful=is_graceful)
         self._epoch_ends.gone(trainer)
 
     def holds_work(self, trainer: str, generation: int, attempt: int | None) -> bool:

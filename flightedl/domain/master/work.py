@@ -100,7 +100,7 @@ class Work:
         ]
         return lost
 
-    def take_back_unbegun(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
+    def take_back_unstarted(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
         """If the job is stopped, take back the tasks that a trainer has not begun. Return them."""
         if not self.queue.is_stopped:
             return []
@@ -151,9 +151,9 @@ class Work:
         change = self.queue.drop_failed if isinstance(request, DroppedTasksRequest) else self.queue.retry_failed
         return change(FailedSelector(request.epoch, request.task, request.batch))
 
-    def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
+    def trainer_departed(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
         """Take back the pieces of a trainer that has gone. ``is_graceful`` is True if the trainer did not die."""
-        self._news(self.queue.trainer_gone(trainer, now, is_graceful))
+        self._news(self.queue.trainer_departed(trainer, now, is_graceful))
 
     def forget_the_dead(self, alive: Mapping[str, int], now: float, *, is_graceful: bool = False) -> bool:
         """Take back the pieces of registrations not in ``alive`` (trainer -> generation). True if there were any.
@@ -162,7 +162,7 @@ class Work:
         """
         dead = [name for name, generation in self.queue.registrations().items() if alive.get(name) != generation]
         for trainer in dead:
-            self.trainer_gone(trainer, now, is_graceful=is_graceful or trainer in alive)
+            self.trainer_departed(trainer, now, is_graceful=is_graceful or trainer in alive)
         return bool(dead)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> bool:

@@ -6,15 +6,15 @@ Rules:
   invalid event raises one of ``flightedl.errors`` and changes nothing.
 * A trainer is identified by its name and the *generation* of its registration. All pieces held under a name belong to
   one generation. Reports from another generation are rejected, and that generation gets no pieces until
-  ``trainer_gone`` has taken back those of the old generation.
+  ``trainer_departed`` has taken back those of the old generation.
 * A *piece* is a range of batches of one task, usually all of them. Each assignment of a piece has a new *attempt*
   number, which distinguishes current reports from stale ones.
 * A trainer works on its pieces in the order of assignment. Its oldest unreported piece *runs*; the clock of this piece
   starts when the previous one is reported. All other pieces wait in the trainer's backlog, see ``pending``.
-* A piece is taken back if its trainer returns it (``give_back``, not counted as a failure), fails (``fail``), has gone
-  (``trainer_gone``), or exceeds the timeout (``tick``). The timeout is a multiple of the average duration of tasks or,
+* A piece is taken back if its trainer returns it (``give_back``, not counted as a failure), fails (``fail``), departs
+  (``trainer_departed``), or exceeds the timeout (``tick``). The timeout is a multiple of tasks' average duration or,
   until the first task is finished, a limit on the time without progress. Clocks are stopped while pservers are down,
-  see ``clock``. When a trainer has gone or a timeout expires, its entire backlog is taken back. Only pieces that may be
+  see ``clock``. When a trainer departs or a timeout expires, its entire backlog is taken back. Only pieces that may be
   at fault count as failed: the running one and, if the trainer died, the next one, whose records it may have been
   reading. Waiting pieces are assigned before new ones, so only a few are waiting at any time.
 * The number of a trainer's pieces is limited, so that no trainer hoards near the end of an epoch: see ``fair_share``.
@@ -115,7 +115,7 @@ class TaskQueue(QueueState):
             generation: Generation of the trainer's registration.
 
         Raises:
-            FencedError: another registration of this trainer holds pieces; see ``trainer_gone``.
+            FencedError: another registration of this trainer holds pieces; see ``trainer_departed``.
             JobFailedError: too many pieces have failed, so none are assigned.
         """
         now = self._time(now)
@@ -230,7 +230,7 @@ class TaskQueue(QueueState):
         pending = self._held(trainer, generation, epoch, position, attempt)
         return () if pending is None else self._lose(pending, attempt, now, None)
 
-    def trainer_gone(self, trainer: str, now: float, is_graceful: bool = False) -> Effects:
+    def trainer_departed(self, trainer: str, now: float, is_graceful: bool = False) -> Effects:
         """Take back all pieces of a trainer that has gone.
 
         Pieces that the trainer may have begun count as failed, unless ``is_graceful``.

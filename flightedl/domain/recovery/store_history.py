@@ -42,7 +42,7 @@ class Sighting:
     revision: int
 
 
-def went_back(seen: Sighting, now: Sighting) -> str:
+def rollback_reason(seen: Sighting, now: Sighting) -> str:
     """Return why the store observed ``now`` does not continue the one ``seen`` before; empty if it does."""
     if now.cluster != seen.cluster:
         return f"etcd has cluster id {now.cluster}, but had {seen.cluster} before: {_WHY}"
@@ -70,7 +70,7 @@ class Witness:
         """
         if before is not None and not self.broken_because:
             known = before if is_current else Sighting(before.cluster, 0)
-            self.broken_because = went_back(known, now)
+            self.broken_because = rollback_reason(known, now)
         if not self.broken_because and (self.seen is None or now.revision > self.seen.revision):
             self.seen = now
         return self.broken_because
@@ -125,7 +125,7 @@ def judge(
     why = "" if next_number is None else older_than(present, begun_on, next_number, newest_number, newest)
     if why and not (resume and newest_number):
         return Refuse(why)
-    has_fallen_behind = newest is not None and resume and next_number is None and is_behind(present, newest)
+    has_fallen_behind = newest is not None and resume and next_number is None and needs_new_life(present, newest)
     if why or has_fallen_behind or begun_on not in {"", present.cluster}:
         return BeginLife(life_after(life, newest), why)
     return GoOn()
@@ -154,9 +154,9 @@ def older_than(present: Sighting, begun_on: str, next_number: int, newest_number
     return ""
 
 
-def is_behind(present: Sighting, newest: Sighting) -> bool:
+def needs_new_life(present: Sighting, newest: Sighting) -> bool:
     """True if a job resumed from a checkpoint must begin a new life, so that it is newer than all earlier states."""
-    return life_of(present.revision) <= life_of(newest.revision) and bool(went_back(newest, present))
+    return life_of(present.revision) <= life_of(newest.revision) and bool(rollback_reason(newest, present))
 
 
 def life_of(revision: int) -> int:

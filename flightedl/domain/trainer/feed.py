@@ -150,7 +150,7 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAgain:
+class WaitForEvent:
     """Wait until something happens, at most until ``at``; infinite: no limit."""
 
     at: float
@@ -161,7 +161,7 @@ class Over:
     """Nothing more will be sent."""
 
 
-NextStep = Ask | Rest | LookAgain | Over
+NextStep = Ask | Rest | WaitForEvent | Over
 
 
 class Feed:
@@ -366,7 +366,7 @@ class Feed:
             return Over()
         if self._is_closing and not self._reports:
             if self._held and now < self._keep_until:
-                return LookAgain(self._keep_until)
+                return WaitForEvent(self._keep_until)
             self._hand_back_all()
             if not self._reports:
                 return Over()
@@ -385,7 +385,7 @@ class Feed:
         report_at = math.inf
         if self._is_done_news:
             report_at = max(self._report_done_at, self._not_before if self._trouble else now)
-        return LookAgain(min(ask_at, report_at, self._rest_at))
+        return WaitForEvent(min(ask_at, report_at, self._rest_at))
 
     def _ask(self, want: int, wait_s: float, now: float) -> Ask:
         self._asked_at, self._report_done_at, self._is_done_news = now, now + _DONE_S, False

@@ -62,7 +62,7 @@ class ReadFailure(msgspec.Struct, frozen=True):
 Item = ReadBatch | TaskEnd | ReadFailure
 
 
-class Handed(msgspec.Struct, eq=False):
+class HandedBatch(msgspec.Struct, eq=False):
     """A batch that was handed out, and its newest state."""
 
     batch: Batch
@@ -81,7 +81,7 @@ class Reading(msgspec.Struct, eq=False):
 
     task: AssignedTask
     #: Batches that were handed out and are not settled.
-    handed: list[Handed] = []
+    handed: list[HandedBatch] = []
     #: The task was revoked, or reported as failed.
     is_lost: bool = False
     #: All of its batches were read. Used only by ``AcknowledgedLoop``, which has several readings.
@@ -99,7 +99,7 @@ class Reading(msgspec.Struct, eq=False):
 
     def hand_out(self, batch: Batch) -> HandOut:
         """Return the step that hands out a batch, and expect its outcome."""
-        self.handed.append(Handed(batch, BatchState(batch.reading, batch.number)))
+        self.handed.append(HandedBatch(batch, BatchState(batch.reading, batch.number)))
         return HandOut(self.task, batch)
 
     @property
@@ -236,8 +236,8 @@ class BatchLoop:
 
     def _settle(self, reading: Reading) -> HandOut | Unreadable | None:
         """Settle the batches that no longer wait. If one has to be repeated, return that step instead."""
-        answered: list[Handed] = []
-        again: Handed | None = None
+        answered: list[HandedBatch] = []
+        again: HandedBatch | None = None
         for handed in reading.handed:
             if not handed.state.waits:
                 answered.append(handed)

@@ -433,7 +433,7 @@ class Steps:
     def push(self, blocks: Collection[int]) -> Next:
         """Push the batch's gradients to these blocks; more may follow. Not for batches that are pushed in sums."""
         self.drop()
-        current = self._at_hand()
+        current = self._open_batch()
         return (
             self._done() if current.must_repeat else self._begin(current, current.member, blocks, {}) or self._go_on()
         )
@@ -474,7 +474,7 @@ class Steps:
     def _refresh(self, member: int) -> Next | None:
         return self._begin(None, member, (), dict.fromkeys(self._blocks, 0))
 
-    def _at_hand(self) -> CurrentBatch:
+    def _open_batch(self) -> CurrentBatch:
         assert self.current is not None, "no batch is open"
         return self.current
 
@@ -483,7 +483,7 @@ class Steps:
     def add(self, names: Collection[str]) -> Added:
         """Add up gradients of the batch; see ``BatchSums.add``."""
         assert self.sums is not None, "batches are not pushed in sums"
-        weight = self.sums.add(self._at_hand(), names)
+        weight = self.sums.add(self._open_batch(), names)
         return Added(weight, self.sums.identity)
 
     def push_sum(self) -> Next:

@@ -68,8 +68,8 @@ class PserverLink:
             return
         effects = self._master.core.apply(events.ControlAsked(self._index, key.created), self._master.world.now)
         self._master.carry_out(effects)
-        (call,) = [each for each in effects if isinstance(each, out.ControlCall | out.NothingToSay)]
-        if isinstance(call, out.NothingToSay):
+        (call,) = [each for each in effects if isinstance(each, out.ControlCall | out.NoCallDue)]
+        if isinstance(call, out.NoCallDue):
             self._poll_status(key, call.pause_s)
             return
         self._is_busy, self._generation = True, key.created

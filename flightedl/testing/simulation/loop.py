@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Rest
+from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, Over, Rest, WaitForEvent
 from flightedl.domain.trainer.readings import (
     BatchDone,
     BatchLoop,
@@ -85,7 +85,7 @@ class Loop:
             step = self.feed.next_step(self.world.now)
         if isinstance(step, Ask):
             self._ask(step)
-        elif isinstance(step, LookAgain):
+        elif isinstance(step, WaitForEvent):
             if not math.isinf(step.at):
                 timer = self._timer
                 delay_s = max(step.at - self.world.now, 1e-6)

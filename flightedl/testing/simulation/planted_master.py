@@ -233,7 +233,7 @@ MASTER_BUGS: dict[str, Planted] = {
     "what waits is lost with its trainer": bug(
         "only the running task of a lost trainer is assigned again",
         rewrites(
-            f"{_QUEUE}trainer_gone",
+            f"{_QUEUE}trainer_departed",
             "now = self._time(now)",
             """
             now = self._time(now)
@@ -284,7 +284,7 @@ MASTER_BUGS: dict[str, Planted] = {
     ),
     "what the dead evaluate is not taken back": bug(
         "an evaluation waits forever for a trainer that died",
-        answers(f"{_EVALUATIONS}trainer_gone"),
+        answers(f"{_EVALUATIONS}trainer_departed"),
         answers(f"{_EVALUATIONS}tick", "False"),
         swaps(
             f"{_WORK}forget_the_dead",

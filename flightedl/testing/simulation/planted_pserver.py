@@ -192,7 +192,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
     "who has seen more goes on": bug(
         "a process does not notice that etcd was restored from an older backup",
-        drops("domain.recovery.store_history:Witness.saw", "self.broken_because = went_back(known, now)"),
+        drops("domain.recovery.store_history:Witness.saw", "self.broken_because = rollback_reason(known, now)"),
     ),
     "drained by any checkpoint": bug(
         "a pserver that was told to end does not wait for a checkpoint of its values",

@@ -99,11 +99,11 @@ class Bench:
 
     # the pserver
 
-    def control(self, generation: int = PSERVER) -> out.ControlCall | out.NothingToSay:
+    def control(self, generation: int = PSERVER) -> out.ControlCall | out.NoCallDue:
         (call,) = [
             each
             for each in self.apply(events.ControlAsked(0, generation))
-            if isinstance(each, out.ControlCall | out.NothingToSay)
+            if isinstance(each, out.ControlCall | out.NoCallDue)
         ]
         return call
 
@@ -395,7 +395,7 @@ def test_a_lost_view_is_sent_again() -> None:
     bench.join()
     first = bench.control()
     assert isinstance(first, out.ControlCall)
-    assert isinstance(bench.control(), out.NothingToSay), "at most one answer is pending"
+    assert isinstance(bench.control(), out.NoCallDue), "at most one answer is pending"
     bench.apply(events.Answered(0, PSERVER, first.request, None))  # type: ignore[union-attr]
     again = bench.control()
     assert isinstance(again, out.ControlCall)
@@ -429,7 +429,7 @@ def test_a_process_that_cannot_answer_yet_is_asked_again_soon() -> None:
     assert isinstance(bench.control(), out.ControlCall)
     other = [bench.control(), bench.control()]
     assert not any(isinstance(each, out.ControlCall) and isinstance(each.request, AppliedRequest) for each in other)
-    assert isinstance(other[-1], out.NothingToSay)
+    assert isinstance(other[-1], out.NoCallDue)
     assert 0 < other[-1].pause_s <= 0.05
     bench.now += 0.05
     again = bench.control()

@@ -113,7 +113,7 @@ def test_a_task_that_only_some_blocks_have_applied_is_claimed(
     pservers, queue = Pservers(2, "replay", None, Outbox()), TaskQueue(QueueSettings(4, lambda _: 2))
     for _ in range(3):
         queue.request("a", 0.0, 4, generation=A)
-    queue.trainer_gone("a", 0.0, is_graceful=True)
+    queue.trainer_departed("a", 0.0, is_graceful=True)
     queue.stop()
     assert queue.is_over, "nothing was done, so nothing was lost"
     for index in range(2):
@@ -121,7 +121,7 @@ def test_a_task_that_only_some_blocks_have_applied_is_claimed(
         pservers.answered(index, PSERVER, None, AppliedReply(summary=AppliedSummary().encode()), queue)
     pservers.begin_audit(queue, is_last=True)
     for index, summary in enumerate((one, other)):
-        _, audit = pservers.must_be_asked(index, PSERVER)
+        _, audit = pservers.must_be_audited(index, PSERVER)
         pservers.answered(index, PSERVER, audit, AppliedReply(summary=summary.encode()), queue)
     assert queue.unfinished(5) == [(0, task) for task in torn]
     assert queue.is_over == pservers.is_audited(queue) == (not torn)

@@ -113,10 +113,10 @@ def test_pieces_of_a_departed_trainer_are_assigned_again(evaluations: Evaluation
     found = begin(evaluations, task_count=1, attempts_limit=1, confirmations=0)
     assert found.work is not None
     found.work.hand_out(TasksTicket(trainer="a", generation=20), 0.0, 1)
-    evaluations.trainer_gone("a", 1.0, is_graceful=True)
+    evaluations.trainer_departed("a", 1.0, is_graceful=True)
     assert not found.is_done
     found.work.hand_out(TasksTicket(trainer="a", generation=20), 1.0, 1)
-    evaluations.trainer_gone("a", 2.0)
+    evaluations.trainer_departed("a", 2.0)
     assert (found.is_done, found.record.failed) == (True, 1), "its only task has failed"
     status = evaluations.status()[-1]
     assert (status.tasks.done, status.tasks.failed) == (0, 1)

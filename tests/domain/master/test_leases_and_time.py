@@ -121,7 +121,7 @@ def test_a_departed_or_excess_pserver_gets_no_view() -> None:
     assert members.membership.is_quiet
     bench.see({"a": A, "b": B}, {0: PSERVER, 1: PSERVER + 1})
     assert members.membership.is_quiet
-    assert isinstance(bench.control(), out.NothingToSay)
+    assert isinstance(bench.control(), out.NoCallDue)
     bench.see({"a": A, "b": B}, {})
     assert not members.membership.is_quiet
 

@@ -43,7 +43,7 @@ def finished(*done: Assignment) -> list[FinishedTask]:
 
 def test_a_trainer_must_drop_tasks_that_it_no_longer_holds(work: Work) -> None:
     mine, lost = take(work, 2)
-    work.trainer_gone("a", 0.0)
+    work.trainer_departed("a", 0.0)
     (again,) = take(work, 1)
     holding = [mine.attempt, lost.attempt, again.attempt]
     assert [each.attempt for each in work.apply_reports(ticket(holding=holding), 0.0)] == holding[:2]
@@ -97,20 +97,20 @@ def test_a_stopped_job_takes_back_assignments_whose_reply_was_lost() -> None:
     work = work_of(40)
     attempts = [each.attempt for each in take(work, 2)]
     (unheard,) = take(work, 1)
-    assert work.take_back_unbegun(ticket(holding=attempts), 0.0) == []
+    assert work.take_back_unstarted(ticket(holding=attempts), 0.0) == []
     work.queue.stop()
-    assert work.take_back_unbegun(ticket(holding=attempts, want=0), 0.0) == [], "it does not list all that it holds"
-    lost = work.take_back_unbegun(ticket(holding=attempts), 0.0)
+    assert work.take_back_unstarted(ticket(holding=attempts, want=0), 0.0) == [], "it does not list all that it holds"
+    lost = work.take_back_unstarted(ticket(holding=attempts), 0.0)
     assert lost == [ReturnedTask(epoch=0, position=2, attempt=unheard.attempt)]
     assert [each.attempt for each in work.queue.holders()["a"]] == attempts
-    assert work.take_back_unbegun(ticket(generation=A + 1), 0.0) == [], "another registration holds it"
+    assert work.take_back_unstarted(ticket(generation=A + 1), 0.0) == [], "another registration holds it"
 
 
 def test_a_trainer_of_a_stopped_job_keeps_the_running_task_and_the_next_one() -> None:
     work = work_of(40)
     attempts = [each.attempt for each in take(work, 4)]
     work.queue.stop()
-    lost = work.take_back_unbegun(ticket(holding=attempts), 0.0)
+    lost = work.take_back_unstarted(ticket(holding=attempts), 0.0)
     assert [each.attempt for each in lost] == attempts[2:]
     assert work.hand_out(ticket(holding=attempts[:2]), 0.0, 1) == ([], "none_now", 0.1)
     for each in work.queue.holders()["a"]:

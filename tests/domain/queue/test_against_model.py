@@ -248,8 +248,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
             self.queue.finish(trainer, assignment.epoch, assignment.position, attempt, self.now)
 
     @rule(trainer=st.sampled_from(TRAINERS), is_graceful=st.booleans())
-    def trainer_gone(self, trainer, is_graceful):
-        effects = self.queue.trainer_gone(trainer, self.now, is_graceful)
+    def trainer_departed(self, trainer, is_graceful):
+        effects = self.queue.trainer_departed(trainer, self.now, is_graceful)
         for attempt in self.held_by(trainer):
             self.lost(attempt)
         self.heed(effects)
@@ -414,7 +414,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             kinds = {"finish": 9, "fail": failing, "back": 1, "gone": failing, "tick": 1, "done": 3, "none": 6}
             kind = chance.choices([*kinds], [*kinds.values()])[0]
             if kind == "gone":
-                self.trainer_gone(chance.choice(TRAINERS), is_graceful=False)
+                self.trainer_departed(chance.choice(TRAINERS), is_graceful=False)
             elif kind == "tick":
                 self.tick(wait_s)
             elif kind != "none" and self.out:

@@ -111,7 +111,7 @@ def test_others_get_promised_tasks_last_unless_their_trainer_has_departed(make: 
     queue.promise("b")
     finish(queue, *last)
     assert [given(queue, "c").position for _ in range(2)] == [4, 5]
-    queue.trainer_gone("a", 2.0)
+    queue.trainer_departed("a", 2.0)
     assert given(queue, "d").position == 0
     assert given(queue, "b").position == 2
 

@@ -48,7 +48,7 @@ def test_no_trainer_holds_more_rows_than_fit_into_200_bytes(wants, chooses, task
         name = names[index]
         held = queue.holders().get(name, ())
         if kind == 0:
-            queue.trainer_gone(name, now_s)
+            queue.trainer_departed(name, now_s)
         elif held:
             queue.finish(name, held[0].epoch, held[0].position, held[0].attempt, now_s)
         for _ in range(count_to_ask_for(wants[index], queue.held_count(name))):

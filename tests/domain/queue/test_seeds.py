@@ -89,7 +89,7 @@ def test_an_epoch_with_an_assigned_task_has_begun() -> None:
     queue = TaskQueue(SETTINGS)
     assert isinstance(queue.request("gone", 0.0), TaskGiven)
     queue = resumed(queue, seed=2)
-    queue.trainer_gone("gone", 0.0, is_graceful=True)
+    queue.trainer_departed("gone", 0.0, is_graceful=True)
     assert do(queue, TASKS) == order_by(1, 0)
 
 

@@ -94,7 +94,7 @@ def test_another_registration_of_a_name_does_not_hold_its_tasks(make):
         queue.request("a", 0.0, generation=6)
     assert queue.is_current("a", held.attempt, 5)
     assert not queue.is_current("a", held.attempt, 6)
-    queue.trainer_gone("a", 0.0)
+    queue.trainer_departed("a", 0.0)
     again = take(queue, generation=6)
     assert (again.position, again.attempt) == (held.position, held.attempt + 1)
 
@@ -285,11 +285,11 @@ def test_returned_pieces_are_assigned_first_and_are_not_counted(make):
 def test_a_dead_trainer_counts_as_a_failure_and_a_leaving_one_does_not(make):
     queue = make(1, attempts_limit=1)
     take(queue)
-    queue.trainer_gone("a", 0.0, is_graceful=True)
+    queue.trainer_departed("a", 0.0, is_graceful=True)
     assert stretch(take(queue)) == (0, 4)
-    queue.trainer_gone("a", 0.0)
+    queue.trainer_departed("a", 0.0)
     assert stretch(take(queue)) == (0, 2), "it was split"
-    assert queue.trainer_gone("nobody", 0.0) == ()
+    assert queue.trainer_departed("nobody", 0.0) == ()
 
 
 # --- time ---
@@ -453,7 +453,7 @@ def test_only_pieces_that_a_dead_trainer_may_have_started_are_blamed(make):
     queue = make(60, attempts_limit=1)
     held = [take(queue, holding_limit=9) for _ in range(9)]
     finish(queue, held[0])
-    queue.trainer_gone("a", 1.0)
+    queue.trainer_departed("a", 1.0)
     again = [take(queue, "b", holding_limit=6) for _ in range(6)]
     assert [each.task for each in again] == [each.task for each in held[3:]]
     run(queue, "c")
@@ -580,7 +580,7 @@ def test_a_piece_has_at_most_two_holders(near_end):
 def test_a_copy_survives_its_original(near_end):
     queue, _, waiting = near_end
     copy = take(queue, "fast", 120.0)
-    queue.trainer_gone("slow", 121.0)
+    queue.trainer_departed("slow", 121.0)
     assert queue.is_current("fast", copy.attempt)
     again = take(queue, "other", 122.0)
     assert again.task != waiting.task
@@ -666,7 +666,7 @@ def test_only_undone_batches_of_data_without_a_model_are_assigned_again(make, ho
         assert queue.tick(62.0) == (), "it has made progress"
         assert [each.assignment for each in queue.tick(62.1)] == [given]
     else:
-        queue.trainer_gone("a", 3.0)
+        queue.trainer_departed("a", 3.0)
     assert taken_stretches(queue, "b", 99.0) == [(3, 5), (6, 8)]
     assert queue.is_done
 
@@ -676,7 +676,7 @@ def test_a_completely_done_piece_of_data_without_a_model_is_not_assigned_again(m
     given = take(queue)
     queue.note_done("a", given.attempt, [(0, 4)], 1.0)
     assert queue.epoch == 0, "its trainer will report it soon"
-    assert queue.trainer_gone("a", 2.0) == (EpochFinished(0),)
+    assert queue.trainer_departed("a", 2.0) == (EpochFinished(0),)
     assert finish(queue, given, "a", 3.0) == AlreadyDone()
     again = take(queue)
     queue.note_done("a", again.attempt, [(0, 4)], 1.0)
@@ -771,7 +771,7 @@ def test_a_record_that_kills_trainers_convicts_no_other(make):
         held = queue.holders().get(trainer, ())
         doomed = [a for a in held if any(t == a.task and a.first_batch <= b < a.end_batch for t, b in poison)]
         if doomed:
-            queue.trainer_gone(trainer, 0.0)
+            queue.trainer_departed(trainer, 0.0)
             deaths += 1
         elif held:
             finish(queue, held[0], trainer)
@@ -787,7 +787,7 @@ def suspect(make):
     queue = make(2, batch_counts=lambda _: 1, attempts_limit=1, confirmations=2)
     take(queue, "victim")
     take(queue, "busy")
-    queue.trainer_gone("victim", 0.0)
+    queue.trainer_departed("victim", 0.0)
     return queue
 
 
@@ -796,7 +796,7 @@ def lose(queue, times=1):
     effects = ()
     for _ in range(times):
         assert take(queue, "victim").task == 0
-        effects = queue.trainer_gone("victim", 0.0)
+        effects = queue.trainer_departed("victim", 0.0)
     return effects
 
 
@@ -809,13 +809,13 @@ def test_losses_of_trainers_convict_a_batch_if_no_others_are_lost(suspect):
 def test_losses_convict_nothing_while_other_trainers_are_lost_too(suspect):
     for _ in range(50):
         assert lose(suspect) == ()
-        suspect.trainer_gone("idle", 0.0)
+        suspect.trainer_departed("idle", 0.0)
     finish(suspect, take(suspect, "victim"), "victim")
 
 
 def test_a_trainer_that_leaves_gracefully_is_not_a_loss(suspect):
     lose(suspect, 4)
-    suspect.trainer_gone("idle", 0.0, is_graceful=True)
+    suspect.trainer_departed("idle", 0.0, is_graceful=True)
     assert lose(suspect)
 
 
@@ -829,9 +829,9 @@ def test_an_expired_piece_is_a_loss(suspect):
 
 
 def test_reported_failures_convict_a_batch_regardless_of_lost_trainers(suspect):
-    suspect.trainer_gone("idle", 0.0)
+    suspect.trainer_departed("idle", 0.0)
     assert fail(suspect, take(suspect), error="bad record") == ()
-    suspect.trainer_gone("idle", 0.0)
+    suspect.trainer_departed("idle", 0.0)
     assert isinstance(fail(suspect, take(suspect), error="bad record")[0], Quarantined)
 
 
@@ -840,7 +840,7 @@ def test_the_count_of_a_batch_that_is_done_after_all_starts_again(suspect):
     finish(suspect, take(suspect, "victim"), "victim")
     suspect.reopen(0, [(0, 1)])
     assert take(suspect, "victim").task == 0
-    assert suspect.trainer_gone("victim", 0.0) == (), "a new piece"
+    assert suspect.trainer_departed("victim", 0.0) == (), "a new piece"
     assert lose(suspect, 4) == ()
     assert isinstance(lose(suspect)[0], Quarantined)
 
@@ -1233,13 +1233,13 @@ def test_the_stored_state_of_a_million_tasks_is_small(trainers):
         given[name] = held
         kind = chance.random()
         if kind < 0.05:
-            queue.trainer_gone(name, float(step))
+            queue.trainer_departed(name, float(step))
         elif kind < 0.5 and held:
             finish(queue, held[0], name, float(step))
         if step % trainers == 0:
             largest = max(largest, len(queue.encode_parts()[0]))
     for number in range(trainers):
-        queue.trainer_gone(trainer_name(number), 1e6)
+        queue.trainer_departed(trainer_name(number), 1e6)
     largest = max(largest, len(queue.encode_parts()[0]))
     queue.check()
     assert largest < 4096 + 200 * trainers

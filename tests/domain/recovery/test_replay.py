@@ -127,7 +127,7 @@ def test_done_tasks_are_applied_after_an_announcement_in_any_state_of_the_queue(
             applied = with_tasks(had)
             restored = TaskQueue.decode(state, settings)
             for trainer in restored.holders():
-                restored.trainer_gone(trainer, 0.0, is_graceful=True)
+                restored.trainer_departed(trainer, 0.0, is_graceful=True)
             begun = restored.begun_epochs
             for epoch, tasks in tasks_to_reopen(AppliedSummary.of(applied), begun, restored.epoch_size).items():
                 restored.reopen(epoch, tasks)

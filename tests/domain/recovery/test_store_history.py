@@ -11,10 +11,10 @@ from flightedl.domain.recovery.store_history import (
     Refuse,
     Sighting,
     Witness,
-    is_behind,
     judge,
     life_after,
     life_of,
+    needs_new_life,
     older_than,
 )
 
@@ -95,7 +95,7 @@ def test_a_state_older_than_the_newest_checkpoint_is_detected(
 def test_a_job_resumed_from_a_state_older_than_its_checkpoint_begins_a_new_life(
     present: Sighting, *, expected: bool
 ) -> None:
-    assert is_behind(present, Sighting(A, 700)) is expected
+    assert needs_new_life(present, Sighting(A, 700)) is expected
 
 
 def test_generations_of_a_new_life_are_newer_than_all_earlier_ones() -> None:

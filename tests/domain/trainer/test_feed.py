@@ -7,7 +7,7 @@ import math
 import pytest
 from msgspec import structs
 
-from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Reports, Rest
+from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, Over, Reports, Rest, WaitForEvent
 from flightedl.errors import FencedError, JobFailedError, NotReadyError, UnregisteredError
 from flightedl.messages.tasks import MOMENT_S, Assignment, ReturnedTask, TasksReply
 
@@ -83,7 +83,7 @@ def test_the_report_of_its_last_task_may_wait_for_a_moment_and_then_longer() -> 
 def test_a_master_that_does_not_hold_a_call_is_asked_again_at_its_time() -> None:
     feed = Feed()
     feed.answered(asks(feed), reply(retry_after_s=0.5), 0.1)
-    assert feed.next_step(0.1) == LookAgain(0.6)
+    assert feed.next_step(0.1) == WaitForEvent(0.6)
 
 
 def test_a_trainer_that_got_too_few_tasks_asks_again_with_its_next_report() -> None:
@@ -93,7 +93,7 @@ def test_a_trainer_that_got_too_few_tasks_asks_again_with_its_next_report() -> N
     ask = asks(feed, 1.0)
     assert ask.want == 7
     feed.answered(ask, reply(3, retry_after_s=1.0), 1.0)
-    assert feed.next_step(1.0) == LookAgain(2.0)
+    assert feed.next_step(1.0) == WaitForEvent(2.0)
     feed.finished(begun(feed), [], 1.5)
     assert len(asks(feed, 1.5).reports.finished) == 1
 
@@ -173,7 +173,7 @@ def test_a_report_is_kept_until_it_is_answered() -> None:
     lost = asks(feed, 1.0)
     feed.ask_failed(NotReadyError("no master"), 1.0)
     assert feed.trouble == "no master"
-    assert feed.next_step(1.1) == LookAgain(1.2)
+    assert feed.next_step(1.1) == WaitForEvent(1.2)
     again = asks(feed, 1.2)
     assert again.reports == lost.reports
     feed.answered(again, reply(), 1.2)
@@ -289,7 +289,7 @@ def test_a_loop_that_is_left_keeps_its_task_for_a_second() -> None:
     feed.retire(kept, 5.0)
     assert (attempts(feed), returned(feed)) == ([1], [2])
     told(feed, reply(), 5.0)
-    assert feed.next_step(5.0) == LookAgain(6.0)
+    assert feed.next_step(5.0) == WaitForEvent(6.0)
     assert [report.attempt for report in asks(feed, 6.0).reports.returned] == [1]
     told(feed, reply(), 6.0)
     assert feed.next_step(6.0) == Over()
@@ -326,22 +326,22 @@ def test_nothing_is_requested_when_the_job_is_done() -> None:
     assert feed.is_done
     assert feed.held == ()
     assert feed.has_news
-    assert isinstance(feed.next_step(0.0), LookAgain)
+    assert isinstance(feed.next_step(0.0), WaitForEvent)
 
 
 def test_it_waits_for_the_time_given_by_the_master() -> None:
     feed = Feed()
     told(feed, reply(retry_after_s=0.5), 1.0)
-    assert feed.next_step(1.4) == LookAgain(1.5)
+    assert feed.next_step(1.4) == WaitForEvent(1.5)
     assert isinstance(feed.next_step(1.5), Ask)
 
 
 def test_the_connection_to_the_master_is_released_once_after_a_silence() -> None:
     feed = Feed()
     told(feed, reply(1, 2), 1.0)
-    assert feed.next_step(1.0) == LookAgain(2.0)
+    assert feed.next_step(1.0) == WaitForEvent(2.0)
     assert feed.next_step(2.0) == Rest()
-    assert feed.next_step(2.0) == LookAgain(math.inf)
+    assert feed.next_step(2.0) == WaitForEvent(math.inf)
 
 
 def test_a_feed_without_a_reply_has_no_news_and_is_not_done() -> None:
@@ -354,7 +354,7 @@ def test_a_report_does_not_wait_for_the_time_to_ask_again() -> None:
     feed = Feed()
     told(feed, reply(1))
     told(feed, reply(retry_after_s=5.0))
-    assert isinstance(feed.next_step(1.0), Rest | LookAgain)
+    assert isinstance(feed.next_step(1.0), Rest | WaitForEvent)
     feed.finished(begun(feed), [], 1.0)
     assert [report.attempt for report in asks(feed, 1.0).reports.finished] == [1]
 
@@ -387,7 +387,7 @@ def test_done_batches_are_reported_at_once_and_then_not_too_often() -> None:
     assert feed.batch_done(task, 1), "while the request is in flight"
     assert not feed.batch_done(task, 1)
     feed.answered(ask, reply(retry_after_s=1.0), 1.01)
-    assert feed.next_step(1.01) == LookAgain(1.2), "whenever it may ask for tasks"
+    assert feed.next_step(1.01) == WaitForEvent(1.2), "whenever it may ask for tasks"
     assert feed.reported_at == 1.0
     assert asks(feed, 1.2).done == ((1, ((0, 2),)),)
     (ticket,) = Ask(Reports(), (), 0, 0.0, 0, ask.done).ticket("a", 1).done
@@ -400,7 +400,7 @@ def test_done_batches_that_the_master_has_not_confirmed_are_reported_again() -> 
     feed.batch_done(begun(feed), 0)
     assert asks(feed, 1.0).done
     feed.ask_failed(NotReadyError(""), 1.0)
-    assert feed.next_step(1.1) == LookAgain(1.2)
+    assert feed.next_step(1.1) == WaitForEvent(1.2)
     assert asks(feed, 1.2).done
     assert feed.reported_at == -math.inf
 
@@ -412,12 +412,12 @@ def test_a_slow_master_gets_fewer_reports_of_done_batches() -> None:
     feed.batch_done(task, 0)
     feed.answered(asks(feed, 1.0), reply(2), 1.125)
     feed.batch_done(task, 1)
-    assert feed.next_step(1.125) == LookAgain(1.625)
+    assert feed.next_step(1.125) == WaitForEvent(1.625)
     feed.answered(asks(feed, 1.625), reply(), 9.0)
     feed.batch_done(task, 2)
-    assert feed.next_step(9.0) == LookAgain(10.0), "and releases the connection to the master"
+    assert feed.next_step(9.0) == WaitForEvent(10.0), "and releases the connection to the master"
     assert isinstance(feed.next_step(10.0), Rest)
-    assert feed.next_step(10.1) == LookAgain(11.0)
+    assert feed.next_step(10.1) == WaitForEvent(11.0)
     assert not feed.batch_done(task, 2)
     assert feed.batch_done(task, 2, is_urgent=True)
     assert asks(feed, 10.2).done
