@@ -45,7 +45,7 @@ def _asked(job: JobStatus, request: EventsRequest) -> EventsReply:
 
 
 def _followed(job: JobStatus, clock: Clock) -> Iterator[JobEvent]:
-    """Yield every event once, across changes of the master."""
+    """Yield every event once, even if another master takes over."""
     request = EventsRequest()
     trouble = ""
     while True:
@@ -64,7 +64,7 @@ def _followed(job: JobStatus, clock: Clock) -> Iterator[JobEvent]:
 
 
 def line(event: JobEvent) -> str:
-    """Return an event as one line for people."""
+    """Return a one-line description of an event."""
     at = dt.datetime.fromtimestamp(event.at, dt.UTC).astimezone()
     mark = "!" if event.is_warning else " "
     return f"{at:%Y-%m-%d %H:%M:%S} {mark} {event.kind:<18} {event.text}"

@@ -72,7 +72,7 @@ def _line(found: Replayed) -> str:
 
 
 def _difference(difference: Difference) -> str:
-    """Return a difference as text for people."""
+    """Return a readable description of a difference."""
     lines = [
         f"{difference.process}, {difference.core}: event {difference.number}, at {difference.at:.3f} s, differs",
         f"  event:     {_json(difference.event)}",

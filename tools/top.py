@@ -78,7 +78,7 @@ class View:
             self._trouble = str(error)
 
     def ask(self, job: JobStatus) -> None:
-        """Query the master. Raises the errors of ``JobStatus.ask``."""
+        """Query the master. Raises the same errors as ``JobStatus.ask``."""
         self.take(job.read(_TIMEOUT_S), job.ask("events", encode(self._request), EventsReply, _TIMEOUT_S))
 
     def take(self, status: StatusReply, news: EventsReply) -> None:

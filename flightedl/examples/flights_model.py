@@ -28,7 +28,7 @@ Parameters = Mapping[str, npt.NDArray[Any]]
 #: Field -> rows of n records, (n, 1 + EMBEDDING_SIZE).
 Rows = Mapping[str, npt.NDArray[Any]]
 
-#: An arrival counts as late after this many minutes.
+#: Delay, in minutes, above which an arrival is late.
 LATE_MINUTES = 15
 
 #: Columns whose values are ids in tables.
@@ -58,7 +58,7 @@ FINAL_RATE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Settings for training the network, by a job or by one process alone.
+    """Settings for training the network, in a job or in a single process.
 
     Learning rates fall linearly to ``FINAL_RATE`` of their initial values, over as many updates as there are batches. A
     synchronous job with two trainers makes only half as many updates, so its learning rates fall only half as far.

@@ -66,7 +66,7 @@ WIDE_ROWS = "wide rows"
 #: Table -> name of its counts.
 TABLES = {"records": ROWS, "shared": SHARED_ROWS, "wide": WIDE_ROWS}
 _SHARED_IDS = 7
-#: Tolerance of float32 sums and of Adam's steps.
+#: Tolerance for float32 sums and for Adam's steps.
 _TOLERANCE = 1e-3
 
 

@@ -206,7 +206,7 @@ def run_webdataset(path: str, count: int) -> None:
 
 
 class Bench:
-    """Jobs of one trainer each, on one etcd."""
+    """Jobs with one trainer each, on a shared etcd."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack

@@ -304,7 +304,7 @@ def _finished(job: StatusReply) -> int:
 @dataclass
 class _Figures:
     seconds: dict[tuple[str, _Way], list[float]] = field(default_factory=lambda: {each: [] for each in _MEASURED})
-    #: Longest time between two accepted pushes of a trainer during each absence of a master.
+    #: Longest time between two accepted pushes of a trainer, for each replacement of a master.
     paused: list[float] = field(default_factory=list)
 
     def measure(self, watcher: Watcher, times: int, roles: Sequence[str], say: Callable[[str], None]) -> None:

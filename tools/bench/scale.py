@@ -152,7 +152,7 @@ class Machines:
 
     trainer_cores: float = 2.0
     server_cores: float = 8.0
-    #: Python runs one thread at a time.
+    #: The master uses one core at most, because Python runs one thread at a time.
     master_cores: float = 1.0
     etcd_cores: float = 4.0
     #: Network bandwidth of each machine, in each direction.

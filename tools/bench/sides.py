@@ -186,7 +186,7 @@ def busy_cores() -> Iterator[None]:
 
 
 def measuring(turns: int, least: int = 1) -> Decorator:
-    """Add the options of all benchmarks, ``--turns`` and ``--json``."""
+    """Add the options that all benchmarks have, ``--turns`` and ``--json``."""
     kind, text = click.IntRange(min=least), "Turns of each side."
     return together(
         click.option("--json", "wants_json", is_flag=True, help="Print JSON."),

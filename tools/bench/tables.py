@@ -34,7 +34,7 @@ _FILL = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tables of one step, with ``rows`` rows in total."""
+    """Group of tables that a step uses, with ``rows`` rows in total."""
 
     tables: int
     rows: int
@@ -103,7 +103,7 @@ class _Loop:
         self._ids = next(self._steps)
 
     def ahead(self) -> dict[Any, Callable[[object], Ids]]:
-        """Return a function for each table that returns the ids of the next step."""
+        """Return, for each table, a function that returns the ids of the next step."""
         return {table: partial(self._next_ids, place) for place, table in enumerate(self._tables)}
 
     def _next_ids(self, place: int, _batch: object) -> Ids:

@@ -73,7 +73,7 @@ def serve(*steps: Callable[[], object], servers: Sequence[int] = ()) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process that runs a function of a benchmark."""
+    """A process that runs one of a benchmark's functions."""
 
     process: subprocess.Popen[str]
 
