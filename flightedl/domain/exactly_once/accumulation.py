@@ -2,27 +2,26 @@
 
 Rules:
 
-* A *sum* is pushed under the identities of all its batches. A block accepts it only if it has none of them, and then
-  has all of them, atomically (``AppliedBatches.mark_together``). A block that has all of them answers "already
+* A *sum* is pushed under the identities of all its batches. A block accepts it only if it has none of the batches, and
+  then has all of them, atomically (``AppliedBatches.mark_together``). A block that has all batches answers "already
   applied". So no batch of a sum counts twice.
-* A block that has only some of them, because another trainer pushed these in another sum, rejects the sum and says
-  which ones it has. The batches that it lacks are *repeated*; other blocks answer "already applied" for them. So no
+* A block that has only some batches, because another trainer pushed these in a different sum, rejects the sum and says
+  which batches it has. The batches that it lacks are *repeated*; other blocks answer "already applied" for them. So no
   batch of a sum is lost.
-* Repeated batches are pushed as sums again, because an optimizer makes one update per push: batches that the same
-  blocks lack are one sum. Each block has all of such a sum or nothing of it. It can be rejected only if another trainer
-  pushed a part of it in between, and then only a part of it is repeated. So repetition ends.
+* Repeated batches are again pushed as sums, because an optimizer makes one update per push: batches that the same
+  blocks lack form one sum. Each block has either all or none of such a sum's batches. The sum can be rejected only if
+  another trainer has since pushed a part of it, and then only a part is repeated. So repetition ends.
 * If the membership is lost, or the push fails in transit, it is unknown which blocks applied the sum, and the whole sum
   is repeated as one.
-* A part of a mean that is repeated is divided by the weight of the original sum (``SumAgain.divisors``). So a batch has
-  the same weight in every block, even if some blocks apply it in a smaller sum, and even if the job's mode has changed
-  since. In synchronous mode the part is divided by its own weight, because its round weighs it by its records.
-* A batch is done when every block has answered for it, in whatever sum.
+* A repeated part of a mean is divided by the weight of the original sum (``SumAgain.divisors``). So a batch has the
+  same weight in every block, even if some blocks apply it in a smaller sum, and even if the job's mode has changed
+  since. In synchronous mode, the part is divided by its own weight, because the round weights it by its records.
+* A batch is done when every block has answered for it, whichever sum contained it.
 
-Gradients are not kept: repeating a batch means that the user's code computes it again, at current values.
+Gradients are not kept. When a batch is repeated, the user's code computes its gradient again, at current values.
 
-Not guaranteed: that all blocks are updated equally often. Each block applies each batch once, with its weight. If
-blocks applied it in different sums, optimizers that use more than the gradient (step counts, squares) had different
-inputs.
+It is not guaranteed that all blocks are updated equally often. Each block applies each batch once, with its weight. If
+blocks applied it in different sums, optimizers that use more than the gradient (step counts, squares) differ.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class Settled(Generic[Member]):
 
 @dataclass(frozen=True, slots=True)
 class SumAgain:
-    """The sum that a repeated batch has to be pushed in: exactly these batches."""
+    """The sum in which a repeated batch has to be pushed: exactly these batches."""
 
-    #: Its lowest batch number, which identifies it within the task because such sums are disjoint.
+    #: The sum's lowest batch number, which identifies the sum within the task because such sums are disjoint.
     first: int
     batch_count: int
     #: Parameter -> divisor of the sum of its gradients.
@@ -97,7 +96,7 @@ class BatchGroup(Generic[Member]):
         return members
 
     def settle(self, refusals: Iterable[Collection[int]], *, is_lost: bool) -> Settled[Member]:
-        """End the sum after its push: every block has applied it, had it, or rejected it.
+        """End the sum after its push: every block has applied it, already had it, or rejected it.
 
         Args:
             refusals: Positions in ``members`` of the batches that a rejecting block lacks, for each such block.
@@ -110,7 +109,7 @@ class BatchGroup(Generic[Member]):
         if is_lost:
             return Settled((), (members,))
         refused = [frozenset(places) for places in refusals]
-        #: Set of refusals -> the batches that are missing in exactly these.
+        #: Set of refusals -> the batches that are missing according to exactly these refusals.
         lacked: dict[frozenset[int], list[Member]] = {}
         for place, member in enumerate(members):
             key = frozenset(number for number, places in enumerate(refused) if place in places)

@@ -7,11 +7,11 @@ Rules:
 * A block's set belongs to the block: it is copied, stored, and moved to another pserver together with the block's
   values (``release``, ``adopt``).
 
-Representation. Almost always, all blocks of a pserver have the same batches. So blocks form *cohorts*, whose sets are
-stored together (``cohorts``). Memory is one bit per task of an unfinished epoch, plus the tasks in flight. A pserver
-starts with one cohort. Blocks from other pservers bring their own cohorts; cohorts that become equal are merged.
+Representation: almost always, all blocks of a pserver have the same batches. So blocks form *cohorts*, whose sets are
+stored together (``cohorts``). They need one bit of memory per task of an unfinished epoch, plus the tasks in flight. A
+pserver starts with one cohort. Blocks from other pservers bring their own cohorts; equal cohorts are merged.
 
-Blocks are named by their numbers in the shard plan. Stored sets are in ascending order of these, without the numbers.
+Blocks are identified by their numbers in the shard plan. Stored sets are in ascending order of these numbers.
 
 Not guaranteed: an epoch is reduced to its number only when its task count is known (``set_task_count``), and never
 while one of its tasks is incomplete, for example because the task failed.
@@ -96,7 +96,7 @@ class AppliedBatches:
         """
         masks = (self._masks.get(blocks) if isinstance(blocks, range) else None) or self._masks_of(blocks)
         if len(batches) == len(masks) == 1:
-            # The fast path of nearly every push.
+            # Nearly every push takes this fast path.
             ((cohort, mask),), ((batch, batch_count),) = masks, batches
             new = cohort.add(batch, batch_count, mask)
             if new and new != mask:
@@ -130,7 +130,7 @@ class AppliedBatches:
         return sum((cohort.mask(batch) & mask).bit_count() for cohort, mask in self._masks_of(blocks))
 
     def alike(self, blocks: range) -> list[range]:
-        """Divide the blocks into ranges of neighbors that have the same batches."""
+        """Divide the blocks into ranges of adjacent blocks that have the same batches."""
         found: list[range] = []
         masks = {id(cohort): cohort.partial_masks() for cohort in self._cohorts}
         last: tuple[int, tuple[bool, ...]] | None = None
@@ -175,7 +175,7 @@ class AppliedBatches:
         return first == second
 
     def set_task_count(self, epoch: int, task_count: int) -> None:
-        """Set the number of tasks of an epoch, which lets the epoch collapse once all blocks have all of them.
+        """Set an epoch's number of tasks, so that the epoch is stored as a number once all blocks have all tasks.
 
         Raises:
             MessageError: the number is impossible.
@@ -187,7 +187,7 @@ class AppliedBatches:
             cohort.set_task_count(epoch, task_count)
 
     def done_tasks(self, epoch: int) -> list[int]:
-        """Return the tasks of which every block has every batch, ascending."""
+        """Return the tasks whose batches every block has, in ascending order."""
         bitmap = np.unpackbits(np.frombuffer(self.done_bitmap(epoch), np.uint8), bitorder="little")
         return [int(task) for task in np.flatnonzero(bitmap)]
 
@@ -197,7 +197,7 @@ class AppliedBatches:
         return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 
     def incomplete_tasks(self, epoch: int) -> dict[int, bytes]:
-        """Return the tasks that some block has a part of, but not every block completely.
+        """Return the tasks of which at least one block has some batches, but not all blocks have all batches.
 
         Returns:
             Task -> the batches that every block has, as bits, lowest first; empty if the blocks' batches differ.
@@ -211,11 +211,11 @@ class AppliedBatches:
         return found
 
     def epochs(self) -> list[int]:
-        """Return the epochs of which any block has anything, ascending."""
+        """Return the epochs of which any block has any batch, in ascending order."""
         return sorted({epoch for cohort in self._cohorts for epoch in (*cohort.finished, *cohort.epochs)})
 
     def completed_task_count(self, epoch: int) -> int | None:
-        """Return the task count of an epoch that every block has completely; None for other epochs."""
+        """Return the task count of an epoch if every block has all of its batches, otherwise None."""
         counts = {cohort.finished.get(epoch) for cohort in self._cohorts}
         return counts.pop() if len(counts) == 1 else None
 
@@ -237,7 +237,7 @@ class AppliedBatches:
         return released
 
     def adopt(self, blocks: Sequence[int], released: bytes) -> None:
-        """Add blocks that were released elsewhere. Both sides then know all task counts of epochs.
+        """Add blocks that another pserver released. All blocks then share the task counts that either side knew.
 
         Args:
             blocks: Their numbers, ascending.
@@ -290,7 +290,7 @@ class AppliedBatches:
 
     @classmethod
     def rebuilt(cls, sources: Mapping[int, AppliedBatches]) -> AppliedBatches:
-        """Return new sets with copies of each block's set from its source."""
+        """Return new sets into which each block's set is copied from its source."""
         chosen: dict[int, tuple[Cohort, list[int], list[int]]] = {}
         for number, source in sources.items():
             cohort, bit = source._places[number]  # noqa: SLF001 - same class
@@ -304,7 +304,7 @@ class AppliedBatches:
         return result
 
     def copy(self) -> AppliedBatches:
-        """Return an independent copy, for a snapshot under the lock."""
+        """Return an independent copy, for a snapshot that is taken under the lock."""
         other = AppliedBatches(())
         new = {id(cohort): cohort.copy() for cohort in self._cohorts}
         other._cohorts = list(new.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Limits of received numbers, because the size of bitmaps depends on them.
+#: Limits on received numbers, because the size of bitmaps depends on them.
 MAX_TASKS = 1 << 28
 MAX_BATCHES_PER_TASK = 1 << 24
 

@@ -66,7 +66,7 @@ class _Task:
         self.batch_count = batch_count
         #: Batches that all blocks of the cohort have.
         self.complete = Bitmap(bytes((batch_count + 7) >> 3)) if complete is None else complete
-        #: Batch -> mask of the blocks that have it; never empty, never full.
+        #: Batch -> mask of the blocks that have it. The mask is never empty and never full.
         self.partial: dict[int, int] = {} if partial is None else partial
 
     def copy(self) -> _Task:
@@ -79,11 +79,11 @@ class _Epoch:
     __slots__ = ("done", "task_count", "tasks")
 
     def __init__(self, done: Bitmap | None = None, task_count: int = 0) -> None:
-        #: Tasks that all blocks have every batch of.
+        #: Tasks whose batches all blocks have.
         self.done = Bitmap(b"") if done is None else done
         #: Number of tasks of the epoch; 0 if unknown.
         self.task_count = task_count
-        #: Tasks that are not in ``done``, and of which some block has some batch.
+        #: Tasks that are not in ``done``, but of which some block has at least one batch.
         self.tasks: dict[int, _Task] = {}
 
     def copy(self) -> _Epoch:
@@ -100,7 +100,7 @@ class Cohort:
     def __init__(self, block_count: int) -> None:
         self.block_count = block_count
         self.full = (1 << block_count) - 1
-        #: Epoch -> task count, of epochs that all blocks have completely.
+        #: Epoch -> task count, for epochs of which all blocks have all batches.
         self.finished: dict[int, int] = {}
         self.epochs: dict[int, _Epoch] = {}
 
@@ -131,7 +131,7 @@ class Cohort:
             raise MessageError(f"{batch}: the task has {flight.batch_count} batches, not {batch_count}")
 
     def add(self, batch: Batch, batch_count: int, blocks: int) -> int:
-        """Add the batch to the blocks of a mask; return the mask of those that did not have it.
+        """Add the batch to the blocks in a mask; return the mask of the blocks that did not have it.
 
         Raises:
             MessageError: as for ``require_possible``; nothing was done.
@@ -221,7 +221,7 @@ class Cohort:
         self.renumber(last, lambda mask: (mask & ~(1 << block) | (mask >> last & 1) << block) & ((1 << last) - 1))
 
     def renumber(self, block_count: int, renumbered: Callable[[int], int]) -> None:
-        """Change to other blocks; ``renumbered`` translates a mask of the old blocks."""
+        """Change the cohort's blocks; ``renumbered`` converts a mask of the old blocks to one of the new blocks."""
         self.block_count, self.full = block_count, (1 << block_count) - 1
         for number, epoch in list(self.epochs.items()):
             for task, flight in list(epoch.tasks.items()):
@@ -240,13 +240,13 @@ class Cohort:
         return not any(task.partial for epoch in self.epochs.values() for task in epoch.tasks.values())
 
     def done_bits(self, number: int) -> int:
-        """Return one bit for each task of an epoch, lowest first: 1 if all blocks have the task completely."""
+        """Return one bit for each task of an epoch, lowest first: 1 if all blocks have all of the task's batches."""
         if number in self.finished:
             return (1 << self.finished[number]) - 1
         return epoch.done.as_int() if (epoch := self.epochs.get(number)) else 0
 
     def batches(self, number: int, task: int) -> bytes:
-        """Return the batches that all blocks have of a task in flight, as bits; empty if the blocks differ."""
+        """Return the batches of a task in flight that all blocks have, as bits; empty if the blocks differ."""
         epoch = self.epochs.get(number)
         flight = None if epoch is None else epoch.tasks.get(task)
         return b"" if flight is None or flight.partial else bytes(flight.complete.bits)

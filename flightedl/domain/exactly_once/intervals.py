@@ -2,9 +2,9 @@
 
 Rules:
 
-* Intervals never touch: [0, 3) and [3, 5) are kept as [0, 5). So two equal sets have equal intervals and equal bytes.
-* Finding is O(log intervals). A change also moves the rest of the list (a memory move, not Python work).
-  Memory is two integers per interval, whatever the interval holds.
+* Intervals are never adjacent: [0, 3) and [3, 5) are stored as [0, 5). So equal sets have equal intervals and bytes.
+* A search takes O(log intervals). A change also moves the rest of the list (a memory move, not Python work). Each
+  interval takes two integers of memory, whatever its length.
 * An empty interval (start >= end) is allowed as an argument and changes nothing; a negative number is a ValueError.
 
 The bytes of ``encode`` are a version byte and then, for each interval, the distance from the last end and the length
@@ -30,7 +30,7 @@ class IntervalSet:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
-        """Make the union of half-open ``intervals``, in any order."""
+        """Build the union of half-open ``intervals``, which may be in any order."""
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._size = 0
@@ -160,7 +160,7 @@ class IntervalSet:
             self.remove(start, end)
 
     def intersection(self, other: IntervalSet) -> IntervalSet:
-        """Return the numbers in both sets; O(intervals of both)."""
+        """Return the intersection with another set, in O(intervals of both)."""
         found = IntervalSet()
         mine, theirs = 0, 0
         while mine < len(self._starts) and theirs < len(other._starts):
@@ -184,7 +184,7 @@ class IntervalSet:
         assert not self._starts or self._starts[0] >= 0
 
     def encode(self) -> bytes:
-        """Return the set as bytes, equal for equal sets."""
+        """Return the set as bytes, which are equal for equal sets."""
         data = bytearray((_VERSION,))
         last = 0
         for start, end in self:

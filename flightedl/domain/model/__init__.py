@@ -1,9 +1,9 @@
 """The model: its parameters, its division into blocks, and the settings that users choose.
 
 * ``parameters``: named float arrays, as declared
-* ``sharding``: blocks, and the pserver that owns each
+* ``sharding``: blocks, and the pserver that owns each block
 * ``declared``: parameters, tables and plan of a declaration
-* ``settings``: base of all settings that users give
+* ``settings``: base class of all settings that users give
 * ``optimizers``, ``schedules``: update rules and learning rates
 * ``initial``: initial values of table rows
 

@@ -9,16 +9,16 @@ from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
 
 
 def parameters_of(declaration: ModelDeclaration) -> list[ParameterSpec]:
-    """The declared parameters. UsageError: one is not valid."""
+    """Return the declared parameters. Raises UsageError if one is invalid."""
     return [ParameterSpec(p.name, tuple(p.shape), p.dtype) for p in declaration.parameters]
 
 
 def tables_of(declaration: ModelDeclaration) -> list[TableSpec]:
-    """The declared tables. UsageError: one is not valid."""
+    """Return the declared tables. Raises UsageError if one is invalid."""
     return [TableSpec.from_json(table) for table in declaration.tables]
 
 
 def plan_of(model: DeclaredModel) -> ShardPlan:
-    """Return the shard plan of a declared model. UsageError: something declared is not valid."""
+    """Return the shard plan of a declared model. Raises UsageError if the declaration is invalid."""
     declared = model.declaration
     return plan_for(parameters_of(declared), model.pservers, model.cut_for, tables_of(declared), model.placement)

@@ -1,8 +1,8 @@
 """Initial values of embedding rows: pure functions of (seed, table, id, element).
 
-Any process can compute them, so they need not be stored until they change. Each element has 64 bits of its own from a
-counter-based generator (Salmon et al. 2011): the finalizer of splitmix64, applied to the row's stream and the element's
-number. The values do not depend on the order in which rows are created, or on the process.
+Any process can compute them, so they need not be stored until they change. Each element has its own 64 bits from a
+counter-based generator (Salmon et al. 2011), which applies the finalizer of splitmix64 to the row's stream and the
+element's number. The values do not depend on the order in which rows are created, or on the process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def stream_key(seed: int, salt: int) -> int:
 
 
 def element_bits(key: int, row: int, element: int) -> int:
-    """Return the 64 bits of one element; ``row`` is the id as 64 bits."""
+    """Return the 64 random bits for one element; ``row`` is the id as 64 bits."""
     return scrambled(scrambled(key ^ row) + (element + 1) * GOLDEN)
 
 
@@ -68,7 +68,7 @@ class Uniform(Init):
 
 @dataclass(frozen=True, slots=True)
 class Normal(Init):
-    """Normally distributed with this standard deviation around ``mean`` (Box & Muller 1958)."""
+    """Normal distribution with this standard deviation around ``mean`` (Box & Muller 1958)."""
 
     std: float = number(above=0)
     mean: float = number(0.0)
@@ -76,7 +76,7 @@ class Normal(Init):
     def first_values(self, key: int, row: int, dim: int) -> list[float]:
         values: list[float] = []
         for j in range(0, dim, 2):
-            # Never zero, whose logarithm there is not.
+            # This is never zero, because zero has no logarithm.
             first = ((element_bits(key, row, j) >> 11) + 1) * 2.0**-53
             angle = (element_bits(key, row, j + 1) >> 11) * 2.0**-53 * (2 * math.pi)
             radius = math.sqrt(-2.0 * math.log(first)) * self.std

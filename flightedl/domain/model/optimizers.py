@@ -6,8 +6,8 @@ Rules for all of them:
   by 1.
 * Order of an update: divide the gradient (for a mean), clip each element to ``clip_value``, add ``weight_decay *
   values`` (AdamW and LAMB decay separately from the gradient, as in their papers), apply the rule.
-* The client applies ``clip_norm``, because it has the whole gradient and a pserver only that of its blocks. The norm is
-  that of all gradients; differences that are pushed to parameters with their own :class:`Delta` are not gradients.
+* The client applies ``clip_norm``, because it has the whole gradient, and a pserver only the part for its blocks. The
+  norm covers all gradients; differences that are pushed to parameters with their own :class:`Delta` are not gradients.
 * ``lr`` is a number or a :class:`~flightedl.domain.model.schedules.Schedule` of the block's version.
 * ``overrides`` give other settings to the parameters whose names match a pattern (``*`` any text, ``?`` any character,
   nothing else is special): ``{"*.bias": {"lr": 0.1, "weight_decay": 0}}``. All matching patterns apply; later ones
@@ -15,7 +15,7 @@ Rules for all of them:
   matching patterns do not apply. A pattern that matches no parameter is probably misspelled, so declaring the model
   fails.
 
-Defaults are those of ``torch.optim`` for rules that it has.
+Defaults are the same as in ``torch.optim``, for rules that it contains.
 """
 
 # ruff: noqa: RUF009 - number() makes a dataclass field, like field()
@@ -47,7 +47,7 @@ class SlotSpec:
     per_element: bool = True
 
     def width(self, dim: int) -> int:
-        """Return how many of its numbers belong to a table row of ``dim`` values."""
+        """Return how many of the slot's numbers belong to a table row with ``dim`` values."""
         return dim if self.per_element else 1
 
 
@@ -138,7 +138,7 @@ class Delta(Optimizer):
     """Adds the pushed values: ``values += gradient``, for trainers that run their own optimizer.
 
     Such trainers push the changes of their values. In synchronous mode with ``reduce="mean"``, the result is the mean
-    of the trainers' values. ``weight_decay`` is rejected, because the trainers' own optimizer is the one to decay.
+    of the trainers' values. ``weight_decay`` is rejected, because weight decay is up to the trainers' own optimizer.
     """
 
     def rate_at(self, version: int) -> float:  # noqa: ARG002 - the protocol's argument
@@ -152,7 +152,7 @@ class Delta(Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class Momentum(Optimizer):
-    """SGD with a velocity (Polyak 1964), optionally Nesterov's: torch's SGD with ``momentum``, no dampening."""
+    """SGD with a velocity (Polyak 1964), optionally Nesterov's, like torch's SGD with ``momentum`` and no dampening."""
 
     lr: float | Schedule = number(at_least=0)
     momentum: float = number(0.9, at_least=0, below=1)
@@ -191,7 +191,7 @@ class Adadelta(Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class RMSprop(Optimizer):
-    """RMSprop (Hinton, lecture 6e), optionally ``centered`` (Graves 2013) and with momentum, as torch's."""
+    """RMSprop (Hinton, lecture 6e), optionally ``centered`` (Graves 2013) and with momentum, like torch's."""
 
     lr: float | Schedule = number(0.01, at_least=0)
     alpha: float = number(0.99, at_least=0, below=1)
@@ -208,7 +208,7 @@ class RMSprop(Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class Adam(Optimizer):
-    """Adam (Kingma & Ba 2015), optionally AMSGrad (Reddi et al. 2018). ``weight_decay`` joins the gradient."""
+    """Adam (Kingma & Ba 2015), optionally AMSGrad (Reddi et al. 2018). ``weight_decay`` is added to the gradient."""
 
     lr: float | Schedule = number(1e-3, at_least=0)
     beta1: float = number(0.9, at_least=0, below=1)
@@ -231,10 +231,10 @@ class AdamW(Adam):
 
 @dataclass(frozen=True, slots=True)
 class Ftrl(Optimizer):
-    """FTRL-proximal (McMahan et al. 2013) with rate power -1/2, as TensorFlow's: ``l1`` makes exact zeros.
+    """FTRL-proximal (McMahan et al. 2013) with rate power -1/2, like TensorFlow's. ``l1`` produces exact zeros.
 
-    ``l2`` is the loss's penalty ``l2 * |values|**2``. As in TensorFlow, values start to follow the rule with the first
-    update: what they were initialized to counts only through ``initial_accumulator``.
+    ``l2`` adds the penalty ``l2 * |values|**2`` to the loss. As in TensorFlow, the first update replaces the initial
+    values, which enter only its linear term.
     """
 
     lr: float | Schedule = number(at_least=0)
@@ -252,8 +252,8 @@ class Ftrl(Optimizer):
 class LAMB(Optimizer):
     """LAMB (You et al. 2020): Adam's direction, scaled by the ratio of the norms of values and direction.
 
-    The norms are those of a *block*, not of the whole parameter, because no pserver sees the whole parameter: for
-    parameters of more than one block the result depends on the shard plan.
+    The norms are those of a *block*, not of the whole parameter, because no pserver sees the whole parameter. For
+    parameters with more than one block, the result depends on the shard plan.
     """
 
     lr: float | Schedule = number(at_least=0)

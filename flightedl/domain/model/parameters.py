@@ -80,7 +80,7 @@ class ParameterSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ParameterSpec:
-        """Return the parameter that ``to_json`` encoded. Raises UsageError for anything else."""
+        """Return the parameter that ``to_json`` encoded. Raises UsageError for any other JSON."""
         if not isinstance(data, Mapping) or data.keys() != {"name", "shape", "dtype"}:
             raise UsageError(f"a parameter is an object of name, shape and dtype, got {data!r:.80}")
         if not isinstance(data["shape"], list | tuple):

@@ -5,7 +5,7 @@ evaluate schedules for each block, so trainers and pservers need not communicate
 versions: one per round in sync mode, one per accepted push in async mode.
 
 Schedules can be combined: :class:`LinearWarmup` continues with any other schedule, which then counts from zero. Rates
-are computed in float64, and never rounded to the parameter's type.
+are computed in float64 and never rounded to the parameter's type.
 """
 
 # ruff: noqa: RUF009 - number() makes a dataclass field, like field()
@@ -35,7 +35,7 @@ family(Schedule)
 
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule, Init):
-    """A constant: the rate of every update, or every element of a table's initial rows."""
+    """A constant rate for all updates, or a constant for all elements of a table's initial rows."""
 
     value: float = number()
 

@@ -3,7 +3,7 @@
 A setting is a frozen dataclass derived from :class:`Setting`. Its constructor converts every field to its annotated
 type and checks the limits that the field was declared with (:func:`number`); a wrong value raises a :class:`UsageError`
 that names the class and the field. ``to_json`` encodes all fields and ``kind``, the class's name; ``from_json`` accepts
-exactly that. So equal settings have equal JSON, and foreign JSON is rejected with the same messages as wrong arguments.
+exactly that. So equal settings have equal JSON, and invalid JSON is rejected with the same messages as wrong arguments.
 
 The JSON contains only plain values (dict, list, str, int, float, bool, None). Infinities and NaN are never valid.
 """
@@ -24,7 +24,7 @@ from flightedl.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Range of a number; None if a side is unlimited."""
+    """Range of a number; a limit of None means no limit on that side."""
 
     at_least: float | None = None
     above: float | None = None
@@ -54,12 +54,12 @@ def number(
     below: float | None = None,
     kw_only: Any = MISSING,
 ) -> Any:
-    """Declare a dataclass field for a limited number, or a tuple of them; required unless ``default`` is given."""
+    """Declare a dataclass field for a limited number, or a tuple of numbers; required unless ``default`` is given."""
     return field(default=default, kw_only=kw_only, metadata={"limits": Limits(at_least, above, at_most, below)})
 
 
 class Setting:
-    """Base of all settings; see the module's rules."""
+    """Base class of all settings; see the module's rules."""
 
     __slots__ = ()
 
@@ -91,7 +91,7 @@ class Setting:
 
     @classmethod
     def chosen(cls, value: Any) -> Self:
-        """Return the setting that a user means: an instance, or the name or class of a setting with only defaults.
+        """Return the setting given as an instance, or as the name or class of a setting with only defaults.
 
         Raises:
             UsageError: it is not in this family, or a field without a default is missing.
@@ -141,7 +141,7 @@ def _required(kind: type[Setting]) -> set[str]:
     return {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}  # type: ignore[arg-type]
 
 
-#: Abstract settings, which are not a ``kind`` themselves.
+#: Abstract settings, which are not kinds themselves.
 _FAMILIES: set[type[Setting]] = set()
 
 
@@ -151,11 +151,11 @@ def family(cls: type[Setting]) -> None:
 
 
 def fields_of(kind: type[Setting]) -> dict[str, tuple[Any, Limits | None]]:
-    """Return annotated type and limits of each field of a setting."""
+    """Return the annotated type and the limits of each field of a setting."""
     return _rules(kind)
 
 
-#: Annotated type and limits of each field of a setting, cached because resolving annotations is slow.
+#: Setting -> the annotated type and limits of each field, cached because resolving annotations is slow.
 _FIELDS: dict[type[Setting], dict[str, tuple[Any, Limits | None]]] = {}
 
 

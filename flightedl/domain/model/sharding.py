@@ -1,32 +1,32 @@
-"""Blocks and the shard plan: which pserver owns which slice of which parameter.
+"""Blocks and the shard plan, which assigns each slice of each parameter to a pserver.
 
 A *block* is a contiguous slice of one parameter, flattened in C order. Block numbers count through the parameters in
 order. The *cut* into blocks is a pure function of the declared parameters and a number of pservers, so every process
 computes it, and it never changes. The master computes the owners of the blocks once and stores them as a ``Placement``
 with a version. Cut and placement together are the *plan*. Every message contains the plan's hash: the hash of the cut,
 a dot, and the version of the placement. Both sides must have the same cut. A trainer's placement may differ from the
-pserver's if the pserver has the blocks of the message; the master's must be the same.
+pserver's if the pserver has the blocks in the message; the master's placement must be the same.
 
-A job that was declared by a version without placements has the computed owners, which are part of its plan's hash.
+A job that was declared by a version without placements uses the computed owners, which are part of its plan's hash.
 
-Derivation. Lay all T bytes of the model in one line, in declared order. With P pservers and R rounds the line is cut at
-``j * T / (P * R)``; stretch j belongs to pserver ``j % P``. So each pserver gets R stretches of equal length, whatever
-the parameters look like: one giant, thousands of tiny ones, or both. R is the smallest number for which a stretch has
-at most ``STRETCH_BYTES``. This is short enough that any few layers are distributed over all pservers, and long enough
-that most neighbors (a small weight and its bias) stay together and share a message.
+Derivation: lay out all T bytes of the model in one line, in declared order. With P pservers and R rounds, the line is
+cut at ``j * T / (P * R)``; stretch j belongs to pserver ``j % P``. So each pserver gets R stretches of equal length,
+whatever the parameters look like: one giant, thousands of tiny ones, or both. R is the smallest number for which a
+stretch has at most ``STRETCH_BYTES``. This is short enough that any few layers are distributed over all pservers, and
+long enough that most adjacent parameters (a small weight and its bias) stay together and share a message.
 
 A cut inside a parameter moves to the nearest end of the parameter if a piece would otherwise be shorter than a 64th of
 a stretch or ``MINIMUM_ELEMENTS``; other cuts inside a parameter are at multiples of ``CUT_ELEMENTS``. Cuts are computed
-from the start of the line, so their moves do not add up: the length of a stretch changes by at most two moves. Pieces
-between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes, so that no parameter ends
-in a small remainder.
+from the start of the line, so their moves do not accumulate: the length of a stretch changes by at most two moves.
+Pieces between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes, so that no parameter
+ends in a small remainder.
 
-The rows of all embedding tables together are in ``BUCKETS`` *buckets* (``tables.placement``). A bucket is a position of
-the plan like a block, so pushes, rounds, checkpoints and recovery treat it like a block. Bucket numbers follow those of
-all blocks. Each pserver has a range of buckets, which depends only on P.
+The rows of all embedding tables are divided into ``BUCKETS`` *buckets* (``tables.placement``). A bucket is a position
+in the plan, like a block, so pushes, rounds, checkpoints and recovery treat it like a block. Bucket numbers follow
+those of all blocks. Each pserver has a range of buckets, which depends only on P.
 
-Not guaranteed: balance of models so small that a share is a few minimal blocks, and balance of work if optimizers
-differ by parameter.
+Balance is not guaranteed for models so small that a share is a few minimal blocks, nor for the work if optimizers
+differ between parameters.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from flightedl.messages.declarations import Placement
 
 #: Version of this module's rules. Part of every plan's hash, so plans of different versions differ.
 PLAN_VERSION = 3
-#: The measured best size of a message if several trainers push. Smaller messages cost more processor time per byte,
-#: because the program is evicted from the cache between them.
+#: The best size of a message, measured while several trainers push. Smaller messages cost more processor time per byte,
+#: because the program's code is evicted from the cache between messages.
 BLOCK_BYTES = 1 << 21
-#: Used if a pserver would get fewer than ``_MESSAGES`` blocks, so that both sides can work on different ones.
+#: Used if a pserver would get fewer than ``_MESSAGES`` blocks, so that both sides can work on different blocks.
 SMALL_BLOCK_BYTES = 1 << 20
 _MESSAGES = 4
 ELEMENTS_LIMIT = 1 << 20
-#: Splitting never makes a smaller piece than this.
+#: Splitting never produces a piece smaller than this.
 MINIMUM_ELEMENTS = 8192
 #: Pieces start at multiples of this: complete cache lines, in the parameter and in the pserver's arena.
 CUT_ELEMENTS = 16
@@ -197,16 +197,16 @@ def placement_of_hash(plan_hash: str) -> int:
 
 
 def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:
-    """Return the most bytes of a block, and of a run, of a model on ``pserver_count`` pservers."""
+    """Return the maximum bytes of a block and of a run of a model on ``pserver_count`` pservers."""
     share = sum(parameter.size_bytes for parameter in parameters) // pserver_count
     return min(BLOCK_BYTES, max(SMALL_BLOCK_BYTES, share // _MESSAGES))
 
 
 def runs_of(plan: ShardPlan, pserver: int) -> list[range]:
-    """Return a pserver's runs: neighboring blocks of one dtype, at most ``block_limit`` bytes, sent in one message.
+    """Return a pserver's runs: adjacent blocks of one dtype, at most ``block_limit`` bytes, sent in one message.
 
-    The blocks of a run are neighbors in the line of the model, so both sides can keep them in one array. All processes
-    cut the same runs, whatever the transport, because the limit keeps the values of both ends in the cache.
+    The blocks of a run are adjacent in the line of the model, so both sides can keep them in one array. All processes
+    cut the same runs, whatever the transport; the limit is chosen so that both sides' values fit into the cache.
 
     Returns:
         Ranges of block numbers, ascending; every block of the pserver is in one of them.
@@ -238,7 +238,7 @@ def plan_shards(
     tables: Sequence[TableSpec] = (),
     block_bytes: int | None = None,
 ) -> ShardPlan:
-    """Cut parameters into blocks and assign each to a pserver; see the module for the rules.
+    """Cut parameters into blocks and assign each block to a pserver; see the module for the rules.
 
     Args:
         parameters: In declared order, which the plan depends on.
@@ -276,12 +276,12 @@ def _require_distinct(kind: str, names: Sequence[str]) -> None:
 
 
 def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
-    """Return the same blocks on another number of pservers, for a job that was saved on fewer or more of them.
+    """Return the same blocks on another number of pservers, for a job that was saved on fewer or more pservers.
 
     Each block keeps its version and applied set, so nothing has to be cut or merged. The result depends only on the
     blocks, not on their previous owners: however often a job is moved, its plan follows from its first cut and its
     current number of pservers. Blocks are assigned in descending order of size to the pserver with the fewest bytes so
-    far (Graham 1969), ties by lower number, so no pserver has more than an equal share plus one block.
+    far (Graham 1969), or the lowest number if equal, so no pserver has more than an equal share plus one block.
 
     Raises:
         UsageError: there is no pserver.
@@ -360,7 +360,7 @@ def placed(plan: ShardPlan, placement: Placement) -> ShardPlan:
 
 
 def _cuts(parameters: Sequence[ParameterSpec], ends: Integers, stretch_count: int) -> list[int]:
-    """Return the end of each stretch but the last, in elements of the line; an empty stretch repeats a cut.
+    """Return the ends of all stretches but the last, in elements of the line; an empty stretch repeats a cut.
 
     Args:
         parameters: In line order.
@@ -396,14 +396,14 @@ def _divide(parameters: tuple[ParameterSpec, ...], pserver_count: int, block_byt
     ends = np.cumsum([parameter.size for parameter in parameters], dtype=np.int64)
     cuts = np.array(_cuts(parameters, ends, 1 if pserver_count == 1 else pserver_count * rounds), np.int64)
 
-    # Pieces between neighboring cuts and ends of parameters, in elements of the line. (pieces,)
+    # Pieces between adjacent cuts or ends of parameters, in elements of the line; each array is (pieces,).
     borders = np.union1d(np.union1d(0, ends), cuts)
     starts, sizes = borders[:-1], np.diff(borders)
     owners = np.searchsorted(cuts, starts, side="right") % pserver_count
     numbers = np.searchsorted(ends, starts, side="right")
     items = np.array([parameter.item_size_bytes for parameter in parameters], np.int64)[numbers]
 
-    # Divide each piece into equal blocks, with bounds at multiples of CUT_ELEMENTS from the piece's start.
+    # Divide each piece into equal blocks that begin at multiples of CUT_ELEMENTS from the piece's start.
     limits = np.minimum(block_bytes // items, ELEMENTS_LIMIT) // CUT_ELEMENTS * CUT_ELEMENTS
     counts = np.minimum(-(-sizes // np.maximum(limits, 1)), np.maximum(sizes // MINIMUM_ELEMENTS, 1))
     piece = np.repeat(np.arange(len(sizes)), counts)

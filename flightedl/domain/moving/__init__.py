@@ -3,14 +3,14 @@
 * ``values``: the stored owners and intent, the transactions that change them, and the messages between two pservers.
 * ``server``: the pserver's side, which copies, freezes, stages and adopts blocks.
 * ``director``: the master's side, which stores intents, commits the move of each block, and cancels failed intents.
-* ``losses``: loss numbers of blocks, which decide whether a report of finished work counts after moves.
+* ``losses``: blocks' loss numbers, which determine whether a report of finished work is valid after moves.
 
-Here, a block is a position of the plan: a block of a parameter or a bucket of tables. Follow one from pserver 0 to
-pserver 2. The master stores an *intent*. Pserver 0 reads it, sends a copy of the block to pserver 2, and continues to
-apply pushes; it sends each update after the copy. Pserver 2 *stages* copy and updates; no process can read them. When
-few updates are in flight, pserver 0 *freezes* the block: pushes wait, and the last message has the number of updates
-and the digest of the content. Pserver 2 sends an acknowledgement to the master. The master *commits* in one
-transaction, which makes pserver 2 the owner and compares everything that may have changed: the master's lock, the
+Here, a block is a position in the plan: a block of a parameter or a bucket of tables. As an example, a block moves from
+pserver 0 to pserver 2. The master stores an *intent*. Pserver 0 reads it, sends a copy of the block to pserver 2, and
+continues to apply pushes; it sends each update after the copy. Pserver 2 *stages* the copy and the updates; no process
+can read them. When few updates are in flight, pserver 0 *freezes* the block: pushes wait, and the last message has the
+number of updates and the digest of the content. Pserver 2 sends the master an acknowledgement. The master *commits* in
+one transaction, which makes pserver 2 the owner and compares everything that may have changed: the master's lock, the
 attempt, both generations, the owners. Pserver 2 reads the owners and adopts the block; pserver 0 reads them and
 releases it. If a trainer pushes to pserver 0, it receives the new owner as the answer, and repeats the push under the
 same identity at pserver 2, which knows the applied batches.
@@ -19,5 +19,5 @@ Only the transaction decides. A pserver thaws a frozen block only after it has r
 it is still the owner. A pserver that waits too long deletes the intent in a separate transaction, and reads again.
 
 Tests explore the protocol exhaustively in small configurations: two pservers and a spare, two masters, crashes at each
-step, messages that are lost, late or repeated, and transactions of unknown outcome. No process runs it yet.
+step, messages that are lost, delayed or repeated, and transactions with unknown outcomes. No process runs it yet.
 """

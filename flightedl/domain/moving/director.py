@@ -5,7 +5,8 @@ a failure or an unknown outcome, only a read shows what is stored.
 
 Rules:
 
-* At most one intent exists. A new master cancels the intent that it finds, as it cannot know how far they are.
+* At most one intent exists. A new master cancels the intent that it finds, because it cannot know the progress of the
+  moves.
 * An intent is stored only while every pserver is settled, no audit is open and no checkpoint is ordered. While it
   exists, no audit begins and no checkpoint is ordered. So the answers of an audit and the files of a checkpoint belong
   to one version of the owners.
@@ -22,7 +23,7 @@ from flightedl.errors import NotReadyError, UsageError
 
 
 class Director:
-    """Moves of one job, as its master knows them. Not thread-safe.
+    """One job's moves, as its master knows them. Not thread-safe.
 
     Args:
         master: Generation of the master.
@@ -36,7 +37,7 @@ class Director:
         self.stored = stored
 
     def read(self, owners: Owners, stored: StoredIntent | None) -> None:
-        """Replace owners and intent by those that were read after a transaction."""
+        """Replace owners and intent by the values that were read after a transaction."""
         self.owners, self.stored = owners, stored
 
     @property

@@ -1,16 +1,18 @@
-"""Loss numbers of blocks, which decide whether a report of finished work counts after moves and replacements.
+"""Blocks' loss numbers, which determine whether a report of finished work is valid after moves and replacements.
 
 Each block has a *loss number*: the generation of the process that last loaded the block from a checkpoint or
-initialized it. A move does not change the loss number, and it only rises, since generations do. The acknowledgement of
-a push names the block's loss number, and a report of finished work the lowest one of each block over its batches.
+initialized it. A move does not change the loss number, and loss numbers never decrease, because generations do not. The
+acknowledgement of a push contains the block's loss number, and a report of finished work contains each block's lowest
+loss number over the report's batches.
 
-A process is *settled* once the master has compared the batches applied there with the work that counts as done, and
-reopened the difference. No block moves to or from a process before it is settled, so a new process has itself loaded
-all blocks of its pserver, and their loss number is its generation. A report counts if none of its loss numbers is
-lower than the block's current one. Otherwise the block was loaded from an older state after the push, and may lack it.
+A process is *settled* once the master has compared the batches applied there with the work that is recorded as done,
+and reopened the difference. No block moves to or from a process before it is settled, so a new process has itself
+loaded all blocks of its pserver, and their loss number is its generation. A report is valid if none of its loss numbers
+is lower than the block's current loss number. Otherwise, the block was loaded from an older state after the push and
+may lack it.
 
-So for each block, at any time: either its owner is settled, and the block has applied all work that counts as done; or
-the owner has yet to report its applied batches.
+So for each block, at any time: either its owner is settled, and the block has applied all work that is recorded as
+done; or the owner has yet to report its applied batches.
 """
 
 from __future__ import annotations
@@ -26,18 +28,18 @@ from flightedl.domain.moving.values import Owners
 class Losses(msgspec.Struct, frozen=True, array_like=True):
     """Known loss numbers. Stored in one transaction with the queue to which they belong."""
 
-    #: Index -> generation of the pserver's last settled process; 0 if none was.
+    #: Index -> generation of the pserver's last settled process; 0 if there was none.
     settled: tuple[int, ...]
     #: Block -> its loss number when its owner was last settled.
     numbers: tuple[int, ...]
 
     @classmethod
     def initial(cls, pserver_count: int, block_count: int) -> Losses:
-        """Return the state in which no process is settled."""
+        """Return a state in which no process is settled."""
         return cls((0,) * pserver_count, (0,) * block_count)
 
     def with_settled(self, index: int, generation: int, owners: Owners) -> Losses:
-        """Return the state in which a process is settled, too."""
+        """Return the state after a process has been settled."""
         settled, numbers = list(self.settled), list(self.numbers)
         settled[index] = generation
         for block in owners.blocks_of(index):
@@ -45,7 +47,7 @@ class Losses(msgspec.Struct, frozen=True, array_like=True):
         return replace(self, settled=tuple(settled), numbers=tuple(numbers))
 
     def is_settled(self, seen: Mapping[int, int], indexes: Iterable[int]) -> bool:
-        """Return True if the present processes of these pservers are settled.
+        """Return True if the current processes of these pservers are settled.
 
         Args:
             seen: Index -> generation of the present process.
@@ -54,7 +56,7 @@ class Losses(msgspec.Struct, frozen=True, array_like=True):
         return all(index in seen and self.settled[index] == seen[index] for index in indexes)
 
     def accepts(self, reported: Sequence[int], seen: Mapping[int, int], owners: Owners) -> bool:
-        """Return True if a report of finished work counts.
+        """Return True if a report of finished work is valid.
 
         Args:
             reported: Block -> lowest loss number of the acknowledgements.

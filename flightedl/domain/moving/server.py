@@ -1,7 +1,7 @@
-"""Decisions of a pserver about blocks that leave it or arrive.
+"""A pserver's decisions about blocks that leave it or arrive.
 
-The caller holds the content of the blocks. It carries out the effects in their order, under the lock of the block, and
-before its next call about the block.
+The caller holds the content of the blocks. It carries out the effects in order, under the block's lock, and before its
+next call for the block.
 
 Rules:
 
@@ -10,8 +10,8 @@ Rules:
   than the last one are ignored. Nothing else thaws, adopts or releases a block.
 * A new process loads its blocks only if it still held its index at the revision of that read. Otherwise a process that
   froze before it loaded would serve a block that moved to its successor, with a higher loss number.
-* Staged content belongs to one attempt. It is adopted only if the owners name that attempt: content from an earlier
-  attempt lacks the updates that the source has applied since.
+* Staged content belongs to one attempt. It is adopted only if the stored owners name that attempt, because content from
+  an earlier attempt lacks the updates that the source has applied since.
 * Messages of another attempt, repeated updates and updates after a gap are ignored. A broken stream is not resumed: the
   source gives up, and the next attempt copies the block again.
 """
@@ -80,7 +80,7 @@ class Arriving(msgspec.Struct, frozen=True, array_like=True):
 class State(msgspec.Struct, frozen=True, array_like=True):
     """State of all moves of a pserver. Immutable; each change replaces it."""
 
-    #: Blocks that the process has, without staged ones.
+    #: Blocks that the process has, excluding staged blocks.
     blocks: tuple[int, ...]
     #: Revision of the newest read, and the version of the owners in it.
     revision: int = 0
@@ -103,7 +103,7 @@ def state_to_load(index: int, generation: int, revision: int, owners: Owners, ho
 
 
 class MovingBlocks:
-    """State machine of the moving blocks of one pserver process. Not thread-safe.
+    """State machine of one pserver process's moving blocks. Not thread-safe.
 
     Args:
         index: Index of the pserver.
@@ -117,7 +117,7 @@ class MovingBlocks:
         self.state = state
 
     def serves(self, block: int) -> Serves:
-        """Return how a push for this block is answered."""
+        """Return the answer to a push for this block."""
         if block not in self.state.blocks:
             return Serves.ELSEWHERE
         leaving = _find(self.state.leaving, block)
@@ -195,7 +195,7 @@ class MovingBlocks:
         return Copy(attempt, move.block, generation)
 
     def updated(self, block: int) -> Update | None:
-        """Return the message that sends an applied update to the destination; None if the block does not leave."""
+        """Return the message that sends an applied update to the destination; None if the block is not leaving."""
         leaving = _find(self.state.leaving, block)
         if leaving is None:
             return None
@@ -205,7 +205,7 @@ class MovingBlocks:
         return Update(leaving.attempt, block, leaving.generation, leaving.sent)
 
     def freeze(self, block: int, digest: bytes) -> Last | None:
-        """Freeze a block that leaves, or repeat the last message.
+        """Freeze a block that is leaving, or repeat the last message.
 
         Args:
             block: Number of the block.
@@ -221,9 +221,9 @@ class MovingBlocks:
         return Last(leaving.attempt, block, leaving.generation, leaving.sent, digest)
 
     def give_up(self, block: int) -> Transaction | None:
-        """Return the transaction that ends the attempt of a block that leaves.
+        """Return the transaction that ends the attempt to move a leaving block.
 
-        Whatever its outcome, only a read thaws the block: the master may have committed the move before.
+        Whatever its outcome, only a read thaws the block, because the master may already have committed the move.
         """
         leaving = _find(self.state.leaving, block)
         return None if leaving is None else Transaction(leaving.attempt, None)

@@ -1,10 +1,10 @@
-"""Stored values of moving blocks, transactions that change them, messages between two pservers, and effects."""
+"""Stored values about moves, transactions that change them, messages between two pservers, and effects."""
 
 from __future__ import annotations
 
 import msgspec
 
-#: Attempt of a block that has never moved, and of an intent that must not exist.
+#: Stands for the attempt of a block that has never moved, and of an intent that must not exist.
 NONE = 0
 
 
@@ -22,7 +22,7 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
     #: Generation of the master that stored it.
     master: int
     moves: tuple[Move, ...]
-    #: (index, generation) of each source and destination, rising.
+    #: (index, generation) of each source and destination, ascending.
     generations: tuple[tuple[int, int], ...]
 
     def generation_of(self, index: int) -> int | None:
@@ -57,7 +57,7 @@ class Owners(msgspec.Struct, frozen=True, array_like=True):
         return Owners(self.version + 1, tuple(pservers), tuple(attempts))
 
     def blocks_of(self, index: int) -> list[int]:
-        """Return the blocks of a pserver, rising."""
+        """Return a pserver's blocks, ascending."""
         return [block for block, owner in enumerate(self.pservers) if owner == index]
 
 
@@ -70,14 +70,13 @@ class Transaction(msgspec.Struct, frozen=True):
     intent: Intent | None
     #: New owners; None keeps the stored owners.
     owners: Owners | None = None
-    # A pserver that gives up does not compare the following.
-    #: Generation of the master, which must hold the lock.
+    # Generation of the master, which must hold the lock. A pserver that gives up compares nothing from here on.
     master: int | None = None
     #: (index, generation) of pservers whose keys must exist.
     generations: tuple[tuple[int, int], ...] = ()
     #: Expected version of the stored owners.
     version: int | None = None
-    #: True if no order of a checkpoint may be stored.
+    #: True if the transaction requires that no checkpoint order is stored.
     excludes_checkpoint: bool = False
 
 
@@ -129,13 +128,13 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class Thaw(msgspec.Struct, frozen=True):
-    """Resume the waiting pushes of a block that did not move; its attempt is over."""
+    """Resume the waiting pushes of a block that did not move, because its attempt is over."""
 
     block: int
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Store the received copy, invisible to readers, in place of an earlier attempt's copy."""
+    """Store the received copy, invisible to readers, replacing an earlier attempt's copy."""
 
     block: int
 

@@ -1,7 +1,7 @@
 """Inputs, answers and effects of the block protocol in ``blocks``.
 
-Effects are self-contained. The caller carries them out in order, before its next call about the same blocks, and never
-reads the protocol's state for this: that state is already ahead of the values.
+Effects are self-contained. The caller carries them out in order, before its next call for the same blocks, without
+reading the protocol's state, because that state is already ahead of the values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flightedl.messages.parameters import Outcome, PushHeader
 
 #: Outcomes after which the blocks contain the batch.
 ANSWERED = frozenset({Outcome.ACCEPTED, Outcome.ALREADY_APPLIED})
-#: Batches of a push, each with the number of batches of its task.
+#: Batches of a push, each with the number of batches in its task.
 Batches = Sequence[tuple[Batch, int]]
 
 
@@ -27,7 +27,7 @@ class Extent(NamedTuple):
     """Adjacent blocks that start as one span."""
 
     numbers: range
-    #: A cut copies all blocks of the span at once, because splitting the span during training would take long.
+    #: A cut copies all blocks of the span at once, because splitting the span during training would take too long.
     is_copied_at_once: bool = False
 
 
@@ -91,9 +91,9 @@ class AddGradient(msgspec.Struct, frozen=True):
 
     batch: Batch
     weight: float
-    #: Overwrite the sum, which is left from an older round.
+    #: Overwrite the sum, which is left over from an older round.
     is_first: bool
-    #: Keep the gradient separately instead, and add it in the order of the batches when the round closes.
+    #: Keep the gradient separately instead, and add all gradients in batch order when the round closes.
     is_ordered: bool
 
 
@@ -117,7 +117,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class EmptyRound(msgspec.Struct, frozen=True):
-    """A round without gradients was closed: only the version has changed."""
+    """A round without gradients was closed, which changes only the version."""
 
     from_version: int
     to_version: int
@@ -143,9 +143,9 @@ class Pushed(msgspec.Struct, frozen=True):
     #: Version of the blocks after the effects.
     version: int
     effects: Sequence[Effect] = ()
-    #: If a sum was rejected, the batches of it that the blocks already have, as in ``accumulation.applied_bits``.
+    #: If a sum was rejected, the batches of the sum that the blocks already have; see ``accumulation.applied_bits``.
     having: bytes = b""
-    #: Version that the sender waits for; None if it gets no values.
+    #: Version for which the sender waits; None if it gets no values.
     follows: int | None = None
     #: True if the blocks have reached the version ``follows``.
     is_ready: bool = False
@@ -188,7 +188,7 @@ class ViewApplied(NamedTuple):
 
 
 class ReleasedBlocks(NamedTuple):
-    """State of adjacent blocks that leave a pserver, without their values."""
+    """State of adjacent blocks that are leaving a pserver, without their values."""
 
     numbers: range
     version: int

@@ -2,19 +2,19 @@
 
 The blocks are grouped into *spans*: adjacent blocks with the same history. A push that covers whole spans, as in normal
 training, is decided once per span. A push that covers only some blocks of a span, or finds that they differ, splits the
-span into spans of identical blocks. This costs only speed. ``join`` joins spans of buckets that have become identical.
+span into spans of identical blocks. The only cost is speed. ``join`` joins spans of buckets that have become identical.
 
 A span is identified by its first block, a cut by its number. The caller holds the arrays, divided into the same spans,
-and carries out each ``Split`` before its next call about these blocks.
+and carries out each ``Split`` before its next call for these blocks.
 
 **A push** to one span has three steps:
 
 1. ``prepare`` returns what the caller must do first: copy blocks that a cut still needs before they change, and
-   allocate memory. Whatever can fail fails here, while the push has had no effect. In asynchronous modes, while no cut
-   is in progress, only an update's memory is needed.
+   allocate memory. Anything that can fail fails here, before the push has any effect. In asynchronous modes, while no
+   cut is in progress, only an update's memory is needed.
 2. ``push`` decides. It rejects senders that are not members. If the blocks have none of the batches, it marks all of
-   them as applied. If they have all of them, the sender only arrives at the round. If they have some batches of a sum,
-   it rejects the sum. The rounds decide what happens to a new batch; if they reject it, its marks are removed. Full
+   them as applied. If they have all batches, the sender only arrives at the round. If they have some batches of a sum,
+   the sum is rejected. The rounds decide what happens to a new batch; if they reject it, its marks are removed. Full
    rounds close.
 3. The caller carries out the effects in order.
 
@@ -27,10 +27,10 @@ may be in progress; a block that is about to change is copied for each cut that 
 **Blocks move** between pservers at the edge of a round, while no cut is in progress. ``release`` removes them with
 their protocol state, and ``adopt`` inserts them into a pserver that has the same view.
 
-**The caller does the locking.** It holds a span's lock during each call about the span *and* while it carries out the
+**The caller does the locking.** It holds a span's lock during each call for the span *and* while it carries out the
 effects. It holds the locks of all spans during ``apply_view``, ``begin_cut``, ``release`` and ``adopt``. Calls that
 change state also need one lock that all spans share, but only during the call: ``prepare``, ``push``, ``split``,
-``join``, ``initialize``, the views, the cuts, the moves, the applied batches.
+``join``, ``initialize``, and those for views, cuts, moves and applied batches.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ _OUTCOMES: Mapping[type[Arrival], Outcome] = {
     NotMember: Outcome.NOT_MEMBER,
 }
 _NOTHING_NEEDED = Needs()
-#: Stands for the election of moved blocks that had been restored; newer than every real election.
+#: Placeholder for the election of moved blocks that had been restored; newer than every real election.
 _RESTORED = (1 << 63) - 1
-#: Needs of pushes without a gradient: without and with an update.
+#: ``Needs`` of pushes without a gradient, without and with an update.
 _NEEDS_OF_ARRIVALS = (_NOTHING_NEEDED, Needs(has_update=True))
 
 
@@ -128,7 +128,7 @@ class BlockProtocol:
     """
 
     def __init__(self, extents: Sequence[Extent], mode: Mode) -> None:
-        #: In ascending order. The sequence is replaced, never changed, when a span is split.
+        #: Spans in ascending order. The sequence is replaced, never modified, when a span is split.
         self.spans: Sequence[BlockSpan] = [
             BlockSpan(numbers, BlockRounds(mode), is_copied_at_once=is_copied_at_once)
             for numbers, is_copied_at_once in extents
@@ -156,7 +156,7 @@ class BlockProtocol:
         self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
         #: True if one push may contain the summed gradients of several batches.
         self._accepts_sums = isinstance(mode, Async) or (isinstance(mode, Sync) and mode.push_every > 1)
-        #: Needs of pushes with a gradient: without and with an update. Built once, because every message needs them.
+        #: ``Needs`` of pushes with a gradient, without and with an update. Built once, because every message uses them.
         self._needs = tuple(
             Needs((), has_update, self.is_synchronous, self._is_deterministic) for has_update in (False, True)
         )
@@ -174,7 +174,7 @@ class BlockProtocol:
         return [member.member for member in self._view.members]
 
     def span(self, number: int) -> BlockSpan:
-        """Return the span that contains a block. Its lock must be held while it is read."""
+        """Return the span that contains a block. The span's lock must be held while the span is read."""
         return self._span_of[number]
 
     def version(self, number: int) -> int:
@@ -265,7 +265,7 @@ class BlockProtocol:
     # pushes
 
     def prepare(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Needs:
-        """Return the copies and memory that ``push`` will need. Changes no state but that of the cuts."""
+        """Return the copies and memory that ``push`` will need. Changes only the state of cuts."""
         if (push.member, push.trainer, push.generation) not in self._senders:
             return _NOTHING_NEEDED
         span = self._span_of[first]
@@ -396,7 +396,7 @@ class BlockProtocol:
     # pulls
 
     def pull(self, number: int, member: int, min_version: int) -> Pull:
-        """Return READY if a block's values may be read now. ``member`` is 0 for read-only clients."""
+        """Return READY if a block's values can be read now. ``member`` is 0 for read-only clients."""
         return self._span_of[number].rounds.pull(member, min_version)
 
     # views
@@ -428,7 +428,7 @@ class BlockProtocol:
         if verdict.switch is not None:
             self._set_mode(verdict.switch)
         self._senders = frozenset((m.member, m.trainer, m.generation) for m in self._view.members)
-        # A mode starts at a round that no block has reached yet, independent of the members.
+        # A mode starts at a round that no block has reached yet, whoever the members are.
         highest = self.version_range()[1] if verdict.refuses_mode else self.highest_open_round()
         return ViewApplied(verdict, verdict.reply(request.serial, highest), effects)
 
@@ -461,7 +461,7 @@ class BlockProtocol:
         return CutBegun(self._next_cut, [number for number, version in versions.items() if cut.is_due(number, version)])
 
     def copy(self, cut: int, number: int) -> CopyBlocks | None:
-        """Copy a block now, or its whole span if the span is copied at once. None if not due, or copied already."""
+        """Copy a block now, or its whole span if spans are copied at once. None if it is not due or already copied."""
         known, span = self._cuts.get(cut), self._span_of[number]
         if known is None or not known.is_due(number, span.rounds.version):
             return None
@@ -496,7 +496,7 @@ class BlockProtocol:
     # blocks that move to another pserver
 
     def release(self, numbers: range) -> ReleasedBlocks | Split | Unmovable:
-        """Remove adjacent blocks and return their state. Returns ``Split`` if their span has other blocks; call again.
+        """Remove adjacent blocks and return their state. If their span has other blocks, returns ``Split``; call again.
 
         Raises:
             MessageError: The blocks are not in one span of this pserver.
@@ -556,7 +556,7 @@ class BlockProtocol:
         return self._applied.copy()
 
     def set_task_counts(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """Fix the number of tasks of epochs, given as (epoch, tasks), see ``AppliedBatches.set_task_count``.
+        """Set epochs' numbers of tasks, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
 
         Raises:
             MessageError: An epoch has more tasks.
@@ -565,7 +565,7 @@ class BlockProtocol:
             self._applied.set_task_count(epoch, task_count)
 
     def restore(self, applied: AppliedBatches, blocks: Restored) -> Sequence[Split]:
-        """Restore the state of all blocks from a checkpoint, before any client has seen them.
+        """Restore the state of all blocks from a checkpoint, before any client has seen the blocks.
 
         Args:
             applied: Batches that the blocks contain.

@@ -8,18 +8,18 @@ new settings, and the old settings must never be used.
 
 * No election is completed. The model has no first values yet, so the pserver *waits* for them, and members can join.
 * An election is completed, and there are checkpoints. The pserver is a replacement and *restores* the newest readable
-  checkpoint. Until then nothing sees its blocks, including views, because blocks without a version cannot determine the
-  round from which they can wait for a member. If no checkpoint is readable, the job has failed, but only if etcd
-  itself, read after the store, still names the same checkpoints: a cached copy of etcd may lag, and retention may have
-  deleted the checkpoints that it names. The pserver retries an unreachable store forever, since starting without the
-  values would be worse.
-* An election is completed, and there never was a checkpoint. The values were lost with the predecessor. The pserver
-  *lacks* them and reports this to the master, which has the model initialized again
+  checkpoint. Until then nothing, not even a view, sees its blocks, because a block without a version cannot tell from
+  which round to wait for a member. If no checkpoint is readable, the job has failed, but only if etcd itself, read
+  after the store, still names the same checkpoints: a cached copy of etcd may lag, and retention may have deleted the
+  checkpoints that it names. The pserver retries an unreachable store forever, since starting without the values would
+  be worse.
+* An election is completed, and there has never been a checkpoint. The values were lost with the predecessor. The
+  pserver *lacks* them and reports this to the master, which has the model initialized again
   (``domain.recovery.reinitialization``).
 
 Values belong to an election: they are its first values or descend from them. A pserver whose values belong to a
-different election than the completed one in etcd therefore ends, and its successor starts over. So does a pserver whose
-blocks may have been seen and whose values turn out to be in a checkpoint.
+different election than the completed one in etcd therefore ends, and its successor starts over. A pserver also ends if
+its blocks may have been seen and their values turn out to be in a checkpoint.
 
 **The end.** An ended machine never changes again and answers no requests. The process exits as soon as it can.
 """
@@ -119,7 +119,7 @@ class PserverLife:
         self.checkpoint: int | None = None
         self.skipped: tuple[Skipped, ...] = ()
         self._is_lease_over = False
-        #: The newest order at the time when the pserver was asked to end.
+        #: The newest checkpoint order at the time when the pserver was asked to end.
         self._before_drain: OrderNumber | None = None
         self._why_ended = ""
         self._handlers: dict[type[Event], Callable[..., Effects]] = {
@@ -166,7 +166,7 @@ class PserverLife:
             return self._seek_values()
         if self.state in _SERVING and election not in {None, self.election}:
             return self._end("the model was initialized again")
-        # A search in progress is completed first; afterwards the facts of that time are used.
+        # A search in progress is completed first; then the newest facts are used.
         return ()
 
     def _begin_to_build(self) -> Effects:
@@ -350,7 +350,7 @@ class PserverLife:
         """Raise NotReadyError if the blocks are not allocated, and FencedError if the trainer has another plan."""
         if self.state not in _VISIBLE:
             if self.state in {State.NO_INDEX, State.NO_MODEL}:
-                # The requesting trainer has declared the model just now.
+                # The requesting trainer has only just declared the model.
                 raise self._not_ready("has not read the model's declaration yet")
             raise self._not_ready(f"is waiting for {self.waiting_for}")
         assert self._plan_hash is not None, "there are no blocks without a plan"
@@ -362,7 +362,7 @@ class PserverLife:
         return self.state in _SERVING and plan_hash == self._plan_hash
 
     def require_values(self, plan_hash: str) -> None:
-        """Raise as ``require_blocks``, and NotReadyError while the blocks wait for first values."""
+        """Raise the errors of ``require_blocks``, and NotReadyError while the blocks wait for first values."""
         self.require_blocks(plan_hash)
         if self.state not in _SERVING:
             raise self._not_ready(f"is waiting for {self.waiting_for}")
@@ -373,7 +373,7 @@ class PserverLife:
         return self.state is State.WAITING
 
     def first_value_count(self, election: int, block_count: int) -> int:
-        """Return the number of blocks with an election's values, given the number that received its first values."""
+        """Return the number of blocks with an election's values, given the number that received first values."""
         return self._block_count if self.is_serving and election == self.election else block_count
 
     def check_request(self, request: OfPlan) -> None:
@@ -391,7 +391,7 @@ class PserverLife:
             if request.master_generation < self.newest_master:
                 raise FencedError(f"master {request.master_generation} is deposed: {self.newest_master} leads")
             self.observe_master(request.master_generation)
-        # Stale views and orders are recognized by their own numbers.
+        # Stale views and orders are recognized by their numbers.
         elif isinstance(request, ViewRequest):
             self.observe_master(request.master_generation)
         elif isinstance(request, SnapshotRequest):

@@ -21,7 +21,7 @@ class State(enum.Enum):
     LACKING = "its values are lost"
     WAITING = "it is waiting for first values"
     SERVING = "it has values"
-    #: As SERVING, until a checkpoint contains everything that was pushed.
+    #: Like SERVING, until a checkpoint contains everything that was pushed.
     DRAINING = "it is about to end"
     ENDED = "the process is ending"
 
@@ -69,7 +69,7 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class CompilingBegan:
-    """Kernels that the blocks need are not in the cache and are being compiled, which may take minutes."""
+    """Kernels that the blocks need are missing from the cache and are being compiled, which may take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class FirstValuesReceived:
 class DrainAsked:
     """The process was asked to end and has a short time for a last checkpoint."""
 
-    #: The newest order that the process knows.
+    #: The newest checkpoint order that the process knows.
     order: OrderNumber | None
 
 

@@ -1,12 +1,12 @@
-"""Search for the checkpoint that a pserver loads: the newest one that is allowed and readable.
+"""Searches for the checkpoint that a pserver loads: the newest allowed and readable one.
 
 Any checkpoint of the model is correct, because it stores the applied batches together with the values; an older one
 only means that more batches are repeated. A torn, truncated or modified checkpoint is therefore skipped and reported,
 and the one before it is tried.
 
 Only checkpoints that etcd names are allowed. A deposed master may have left newer ones, and older ones may belong to a
-model that has since been initialized a second time. Checkpoints that any pserver failed to load are not allowed either:
-otherwise pservers that all return to one checkpoint would never agree on it. Retention does not count them either. If a
+model that has since been initialized a second time. Checkpoints that any pserver failed to load are not allowed either,
+because otherwise pservers that all return to one checkpoint would never agree on it. Retention ignores them, too. If a
 file is damaged, all checkpoints whose increments depend on it are skipped unread.
 
 The search requests one action at a time (a ``Step``) and is called with the result. If no listed checkpoint could be

@@ -6,13 +6,13 @@ memory is freed at that time. Reads, pushes and replays therefore agree without 
 * ``unused_versions``: a row expires when more than this number of versions have passed since its last update.
 * ``unused_epochs``: a row expires when more than this number of epochs have begun since its last update. With 1, a row
   must be updated at least in every second epoch.
-* ``max_rows``, ``max_bytes``: each of the 1,024 buckets may contain its share of the limit, at least one row. When an
-  update leaves more rows in a bucket, the rows with the lowest version of the last update are evicted, always all rows
+* ``max_rows``, ``max_bytes``: each of the 1,024 buckets may contain its share of the limit, but at least one row. When
+  an update leaves more rows in a bucket, the rows whose last update has the lowest version are evicted, always all rows
   with the same version, until the limit is met. Rows of the newest version are never evicted.
 * ``norm_below``: rows with a smaller Euclidean norm are evicted when a checkpoint is made. If there are millions of
   such rows, each checkpoint evicts some of them.
 
-Nothing of an evicted row is kept. When its id is pushed again, the row is created from scratch, including admission.
+No part of an evicted row is kept. When its id is pushed again, the row is created from scratch, including admission.
 """
 
 from __future__ import annotations

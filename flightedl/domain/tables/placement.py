@@ -5,8 +5,8 @@ bijection that is salted with the table's name; different ids never become equal
 its bucket. All tables use the same buckets. Unless a placement is stored, pserver k of P has the range of buckets b
 with ``b * P // 1024 == k``.
 
-Texts are converted to ids with a 64-bit hash (xxh3). Among n texts, two collide and then share a row with probability
-n**2 / 2**65: 3e-6 for ten million texts, 3 % for a billion.
+Strings are converted to ids with a 64-bit hash (xxh3). Among n strings, two collide and then share a row with
+probability n**2 / 2**65: 3e-6 for ten million strings, 3 % for a billion.
 
 Each function has two equivalent forms, for Python integers and for NumPy arrays.
 """
@@ -35,7 +35,7 @@ def salt_of(table: str) -> int:
 
 
 def mixed(row: int, salt: int) -> int:
-    """Mix an id, which is a signed or unsigned 64-bit integer."""
+    """Mix the bits of an id, which is a signed or unsigned 64-bit integer."""
     return scrambled((row & _MASK) ^ salt)
 
 
@@ -46,7 +46,7 @@ def bucket_of(row: int, salt: int) -> int:
 
 @cache
 def bucket_owners(pserver_count: int) -> npt.NDArray[np.int64]:
-    """Return the (BUCKETS,) pserver of each bucket without a stored placement."""
+    """Return the (BUCKETS,) index of each bucket's pserver if no placement is stored."""
     owners: npt.NDArray[np.int64] = np.arange(BUCKETS) * pserver_count // BUCKETS
     owners.flags.writeable = False
     return owners
@@ -76,10 +76,10 @@ def as_ids(ids: npt.NDArray[np.integer]) -> Ids:
 
 
 def id_of_text(text: str | bytes) -> int:
-    """Return the 64-bit id of a text."""
+    """Return the 64-bit id of a string."""
     return xxhash.xxh3_64_intdigest(text.encode() if isinstance(text, str) else text)
 
 
 def ids_of_texts(texts: Iterable[str | bytes]) -> Ids:
-    """Return the (n,) ids of n texts."""
+    """Return the (n,) ids of n strings."""
     return np.fromiter((id_of_text(text) for text in texts), np.uint64)

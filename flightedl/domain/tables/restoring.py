@@ -1,13 +1,13 @@
-"""Rules for restoring the rows of tables from the files of checkpoints.
+"""Rules for restoring tables' rows from the files of checkpoints.
 
-A file stores rows by *spans*, which are ranges of buckets with one history. Rules:
+A file stores rows by *spans*, which are ranges of buckets with the same history. These rules apply:
 
-* A bucket has its rows in one chain of files: the one whose newest file has the bucket. Older files of other chains may
-  have it, too, from before it moved to another pserver; these rows do not count.
-* In its chain, the rows of a bucket begin with the newest file that has all of them. These are the
-  base and, for buckets that another pserver had at the time of the previous file, an increment.
-* The newest file of a chain decides which rows have expired, whichever file of the chain has them. It decides this for
-  the buckets of its spans only: rows of other buckets may be older, and exist.
+* A bucket's rows are in one chain of files: the chain whose newest file contains the bucket. Older files of other
+  chains may also contain it, from before it moved to another pserver; those rows are ignored.
+* In its chain, a bucket's rows begin with the newest file that contains all of them. This is the base or, for a bucket
+  that another pserver had at the time of the previous file, an increment.
+* The newest file of a chain determines which rows have expired, whichever file of the chain contains them. It does so
+  only for the buckets in its spans, because rows of other buckets may be older and still exist.
 * Spans with the same history are joined, even if they come from several files. Each bucket keeps the expiry of its own
   file.
 """
@@ -21,15 +21,15 @@ Cut = TypeVar("Cut")
 
 
 class FileBuckets(NamedTuple):
-    """The buckets whose rows in one file of a chain count."""
+    """The buckets whose rows are read from one file of a chain."""
 
     numbers: frozenset[int]
-    #: The file is the chain's newest one, which decides about expiry.
+    #: True if the file is the newest of its chain, which determines expiry.
     is_newest: bool
 
 
 def buckets_of_chain(files: Sequence[tuple[Collection[int], Collection[int]]]) -> list[FileBuckets]:
-    """Return the buckets of each file of a chain whose rows count.
+    """Return, for each file of a chain, the buckets whose rows are read from it.
 
     Args:
         files: Oldest first, of each file the positions of its buckets, and of those of which it has all rows although
@@ -86,7 +86,7 @@ class RestoredSpans(Generic[Cut]):
         return max((self._epochs.get(number, 0) for number in numbers), default=0)
 
     def cuts_of(self, table: int, numbers: range) -> list[tuple[range, Cut]]:
-        """Return the descriptions of a table that decide expiry in a restored span, each with its positions."""
+        """Return the descriptions of a table that determine expiry in a restored span, each with its positions."""
         return [
             (stored, self._tables[first, table])
             for first, stored in self._stored.items()

@@ -1,4 +1,4 @@
-"""Decisions of a trainer: its tasks, their batches, its membership. Pure, like all of the domain.
+"""A trainer's decisions about its tasks, their batches, and its membership. Pure, like all of the domain.
 
 * ``feed``: tasks that the trainer holds, requests to the master, and reports
 * ``readings``: the loop over batches, and when a task is finished
@@ -6,7 +6,7 @@
 * ``batches``: identity of a batch, and its state until every block has answered
 * ``steps``: the messages of each call of the user's code, from opening to settling a batch
 * ``transfers``: one push or pull in flight, and the meaning of answers and failures
-* ``joined``: a pserver's answers for all its buckets of rows, combined into one
+* ``joined``: a pserver's answers for all its buckets of rows, combined into one answer
 * ``sums``: the batches of the next sum to push, and their outcomes
 * ``membership``: joining the view, and the mode of a membership
 * ``first_values``: election of the trainer that provides the model's initial values

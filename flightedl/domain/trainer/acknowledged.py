@@ -1,9 +1,9 @@
-"""Batches that are done when the user acknowledges them: for trainers that share data and have no model on servers.
+"""Loop whose batches are done when the user acknowledges them, for trainers without a model on the servers.
 
-Batches are handed out in order, regardless of how many are not done. A task is reported when all of its batches were
-handed out and are done. A task with a batch that is never acknowledged is eventually returned to the master.
+Batches are handed out in order, regardless of how many are unacknowledged. A task is reported when all of its batches
+were handed out and are done. A task with a batch that is never acknowledged is eventually returned to the master.
 
-A task may be revoked while the user's code has batches of it. These batches stay in the user's order until they are
+A task may be revoked while the user's code holds some of its batches. These batches keep their places until they are
 acknowledged, so that ``done`` without an argument never means a later batch. Acknowledging them returns ``Done.TAKEN``.
 """
 
@@ -34,7 +34,7 @@ NOT_GIVEN = "this batch is none of those that the loop gave and that are not don
 class Done(enum.Enum):
     """Outcome of acknowledging a batch."""
 
-    #: The batch is done by this trainer.
+    #: This trainer has done the batch.
     COUNTED = "counted"
     #: The batch's task was revoked. Another trainer does the batch, so it must not count here.
     TAKEN = "taken"
@@ -49,17 +49,16 @@ class Acknowledged:
 
 
 class AcknowledgedLoop:
-    """The user's loop. ``held`` is always the numbers of the tasks that the feed holds now."""
+    """The user's loop. ``held`` always contains the numbers of the tasks that the feed holds now."""
 
     def __init__(self) -> None:
-        #: In the order in which they began: of tasks that are not reported, and of revoked tasks with batches that are
-        #: not done.
+        #: Readings of unreported tasks, and of revoked tasks with unfinished batches, in the order in which they began.
         self._readings: list[Reading] = []
         self._due: list[LoopStep] = []
 
     @property
     def not_done(self) -> list[HandOut]:
-        """Batches that were handed out, or are about to be, and are not done; oldest first."""
+        """Unfinished batches that were handed out or are about to be handed out, oldest first."""
         return [HandOut(reading.task, handed.batch) for reading in self._readings for handed in reading.handed]
 
     def accept(self, item: Item, held: Collection[int]) -> LoopStep:

@@ -25,7 +25,7 @@ class Batch(msgspec.Struct, frozen=True):
     record_count: int
     #: Number of the ``AssignedTask``; an attempt that is assigned twice is read twice.
     reading: int = 0
-    #: The sum in which this batch must be pushed, because some block has, or lacks, exactly the batches of that sum.
+    #: The sum in which this batch must be pushed, because some block has or lacks exactly that sum's batches.
     again: SumAgain | None = None
 
     def __str__(self) -> str:
@@ -74,18 +74,18 @@ class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CurrentBatch(msgspec.Struct, eq=False):
-    """State of a batch from its hand-out until all blocks have answered; only ``Steps`` changes it.
+    """State of a batch from the time it is handed out until all blocks have answered; only ``Steps`` changes it.
 
     ``place`` and ``has_gradient`` belong to the driver; no decision depends on them.
     """
 
     batch: Batch
     pushed: Pushed
-    #: Membership of its pushes. Kept after the membership ends, so that pservers reject later pushes of the batch.
+    #: Membership under which it is pushed. Kept after the membership ends, so that pservers reject later pushes.
     member: int = 0
     #: Block that has answered for this batch -> version at which its gradient was computed.
     answered: dict[int, int] = {}
-    #: Version at which all of its gradients count as computed; None for each block's own version.
+    #: Version at which its gradients count as computed, for all blocks; None to use each block's own version.
     base_version: int | None = None
     #: Pserver -> its oldest generation that answered for this batch.
     generations: dict[int, int] = {}
@@ -97,7 +97,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
     again: SumAgain | None = None
     #: The error that interrupted its push, if a retry cannot help.
     failure: BaseException | None = None
-    #: Error of the newest gradient if it was rejected before anything was sent.
+    #: Error of the newest gradient, if that was rejected before anything was sent.
     rejection: Exception | None = None
     #: Describes the batch's files and records for people.
     place: Callable[[], str] | None = None
@@ -123,13 +123,13 @@ class CurrentBatch(msgspec.Struct, eq=False):
         return self.must_repeat or self.rejection is not None
 
     def note_sum(self, pushed: CurrentBatch) -> None:
-        """Note that every block has the batch, either from this pushed sum or from earlier."""
+        """Note that every block has the batch, either from this sum or from an earlier push."""
         self.waits = False
         for pserver, generation in pushed.generations.items():
             self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
 
     def repeat(self, again: SumAgain | None) -> None:
-        """Repeat the batch in that sum; None: as if it had never begun."""
+        """Repeat the batch in that sum, or, if None, as if it had never begun."""
         self.waits = False
         self.must_repeat = True
         self.again = again
@@ -140,7 +140,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
         self.rejection = error
 
     def push_failed(self, error: BaseException) -> None:
-        """Repeat the batch, even if the user handles the error, because some blocks may have it and others not."""
+        """Repeat the batch even if the user handles the error, because possibly only some blocks have it."""
         self.must_repeat = True
         if not isinstance(error, UnavailableError | KeyboardInterrupt):
             self.failure = error

@@ -1,4 +1,4 @@
-"""A trainer's knowledge of the job's end, to ensure that a model read after it is the final one.
+"""A trainer's knowledge of the job's end, which ensures that a model read afterwards is the final model.
 
 With the message that all epochs are done, the master names the *final* processes of the pservers, which have applied
 everything. A process that replaces one of them may have loaded an older checkpoint. Its values are final only after the
@@ -18,7 +18,7 @@ class JobEnd:
     """The master's statements about the end. One thread at a time calls ``replied``; any thread may read."""
 
     def __init__(self) -> None:
-        #: Generation of each pserver that has everything; None until all epochs are known to be done.
+        #: Generation of each final pserver process; None until all epochs are known to be done.
         self._final: tuple[int, ...] | None = None
 
     @property
@@ -27,12 +27,12 @@ class JobEnd:
         return self._final is not None
 
     def replied(self, reply: TasksReply) -> None:
-        """Note an answer of the master about the training data."""
+        """Note the master's answer to a request for training data."""
         if reply.outcome == "epochs_done":
             self._final = tuple(reply.pservers)
 
     def may_read(self, index: int, generation: int) -> bool:
-        """True if this process may be read; otherwise ask the master for the job's state, and call ``require``."""
+        """True if this process may be read. Otherwise, ask the master for the job's state, and call ``require``."""
         final = self._final
         return final is None or index >= len(final) or final[index] == generation
 

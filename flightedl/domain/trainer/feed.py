@@ -1,11 +1,12 @@
-"""The tasks of one trainer: which it holds, when it requests more, and what it reports.
+"""One trainer's tasks: which tasks it holds, when it requests more, and what it reports.
 
-The feed holds enough tasks to last until a new master is available, should the master die now, estimated from its pace
-so far (``domain.queue.fair_share``). It holds at least two: the one being trained and the next. Near the end of an
-epoch it holds no more than that, unless tasks are short. Tasks are begun in the order of assignment. A task is begun
-only when at most one earlier task is unreported, because the master considers a dead trainer's other tasks untouched.
+The feed holds enough tasks to last until a new master is available if the master dies now; the number is estimated from
+its pace so far (``domain.queue.fair_share``). It holds at least two tasks: the task being trained and the next. Near
+the end of an epoch, it holds no more than two, unless tasks are short. Tasks are begun in the order of assignment. A
+task is begun only when at most one earlier task is unreported, because the master considers a dead trainer's other
+tasks untouched.
 
-A report is sent at once, because others may wait for this trainer to leave; a request is sent when there is room.
+A report is sent at once, because others may be waiting for this trainer to leave; a request is sent when there is room.
 Reports stay in the feed until the master has answered them, so a master's death loses none; attempt numbers make
 repetitions safe. A trainer without tasks lets the master hold its request, so that it learns of new work at once: first
 for ``MOMENT_S``, while it may stay a member (``domain.master.training``), then for longer.
@@ -18,7 +19,7 @@ to an ``AssignedTask``, not to its attempt.
 Tasks that the master announces for the next epoch may be opened and read early (``begin_ahead``). The feed does not
 hold them: only an assignment begins a task, whether it was read early or not.
 
-The feed does not know which batches were pushed; the caller of ``finished`` vouches for them.
+The feed does not know which batches were pushed; the caller of ``finished`` is responsible for that.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: Tasks that may be begun at once: one is trained while the next is read.
+#: Number of tasks that may be in progress at once: one is trained while the next is read.
 BEGUN_COUNT = 2
 #: Number of newest tasks that determine the pace.
 _PACE_COUNT = 4
 _RETRY_S = 0.2
-#: How long the master may hold the request of a trainer that has no tasks and no reports.
+#: Seconds for which the master may hold the request of a trainer without tasks or reports.
 _IDLE_WAIT_S = 2.0
 #: A loop that was left by an exception reports its task within this time.
 _KEPT_S = 1.0
-#: The connection to the master is kept open for this long after a call.
+#: Seconds for which the connection to the master is kept open after a call.
 _OPEN_S = 1.0
-#: Error texts are cut to this length.
+#: Error messages are truncated to this length.
 ERROR_LENGTH = 1000
-#: The done batches of unfinished tasks are reported at most this often. If the master is slow, the pause is
+#: Minimum interval between reports of unfinished tasks' finished batches. If the master is slow, the interval is
 #: ``_DONE_PAUSES`` times its response time, at most ``_DONE_CEILING_S``.
 _DONE_S = 0.2
 _DONE_PAUSES = 4
@@ -114,20 +115,20 @@ class Ask:
     """Send reports to the master, and request work."""
 
     reports: Reports
-    #: Attempts that are held, without the reported ones.
+    #: Attempts that are held and have not been reported.
     holding: tuple[int, ...]
     want: int
-    #: How long the master may hold the call.
+    #: Maximum number of seconds for which the master may hold the call.
     wait_s: float
     #: Number of registrations so far; assignments in an answer to an earlier registration do not count.
     registration: int
-    #: (attempt, ranges of its done batches) of unfinished tasks.
+    #: (attempt, ranges of finished batches) for each unfinished task.
     done: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
     def ticket(
         self, trainer: str, generation: int, evaluation: str = "", round_: int = 0, life: int = 0
     ) -> TasksTicket:
-        """Return the message for the trainer's current registration. ``round_`` and ``life``: see ``TasksTicket``."""
+        """Return the message for the current registration. For ``round_`` and ``life`` see ``TasksTicket``."""
         return TasksTicket(
             trainer=trainer,
             generation=generation,
@@ -151,7 +152,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class WaitForEvent:
-    """Wait until something happens, at most until ``at``; infinite: no limit."""
+    """Wait until something happens, at most until ``at``; infinity means no limit."""
 
     at: float
 
@@ -174,11 +175,11 @@ class Feed:
     def __init__(self, cover_s: float = 0.0) -> None:
         self._cover_s = cover_s
         self._reports = Reports()
-        #: Attempt -> task that is held, that is, assigned and not yet reported; oldest first.
+        #: Attempt -> held task (assigned and not yet reported); oldest first.
         self._held: dict[int, AssignedTask] = {}
         self._registration = 0
         self._assignment_count = 0
-        #: Attempt -> done batches of tasks that are held, or were given up without an answer yet.
+        #: Attempt -> finished batches of tasks that are held, or were given up and not yet answered.
         self._done: dict[int, IntervalSet] = {}
         #: True if ``_done`` has unreported batches.
         self._is_done_news = False
@@ -186,13 +187,12 @@ class Feed:
         self._report_done_at = -math.inf
         #: When the newest answered message with done batches was sent.
         self.reported_at = -math.inf
-        #: Held tasks that are not begun.
+        #: Held tasks that have not begun.
         self._ready: deque[AssignedTask] = deque()
         #: Announced tasks that are not being read, and the newest announcement.
         self._ahead: deque[Assignment] = deque()
         self._announced: list[Assignment] = []
-        #: When the oldest held task became the oldest.
-        #: Since when the oldest one held is the oldest.
+        #: Time when the oldest held task became the oldest.
         self._since_s = 0.0
         #: Estimated seconds per task; None if unknown.
         self._pace_s: float | None = None
@@ -211,14 +211,14 @@ class Feed:
     # for the reader
 
     def begin(self) -> AssignedTask | None:
-        """Begin and return the next task; None if there is none, or if two are begun and not reported."""
+        """Begin and return the next task; None if there is none, or if two tasks have begun and are unreported."""
         return self._ready.popleft() if self._may_begin() else None
 
     def _may_begin(self) -> bool:
         return bool(self._ready) and len(self._held) - len(self._ready) < BEGUN_COUNT
 
     def begin_ahead(self) -> Assignment | None:
-        """Return an announced task that the caller may read, but not train, before it is assigned; None if none."""
+        """Return an announced task that may be read, but not trained on, before it is assigned, or None."""
         return self._ahead.popleft() if self._ahead and not self._may_begin() else None
 
     @property
@@ -229,17 +229,17 @@ class Feed:
 
     @property
     def error(self) -> Exception | None:
-        """The error that ended the feed, once every held task is begun."""
+        """The error that ended the feed; None until every held task has begun."""
         return None if self._ready else self._error
 
     @property
     def is_done(self) -> bool:
-        """True when all epochs are done in all trainers."""
+        """True if all trainers are done with all epochs."""
         return self._is_done and not self._ready
 
     @property
     def trouble(self) -> str:
-        """Why the master cannot be reached; empty if it answers."""
+        """Reason why the master cannot be reached; empty if it answers."""
         return self._trouble
 
     @property
@@ -251,7 +251,7 @@ class Feed:
         return self._reports
 
     def is_held(self, task: AssignedTask) -> bool:
-        """False if the task was revoked or handed back; the caller then drops its remaining batches and its end."""
+        """False if the task was revoked or handed back; the caller then drops the rest of it, unreported."""
         held = self._held.get(task.assignment.attempt)
         return held is not None and held.number == task.number
 
@@ -284,7 +284,7 @@ class Feed:
         self._reports = replace(self._reports, finished=(*self._reports.finished, report))
 
     def batch_done(self, task: AssignedTask, number: int, *, is_urgent: bool = False) -> bool:
-        """Note that a batch of this task is done, for tasks that no pserver knows of; report it soon, or now if urgent.
+        """Note that a batch is done, for tasks that no pserver knows; report it soon, or at once if urgent.
 
         Returns True if this may change the next step.
         """
@@ -298,7 +298,7 @@ class Feed:
         return self._is_done_news and (is_urgent or not had_news)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, now: float, place: str = "") -> None:
-        """Report that this trainer cannot do this task; ``place`` is where the user's code raised, if it did."""
+        """Report that this trainer cannot do this task; ``place`` is where the user's code failed, if it did."""
         if not self.is_held(task):
             return
         a = task.assignment
@@ -314,7 +314,7 @@ class Feed:
         self._reports = replace(self._reports, failed=(*self._reports.failed, report))
 
     def hand_back(self, task: AssignedTask, now: float) -> None:
-        """Return this task to the master unharmed."""
+        """Return this task to the master without reporting a failure."""
         if self.is_held(task):
             self._drop(task, now)
             self._return([task.assignment])
@@ -336,7 +336,7 @@ class Feed:
         self._pace_s = last_s + (now - self._since_s - last_s) / self._paced_count
 
     def registered_again(self) -> None:
-        """Hand back everything, because it was assigned to an earlier registration, like any answer in flight."""
+        """Hand back all tasks, because they (and any in flight) were assigned to an earlier registration."""
         self._registration += 1
         self._hand_back_all()
         self._done.clear()
@@ -348,7 +348,7 @@ class Feed:
         self._keep_until = now + _KEPT_S
 
     def close(self) -> None:
-        """Hand back all tasks; the last reports are still to be sent."""
+        """Hand back all tasks; the last reports remain to be sent."""
         self._is_closing = True
         self._hand_back_all()
 
@@ -432,7 +432,7 @@ class Feed:
         """Return the seconds until the next request, if there is nothing to report earlier."""
         if len(reply.assignments) >= ask.want:
             return 0.0
-        # If the master held the call for the full time, its ``retry_after_s`` is not more precise.
+        # If the master held the call for the full time, its ``retry_after_s`` tells us nothing more precise.
         has_waited = not reply.assignments and 0 < ask.wait_s <= now - self._asked_at
         return 0.0 if has_waited else reply.retry_after_s
 
@@ -448,7 +448,7 @@ class Feed:
     def _hold(self, task: AssignedTask) -> None:
         attempt = task.assignment.attempt
         if attempt in self._held:
-            # Assigned twice: batches that were read for the first assignment do not count.
+            # The task was assigned twice; batches that were read for the first assignment do not count.
             self._ready = deque(each for each in self._ready if each.assignment.attempt != attempt)
         self._held[attempt] = task
         self._ready.append(task)

@@ -1,15 +1,15 @@
 """Election of the trainer whose values become the model's initial values.
 
 The winner holds the election's key on its lease while it uploads its values to every pserver. It then overwrites the
-key with ``done`` and without a lease, in one transaction that requires its election and the processes of the pservers
-that have its values. If a winner dies, its key disappears and another trainer wins; its upload, under a newer election,
-replaces the earlier one. Losers wait for ``done``. A winner that was overtaken while it was frozen or disconnected
-becomes a loser: it stops its upload and reads the election's key again.
+key with ``done``, without a lease, in one transaction, which requires that its election and the pserver processes that
+have its values still exist. If a winner dies, its key disappears and another trainer wins; its upload, under a newer
+election, replaces the earlier one. Losers wait for ``done``. A winner that was overtaken while it was frozen or
+disconnected becomes a loser: it stops its upload and reads the election's key again.
 
 An election is identified by the revision at which its key was created, so newer elections have higher numbers.
 
-A trainer then works for the model of this election only (:class:`FollowedElection`). If the model is initialized again,
-the trainer has to be restarted.
+Afterwards, a trainer trains only the model of this election (:class:`FollowedElection`). If the model is initialized
+again, the trainer has to be restarted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Candidate:
     """The election's key, as read from etcd."""
 
     trainer: str
-    #: True if all pservers have its values.
+    #: True if all pservers have the winner's values.
     is_done: bool
     #: Revisions at which the key was created and last modified.
     created: int
@@ -121,7 +121,7 @@ class ElectionOfFirstValues:
         return step
 
     def key_read(self, found: Candidate | None) -> None:
-        """Handle the key that was read; None if there is none."""
+        """Handle the key that was read, or None if it does not exist."""
         if found is None:
             if self._has_tried:
                 self._read_again("the trainer that stood for the election of the initial values is already gone")
@@ -145,7 +145,7 @@ class ElectionOfFirstValues:
         self._step = Upload(0, election)
 
     def uploaded(self, generation: int, initialized: int, blocks: int) -> None:
-        """Note that a pserver accepted the values; ``initialized`` of its ``blocks`` have this election's values."""
+        """Note that a pserver accepted the values: ``initialized`` of its ``blocks`` have this election's values."""
         step = self._step
         assert isinstance(step, Upload), "no upload was in progress"
         if initialized != blocks:
@@ -184,7 +184,7 @@ class ElectionOfFirstValues:
 
 
 class FollowedElection:
-    """The election whose model a trainer works for.
+    """The election whose model a trainer trains.
 
     Args:
         elected: Its result.
@@ -198,7 +198,7 @@ class FollowedElection:
         return self._elected.election
 
     def require_same(self, election: int | None, revision: int) -> None:
-        """Require that the model is still that of this election.
+        """Require that the model has not been initialized by a newer election.
 
         Args:
             election: Of the key, as far as known here; None if there is no key.

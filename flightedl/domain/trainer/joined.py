@@ -1,7 +1,7 @@
-"""A pserver's answers for all its buckets as one answer: to a trainer's core, all rows of a pserver are one block.
+"""Combines a pserver's answers for its buckets: a trainer's core treats all rows of a pserver as one block.
 
 A pserver answers for ranges of buckets: usually one range, or several if their histories differ. The block that
-represents all buckets has the number of the first one. Its answer is
+represents all buckets has the number of the first one. The combined answer is
 
 * "too late" or "not a member" if any range gives this answer;
 * the batches that each range already has, if a range rejected a sum;

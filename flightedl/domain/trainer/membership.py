@@ -2,10 +2,10 @@
 
 Rules:
 
-* A membership begins between two batches only, with values pulled as its member. Any sign that it is over (a rejected
-  push, an answer of the master, a lost lease) makes the trainer forget it; the trainer joins again for the next batch.
+* A membership begins only between two batches, with values that are pulled under it. At any sign that it is over (a
+  rejected push, an answer from the master, a lost lease), the trainer forgets it, and joins again for the next batch.
 * A membership keeps the mode that it began with.
-* A trainer joins in order to work on one attempt. If it no longer holds this attempt, it may still hold others.
+* A trainer joins to work on one attempt. If it no longer holds this attempt, it may still hold others.
 
 One thread reads ``member`` and another writes it while calls are in flight, so methods read it only once.
 """
@@ -19,14 +19,14 @@ import msgspec
 from flightedl.domain.consistency.modes import Mode
 from flightedl.messages.tasks import JoinReply, JoinRequest, TasksReply
 
-#: How long the master may hold the request to join while the pservers agree.
+#: Seconds for which the master may hold the request to join while the pservers reach agreement.
 JOIN_WAIT_S = 2.0
 _AFTER_ALL = 1 << 62
 _WAITING_FOR = "the pservers to agree on this trainer's first round"
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A batch is begun as this member (0: none); it is batch number ``step`` of the membership."""
+    """A batch begins under this membership (0 if none), as its batch number ``step``."""
 
     member: int
     step: int
@@ -60,7 +60,7 @@ class TrainerMembership:
         self.member = 0
         #: Epoch of the newest batch; higher than all epochs when all are done.
         self.epoch = 0
-        #: None: there is no model, so no membership is needed.
+        #: None without a model, because no membership is needed.
         self._mode: Mode | None = None
         #: Batches begun under the current membership.
         self._steps = 0
@@ -74,7 +74,7 @@ class TrainerMembership:
         self.member = 0
 
     def begin_batch(self, epoch: int) -> Begun | None:
-        """Begin a batch of this epoch; None if the trainer has to join and pull values first."""
+        """Begin a batch of this epoch; None if the trainer must first join and pull values."""
         # An answer to another request may end the membership at any time.
         member = self.member
         if member == 0 and self._mode is not None:
@@ -85,7 +85,7 @@ class TrainerMembership:
 
     @staticmethod
     def join_request(trainer: str, generation: int, attempt: int) -> JoinRequest:
-        """Return the request to join in order to work on this attempt."""
+        """Return the request to join for work on this attempt."""
         return JoinRequest(trainer=trainer, generation=generation, attempt=attempt, wait_s=JOIN_WAIT_S)
 
     def join_answered(self, reply: JoinReply) -> Joined | Denied | NotYet:
@@ -105,5 +105,5 @@ class TrainerMembership:
             self.member = 0
 
     def all_done(self) -> None:
-        """Note that all epochs are done: whatever is saved from now on belongs to none of them."""
+        """Note that all epochs are done, so that anything saved from now on belongs to no epoch."""
         self.epoch = _AFTER_ALL

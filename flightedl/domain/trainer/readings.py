@@ -10,8 +10,8 @@ A batch whose gradient came too late (the round was over, or this trainer had lo
 *again*, under the same identity. So is a batch whose gradient was rejected, up to ``REJECTION_LIMIT`` times; then its
 task is reported as failed at this batch.
 
-If gradients of several batches are pushed as one sum, the batches are kept until the sum is pushed. Batches that a
-block could not accept together are handed out again, sum by sum. A task is reported when its sums are pushed.
+If the gradients of several batches are pushed as one sum, the batches remain unsettled until the sum is pushed. Batches
+that a block could not accept together are handed out again, sum by sum. A task is reported when its sums are pushed.
 
 Before passing on an item or handing a batch out again, the driver checks that the feed still holds the task.
 """
@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import AssignedTask
 
-#: Limit of hand-outs of a batch by a reading if its gradient is rejected each time.
+#: Maximum number of times that a reading hands out a batch whose gradient is rejected each time.
 REJECTION_LIMIT = 3
 
 
@@ -52,7 +52,7 @@ class TaskEnd(msgspec.Struct, frozen=True):
 
 
 class ReadFailure(msgspec.Struct, frozen=True):
-    """The batch of this number, and all after it, cannot be read or trained."""
+    """The batch with this number and all later batches cannot be read or trained on."""
 
     task: AssignedTask
     number: int
@@ -71,13 +71,13 @@ class HandedBatch(msgspec.Struct, eq=False):
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Sort key of batches that are repeated; batches of one sum are neighbors."""
+        """Sort key for repeated batches, which keeps batches of one sum together."""
         again, number = self.state.again, self.batch.number
         return (number if again is None else again.first, number)
 
 
 class Reading(msgspec.Struct, eq=False):
-    """One pass over a task, as the user's code works on it."""
+    """One pass of the user's code over a task."""
 
     task: AssignedTask
     #: Batches that were handed out and are not settled.
@@ -132,12 +132,12 @@ class HandOut(msgspec.Struct, frozen=True):
 
     task: AssignedTask
     batch: Batch
-    #: True if it was handed out before.
+    #: True if the batch was handed out before.
     is_again: bool = False
 
 
 class PushSum(msgspec.Struct, frozen=True):
-    """Push the sum of the unpushed batches; afterwards no batch ``waits``."""
+    """Push the sum of the unpushed batches. Afterwards, no batch has ``waits`` set."""
 
 
 class GiveUpSum(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ class HandBack(msgspec.Struct, frozen=True):
 
 
 class BatchDone(msgspec.Struct, frozen=True):
-    """Report this batch to the feed as done, because no pserver knows it."""
+    """Report this batch to the feed as done, because no pserver has a record of it."""
 
     task: AssignedTask
     number: int
@@ -180,7 +180,7 @@ class BatchLoop:
 
     def __init__(self) -> None:
         self._reading: Reading | None = None
-        #: Steps to do before anything is settled.
+        #: Steps to carry out before any batch is settled.
         self._due: list[GiveUpSum | HandOut | Unreadable | BatchDone] = []
         #: All batches of the reading have been handed out.
         self._is_at_end = False

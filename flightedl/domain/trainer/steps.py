@@ -8,17 +8,18 @@ Rules:
 
 * Every block answers for every batch. Blocks for which the user's code pushed no gradient receive the batch's *arrival*
   (weight zero), because rounds wait for it.
-* A push that fails may have reached some blocks and not others. Its batch never arrives without its gradient: the whole
-  batch is repeated, even if the user's code handles the error. If a retry cannot help, the task is given up: the error
-  is raised again when the batch is closed, which ends the loop over the data.
+* A push that fails may have reached some blocks and not others. No batch arrives without its gradient; the whole batch
+  is repeated, even if the user's code handles the error. If a retry cannot help, the task is given up, and the error is
+  raised again when the batch is closed, which ends the loop over the data.
 * A batch whose gradient was rejected (``CurrentBatch.rejection``) is handed out again, unless a later ``step`` for the
   same hand-out succeeds. If a sum of several batches is rejected, each of them is handed out again and pushed alone.
 * In synchronous mode, the values after a batch are those of its round: a pull waits until each block has closed it.
-  With backup members, all blocks are pushed with one base, the lowest version held (``domain.consistency.rounds``).
+  With backup members, all blocks are pushed with the same base, the lowest version held
+  (``domain.consistency.rounds``).
 * With ``push_every=n``, n batches are pushed as one sum (``sums``); with ``Async(pull_every=m)`` only every m-th step
-  pulls. Batches in an unpushed sum are repeated if the membership or the mode that they were computed under ends.
+  pulls. Batches in an unpushed sum are repeated if the membership or mode under which they were computed ends.
 
-The driver has the gradients; it keeps those of a sum under the sum's ``identity``.
+The driver holds the gradients; it stores the gradients of a sum under the sum's ``identity``.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class PrepareSum(msgspec.Struct, frozen=True):
     """
 
     batch: Pushed
-    #: Parameter -> the divisor of its sum; empty: the sum is not divided.
+    #: Parameter -> the divisor of its sum; empty if the sum is not divided.
     divisors: Mapping[str, int]
     identity: int
 
 
 class FindPlacement(msgspec.Struct, frozen=True):
-    """Look up the current owners of the blocks and call ``Steps.place``, because a pserver lacked requested blocks."""
+    """Look up the blocks' current owners and call ``Steps.place``, because a pserver lacked requested blocks."""
 
     error: FlightedlError
 
@@ -109,7 +110,7 @@ class _SumPush:
     sums: BatchSums
     together: CurrentBatch
     pull: bool
-    #: True if the user's code gets the error of a sum that cannot be pushed.
+    #: True if the error is raised in the user's code if the sum cannot be pushed.
     raises: bool
 
 
@@ -139,7 +140,7 @@ class Steps:
         self._transfer: TransferState | None = None
         self._taking: _SumPush | None = None
         self._serial = 0
-        #: Rest of the operation in progress, last part first.
+        #: Remaining parts of the operation in progress, in reverse order.
         self._left: list[_Continuation] = []
         self._is_member_lost = False
         #: Closed batches that have changed since they were last reported.
@@ -152,10 +153,10 @@ class Steps:
         self._blocks = frozenset[int]().union(*self._shards)
 
     def place(self, shards: Sequence[Collection[int]], buckets: Sequence[range] = ()) -> None:
-        """Set new owners of the blocks, between two operations or on ``FindPlacement``.
+        """Set new owners of the blocks, between two operations or in response to ``FindPlacement``.
 
-        Rows count as old as the oldest ones of their previous owners. A batch is pushed again to pservers with other
-        buckets than before; they answer "already applied" if they have it.
+        Rows are considered as old as their previous owners' oldest rows. A batch is pushed again to pservers whose
+        buckets have changed; they answer "already applied" if they have it.
         """
         transfer = self._transfer
         assert transfer is None or transfer.is_finding, "a transfer is in progress"
@@ -176,10 +177,10 @@ class Steps:
             transfer.place(self._shards, changed)
 
     def _set_mode(self, mode: Mode) -> None:
-        #: The job's mode, as far as this trainer knows.
+        #: The job's mode, as this trainer knows it.
         self.mode = mode
         self._is_synchronous = isinstance(mode, Sync)
-        #: True if a block's values for other trainers may depend on the arrival of this trainer's batch.
+        #: True if other trainers may have to wait for this trainer's batch to arrive at a block.
         self._others_wait = isinstance(mode, Sync | Bounded)
         self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
         self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
@@ -207,7 +208,7 @@ class Steps:
         return None if self._transfer is None else self._transfer.current
 
     def change_mode(self, mode: Mode) -> None:
-        """Change the job's mode before the next batch; batches of a sum under the old mode are repeated."""
+        """Change the job's mode before the next batch; batches in a sum under the old mode are repeated."""
         self._give_up_sum()
         self._set_mode(mode)
 
@@ -221,7 +222,7 @@ class Steps:
         answers: Sequence[Answer],
         error: BaseException | None = None,
     ) -> Verdict:
-        """Handle a pserver's answers, and return how the transfer continues there.
+        """Handle a pserver's answers, and return how the transfer with it continues.
 
         Args:
             serial: Number of the transfer.
@@ -276,7 +277,7 @@ class Steps:
         return self._go_on() if self._end(error) else self._done(error)
 
     def drop(self) -> bool:
-        """End the effect in progress as if it was interrupted. False if there was none."""
+        """End the effect in progress as if it had been interrupted. False if there was none."""
         is_under_way = self._transfer is not None or self._taking is not None
         if is_under_way:
             self._end(KeyboardInterrupt())
@@ -327,13 +328,13 @@ class Steps:
         return Done(error, is_lost, tuple(map(BatchState.of, changed.values())))
 
     def _note(self, batches: Iterable[CurrentBatch]) -> None:
-        """Note that batches of a sum changed, to report the closed ones to the loop."""
+        """Note that a sum's batches have changed; the closed ones are reported to the loop."""
         self._changed.update({id(batch): batch for batch in batches if batch is not self.current})
 
     # opening and closing a batch
 
     def joined(self, member: int, mode: Mode | None = None) -> Next:
-        """Pull values as a new member, under this mode if it is given."""
+        """Pull values as a new member, under this mode if one is given."""
         self.drop()
         if mode is not None:
             self.change_mode(mode)
@@ -345,7 +346,7 @@ class Steps:
             self.drop()
         self.current = current = CurrentBatch.of(batch, member, step)
         if self.sums is not None and self.sums.belongs_to_another_sum(current):
-            # The open sum is a repeated one; its other batches were pushed alone, under another mode.
+            # The open sum is a repeated sum whose other batches were pushed alone, under another mode.
             return self._push_sum(self.sums, pull=self._is_synchronous)
         return _DONE
 
@@ -369,7 +370,7 @@ class Steps:
     def _close(self, current: CurrentBatch) -> Next | None:
         sums = self.sums
         if current.must_repeat:
-            # A sum must not contain a part of this batch's gradients.
+            # A sum must not contain only a part of this batch's gradients.
             if sums is not None and sums.is_at(current):
                 self._give_up_sum()
             return None if current.failure is None else self._done(current.failure)
@@ -404,7 +405,7 @@ class Steps:
     # calls of the user
 
     def step(self) -> Next:
-        """Push the batch, as gradients or arrival, to every block without an answer. Then pull if that is due.
+        """Push the batch, as gradients or arrival, to every block without an answer. Then pull if a pull is due.
 
         Ends with a GradientError if the batch completed a sum that cannot be pushed.
         """
@@ -463,11 +464,11 @@ class Steps:
             bases, after = current.answered.items(), self.mode.version_after
             rounds = {block: max(after(base), wanted[block]) for block, base in bases if block in wanted}
             wanted = {**wanted, **rounds}
-        # A batch that waits in a sum must not be repeated because this pull meets an ended membership.
+        # A batch that waits in a sum must not be repeated only because this pull finds that the membership has ended.
         return self._begin(None if current.waits else current, current.member, (), wanted)
 
     def refresh(self, member: int) -> Next:
-        """Pull all blocks: as a member at or above its first round, as a reader (0) at any version."""
+        """Pull all blocks: as a member, at or above its first round; as a reader (0), at any version."""
         self.drop()
         return self._refresh(member) or self._go_on()
 
@@ -487,14 +488,14 @@ class Steps:
         return Added(weight, self.sums.identity)
 
     def push_sum(self) -> Next:
-        """Push the current sum, whatever its number of batches."""
+        """Push the current sum, however many batches it contains."""
         self.drop()
         if self.sums is not None and self.sums.has_batches:
             return self._push_sum(self.sums, pull=self._is_synchronous)
         return self._done()
 
     def give_up_sum(self) -> Done:
-        """Forget the current sum; its batches are repeated, here or by another trainer."""
+        """Forget the current sum; this trainer or another one repeats its batches."""
         self._give_up_sum()
         return self._done()
 
@@ -507,7 +508,7 @@ class Steps:
         return current.waits or (self.sums is not None and self.sums.is_pushed(current))
 
     def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool, raises: bool = False) -> Next | None:
-        """Complete a batch of the sum, and push the sum if it is full."""
+        """Complete a batch in the sum, and push the sum if it is full."""
         sums.complete(current)
         if sums.is_full:
             return self._push_sum(sums, pull=pull, raises=raises)

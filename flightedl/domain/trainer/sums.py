@@ -1,8 +1,8 @@
 """The sum of batches that a trainer pushes next, and the outcome of each batch (``exactly_once.accumulation``).
 
 A batch is in the sum from ``begin`` on. It is *complete* when the user's code has finished it; then it ``waits``.
-Repeated batches are pushed in sums of the same batches, or of some of them; batches are therefore handed out again sum
-by sum (``Batch.again``).
+Repeated batches are pushed in sums of the same batches or of a subset, so batches are handed out again sum by sum
+(``Batch.again``).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class BatchSums:
         self._again: SumAgain | None = None
         #: Parameter -> records of the batches in the sum that have a gradient for it.
         self._weights: dict[str, int] = {}
-        #: Records of the batches in the sum that have any gradient: its weight in a synchronous round.
+        #: Records of the batches in the sum that have any gradient: the sum's weight in a synchronous round.
         self._weight = 0
         #: Divisors of the sum that ``take`` returned.
         self._divisors: Mapping[str, int] = {}
-        #: The incomplete batch in the sum, and the parameters that it has gradients for.
+        #: The incomplete batch in the sum, and the parameters for which it has gradients.
         self._current: CurrentBatch | None = None
         self._names: set[str] = set()
-        #: The last batch of the sum that was pushed last.
+        #: The last batch of the most recently pushed sum.
         self._pushed: CurrentBatch | None = None
 
     @property
@@ -66,15 +66,15 @@ class BatchSums:
         return self._again
 
     def belongs_to_another_sum(self, current: CurrentBatch) -> bool:
-        """True if the batch belongs to another sum than the waiting batches, because one of the sums is repeated."""
+        """True if the batch and the waiting batches belong to different sums, because one of the sums is repeated."""
         return self.has_batches and self._again != current.batch.again
 
     def is_at(self, current: CurrentBatch) -> bool:
-        """True if the batch is in the sum, and is not complete."""
+        """True if the batch is in the sum and incomplete."""
         return self._current is current
 
     def is_pushed(self, current: CurrentBatch) -> bool:
-        """True if the batch was the last one of the sum that was pushed last."""
+        """True if the batch was the last one in the most recently pushed sum."""
         return self._pushed is current
 
     def repeated(self, current: CurrentBatch, names: Iterable[str]) -> str:
@@ -84,7 +84,7 @@ class BatchSums:
         return next((name for name in names if is_complete or name in known), "")
 
     def add(self, current: CurrentBatch, names: Collection[str]) -> int:
-        """Add gradients of this batch for these parameters; return their weight, 0 if they do not count.
+        """Add this batch's gradients for these parameters; return their weight, which is 0 if they do not count.
 
         Raises:
             UsageError: the batch already has a gradient for one of them; nothing was added.
@@ -94,7 +94,7 @@ class BatchSums:
         known = self._names if self.is_at(current) else set()
         self.begin(current)
         self._names = known | set(names)
-        # A batch without records that passed the filter has no part in a mean, as in a synchronous round.
+        # A batch in which no records passed the filter has no part in a mean, just as in a synchronous round.
         weight = current.record_count if self._is_mean else 1
         if weight:
             self._weights.update({name: self._weights.get(name, 0) + weight for name in names})
@@ -110,7 +110,7 @@ class BatchSums:
         self._current = current
 
     def complete(self, current: CurrentBatch) -> None:
-        """Note that the batch will have no more gradients."""
+        """Note that no more gradients will be added for the batch."""
         if self.is_at(current) and self._names:
             self._weight += current.record_count
         self.begin(current)
@@ -125,7 +125,7 @@ class BatchSums:
         first, last = members[0], members[-1]
         self._divisors = {}
         if self._is_mean:
-            # A parameter that had no gradient the first time is divided by the weight that it has now.
+            # A parameter that had no gradient in the original sum is divided by its current weight.
             known = self._again.divisors if self._again is not None and self._keeps_shares else {}
             self._divisors = {**self._weights, **known}
         self._pushed = last
@@ -134,7 +134,7 @@ class BatchSums:
         return CurrentBatch(first.batch, pushed, last.member), self._divisors
 
     def settle(self, together: CurrentBatch, refusals: Iterable[Sequence[int]]) -> None:
-        """Settle the batches after the push. Each refusal lists the batches that a rejecting block lacks."""
+        """Settle the batches after the push. Each refusal lists the batches that one rejecting block lacks."""
         settled = self._group.settle(refusals, is_lost=together.must_repeat)
         for member in settled.done:
             member.note_sum(together)
@@ -164,7 +164,7 @@ class BatchSums:
                 self._pushed = None
 
     def give_up(self) -> None:
-        """Forget the unpushed sum; its batches are repeated, here or by another trainer."""
+        """Forget the unpushed sum; this trainer or another one repeats its batches."""
         self._current = None
         for member in self._group.clear():
             member.repeat(member.batch.again)

@@ -1,20 +1,20 @@
 """One push or pull, or both, to all pservers: the requests, the answers, and their meaning for the batch.
 
-Everything that a trainer sends is idempotent, because a push carries its batch's identity. After any failure the same
-request is sent again, to the process that then holds the pserver's index. Only *answers* count:
+Everything that a trainer sends is idempotent, because a push carries its batch's identity. After any failure, the same
+request is sent again, to the process that then holds the pserver's index. Only *answers* have a meaning:
 
-* A block that has the batch (from this copy or an earlier one) is settled. If new values are needed, the block is
+* A block that has the batch (from this message or an earlier one) is settled. If new values are needed, the block is
   pulled, unless its values came with the answer.
 * A block at which the gradient came too late, or that does not know the sender as a member, has not applied it. The
   batch has to be computed again, under a new membership; the rest of this transfer is useless.
-* A block that has some batches of a sum rejects the sum and says which ones it has. The trainer pushes the others
-  again. In synchronous mode they join the next round, because the trainer has arrived in this one.
+* A block that has some batches of a sum rejects the sum and says which batches it has. The trainer pushes the others
+  again. In synchronous mode, these join the next round, because the trainer has already arrived in this round.
 * A pserver that lacks blocks is not called again. When the others have answered all pushes, the driver looks up the
   placement, and the rest of the transfer goes to the owners of the blocks (``TransferState.place``).
-* No answer, an unknown outcome, or the address of a process that is gone: the same request is repeated. Any other error
-  is final, because the request would be rejected again.
+* After no answer, an unknown outcome, or a call to a process that is gone, the same request is repeated. Any other
+  error is final, because the request would be rejected again.
 
-The driver calls the pservers of a :class:`Transfer` one at a time or concurrently. The unanswered part at each of them
+The driver calls the pservers of a :class:`Transfer` one at a time or concurrently. The unanswered part at each pserver
 is an independent :class:`ShardTransfer`.
 """
 
@@ -37,7 +37,7 @@ class Push(msgspec.Struct, frozen=True):
 
     #: Ascending.
     blocks: list[int]
-    #: Block -> version that its gradient was computed at.
+    #: Block -> version at which its gradient was computed.
     bases: dict[int, int]
 
 
@@ -52,7 +52,7 @@ Call = Push | Pull
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Call each pserver that has a call, until ``Steps.handle_answers`` returns :class:`Over` for it."""
+    """Make each pserver's call, and repeat it until ``Steps.handle_answers`` returns :class:`Over` for that pserver."""
 
     #: Distinguishes the transfer from earlier ones.
     serial: int
@@ -60,14 +60,14 @@ class Transfer(msgspec.Struct, frozen=True):
     member: int
     #: None if values are only read.
     batch: Pushed | None
-    #: By pserver; None if the pserver has no part in the transfer.
+    #: The call to each pserver; None if the pserver has no part in the transfer.
     calls: tuple[Call | None, ...]
     #: True if new values are needed from blocks that accept the batch.
     pull_after_push: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer of a range of blocks."""
+    """The answer for a range of blocks."""
 
     begin: int
     end: int
@@ -80,7 +80,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Over(msgspec.Struct, frozen=True):
-    """Nothing more is asked of this pserver."""
+    """No more requests are sent to this pserver."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class AskAgain(msgspec.Struct, frozen=True):
-    """Repeat the call, because of this error, to the process that then holds the index."""
+    """Because of this error, repeat the call to the process that then holds the index."""
 
     error: FlightedlError
     call: Call
@@ -110,7 +110,7 @@ OVER = Over()
 class ShardTransfer(msgspec.Struct, eq=False):
     """The unanswered part of a transfer at one pserver."""
 
-    #: Blocks that have not answered for the batch.
+    #: Blocks that have not yet answered for the batch.
     pushes: set[int]
     #: Block -> the lowest acceptable version.
     pulls: dict[int, int]
@@ -129,7 +129,7 @@ class TransferState(msgspec.Struct, eq=False):
     mode: Mode
     pull_after_push: bool
     shards: list[ShardTransfer]
-    #: Blocks that the batch is pushed to.
+    #: Blocks to which the batch is pushed.
     pushes: frozenset[int]
     #: The batch has to be computed again, under a new membership.
     must_repeat: bool = False
@@ -194,7 +194,7 @@ class TransferState(msgspec.Struct, eq=False):
         if shard.must_repeat or not (shard.pushes or shard.pulls):
             return OVER
         if error is None and self.misplaced is not None and not shard.pushes:
-            # The other trainers may wait for what this one still has to push elsewhere.
+            # Other trainers may be waiting for pushes that this trainer still has to send elsewhere.
             return OVER
         call = self.call(shard)
         assert call is not None, "an unfinished transfer has no call"
@@ -214,7 +214,7 @@ class TransferState(msgspec.Struct, eq=False):
             bases = self._bases(current, blocks)
             if outcome == _PARTLY_APPLIED:
                 self.refusals.add(missing_places(answer.having, 1 + len(current.pushed.others)))
-                # In a synchronous round the trainer has arrived with weight zero, and continues with the next round.
+                # In a synchronous round, the trainer has arrived with weight zero and continues with the next round.
                 is_pulled = self.pull_after_push and isinstance(self.mode, Sync)
             else:
                 current.answered.update(bases)
@@ -229,5 +229,5 @@ class TransferState(msgspec.Struct, eq=False):
 
 
 _TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})
-#: Python 3.11 runs a Python function for each access to an enum member.
+#: In Python 3.11, each access to an enum member calls a Python function.
 _NONE, _PARTLY_APPLIED = Outcome.NONE, Outcome.PARTLY_APPLIED
