@@ -1,11 +1,11 @@
-"""Memory allocator of the blocks' arrays: values, optimizer slots and accumulators.
+"""Memory allocator for the blocks' arrays: values, optimizer slots and accumulators.
 
 Arrays are aligned and cut from slabs that are large enough for huge pages, which NumPy requests for 4 MiB or more. With
-4 KiB pages, passes over the arrays would spend a considerable part of their time on address translation. Values are
-allocated in memory that trainers on the same host can map (``values``) while there is room; slots never are.
+4 KiB pages, passes over the arrays would spend much of their time on address translation. Values are allocated in
+memory that trainers on the same host can map (``values``) while there is room; slots never are.
 
-Slabs are never freed. Memory of moved values and of released blocks is reused for arrays of the same size as soon as it
-has no more readers.
+Slabs are never freed. Memory of moved values and of released blocks is reused for arrays of the same size once it has
+no readers left.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Arena:
         self._lock = threading.Lock()
         #: Unused rest of the newest slab.
         self._slab: Array = np.empty(0, np.uint8)
-        #: Former arrays of values, each with its readers.
+        #: Arrays that held values before, each with its remaining readers.
         self._left: list[tuple[Array, Sequence[weakref.ref[Array]]]] = []
         #: Slots and accumulators of released blocks.
         self._released: list[Array] = []
@@ -66,18 +66,18 @@ class Arena:
             self.size_bytes -= values.nbytes + sum(array.nbytes for array in others)
 
     def move(self, values: Array, readers: Sequence[weakref.ref[Array]]) -> Array:
-        """Return a copy that replaces ``values``. The old values may be read until all ``readers`` are dead."""
+        """Return a copy that replaces ``values``. The old values may still be read until all ``readers`` are dead."""
         with self._lock:
             target = self._values_of(values.nbytes, values.dtype)
         copy_past_cache(target.view(np.uint8), values.view(np.uint8))
-        # Only after the copy: otherwise, once the readers have ended, another move could overwrite these values while
-        # they are being copied.
+        # Do this only after the copy: otherwise, once the readers have ended, another move could overwrite these values
+        # while they are being copied.
         with self._lock:
             self._left.append((values, readers))
         return target
 
     def copy(self, array: Array) -> Array:
-        """Return an aligned copy that is not counted, and is freed when it is dropped."""
+        """Return an aligned copy that is not counted and is freed with its last reference."""
         copied = self._aligned(array.nbytes).view(array.dtype)
         np.copyto(copied, array)
         return copied

@@ -42,7 +42,7 @@ class SpanMaker:
         ]
 
     def span(self, numbers: range) -> ArraySpan:
-        """Return a span of blocks that one kernel call can update."""
+        """Return a span for blocks that one kernel call can update."""
         plan, arena = self._plan, self._arena
         spec = plan.parameters[plan.block(numbers.start).parameter]
         rule, dtype = self._optimizer.for_parameter(spec.name), spec.storage_dtype
@@ -68,7 +68,7 @@ class SpanMaker:
 def kernels_of(
     parameters: Sequence[ParameterSpec], tables: Sequence[TableSpec], optimizer: Optimizer, wire: str
 ) -> list[Callable[[], object]]:
-    """Return functions that each compile one kernel of a model, or load it from numba's cache.
+    """Return functions, each of which compiles one of a model's kernels or loads it from numba's cache.
 
     Together they cover all kernels that a pserver runs, including those for checkpoints, recovery and eviction.
     """

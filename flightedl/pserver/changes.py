@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Changes:
-    """Counter of changes, with a condition to wait for them. Thread-safe."""
+    """Counter of changes, with a condition variable to wait for them. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -15,16 +15,16 @@ class Changes:
         self._waiting = 0
         #: Number of announced changes, for ``wait``.
         self.count = 0
-        #: Set if the current message has changed something, which is announced after the message.
+        #: Set if the current message has changed blocks; the change is announced after the message.
         self.has_news = False
-        #: Called for each announcement in addition, unless it is None.
+        #: Also called for each announcement, unless it is None.
         self.wake: Callable[[], None] | None = None
 
     def announce(self) -> None:
         """Wake all waiting threads if there are changes."""
         if not self.has_news:
             return
-        # Reset before the threads wake, so that later changes are announced again.
+        # Reset the flag before the threads wake, so that later changes are announced again.
         self.has_news = False
         with self._changed:
             self.count += 1
@@ -34,7 +34,7 @@ class Changes:
             self.wake()
 
     def wait(self, seen: int, timeout_s: float) -> int:
-        """Wait while the count is ``seen``, for at most ``timeout_s`` seconds, and return the count."""
+        """Wait for at most ``timeout_s`` seconds while the count equals ``seen``. Return the count."""
         with self._changed:
             if self.count == seen and timeout_s > 0:
                 self._waiting += 1

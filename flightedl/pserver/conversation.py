@@ -1,10 +1,11 @@
-"""A trainer's stream of steps and row lookups, which are served one after the other.
+"""A trainer's stream of steps and row lookups, which are served one at a time.
 
 A step's first message contains the request. Each message gets one answer, and the last answer marks the end of the step
 (see ``steps``). A lookup of rows is one message with its answers.
 
 The stream's handler thread serves the conversation. If the trainer's steps are small and arrive on a line, the handler
-lends the conversation to the loop that serves all such lines (``line_loop``), and only does what the loop hands back.
+lends the conversation to the loop that serves all such lines (``line_loop``), and itself serves only the requests that
+the loop hands back.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _step_decoder = decoder_of(PushHeader)
 _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 #: Largest steps that the loop serves, in bytes of values. Copies and optimizer runs of larger steps would delay it.
 SMALL_STEP_BYTES = LITTLE_BYTES
-#: Seconds between two checks of a stream by its handler, while the loop has the conversation.
+#: Seconds between a handler's checks of its stream while the loop has the conversation.
 _LOOK_S = 0.1
 
 
@@ -48,7 +49,7 @@ class _Word(Enum):
 
 
 class Answers(Protocol):
-    """A pserver's service, as conversations use it."""
+    """The part of a pserver's service that conversations use."""
 
     meter: Meter
 
@@ -63,7 +64,7 @@ class Answers(Protocol):
 
 @dataclass(slots=True)
 class _Begun:
-    """A step that was received completely, but not answered completely."""
+    """A step that has been received completely, but not yet answered completely."""
 
     session: StepSession
     checksums: bool
@@ -71,14 +72,13 @@ class _Begun:
     pieces: list[OutgoingBlocks]
     began: float
     deadline: float
-    #: Count of changes when the awaited values were last checked.
+    #: Count of changes at the time when the awaited values were last checked.
     seen: int = -1
     #: Time at which the outcomes are sent even without values.
     moment: float = 0.0
 
 
-#: Hand-over from the loop: a request, a step to finish, a signal, an error, or None if the trainer has ended the
-#: stream.
+#: The loop's hand-over: a request, a step to finish, a signal, an error, or None if the trainer has ended the stream.
 Handed = Received | _Begun | _Word | BaseException | None
 
 
@@ -99,9 +99,9 @@ class Conversation:
         self._clock = clock
         self._call = call
         self._lines = lines
-        #: True if the newest step was small.
+        #: True if the latest step was small.
         self._is_small = False
-        #: A step in the loop that waits for a round.
+        #: A step that waits in the loop for a round to close.
         self._parked: _Begun | None = None
         #: Time at which the loop must check the parked step.
         self.due_at: float | None = None
@@ -126,7 +126,7 @@ class Conversation:
         return self.handle(self._lent())
 
     def handle(self, handed: Handed) -> bool:
-        """Serve a request, or do what the loop hands back. Return False if the trainer has ended the stream."""
+        """Serve the next request or the loop's hand-over. Return False if the trainer has ended the stream."""
         if isinstance(handed, _Word):
             handed = self._stream.request_by_stream()
         if isinstance(handed, BaseException):
@@ -189,8 +189,8 @@ class Conversation:
                 stream.write(pieces, STEP_END, checksums=checksums)
                 return
             stream.write(pieces, checksums=checksums)
-            # Free this message's memory, so that the next one reuses it while it is in the processor's cache, and drop
-            # the values, since updates first copy values that are still referenced.
+            # Free this message's memory, so that the next message reuses it while it is cached, and drop the values,
+            # because updates first copy values that are still referenced.
             del parts, pieces
             if session.has_all:
                 break
@@ -199,7 +199,7 @@ class Conversation:
 
     def _drain(self, session: StepSession, deadline: float, *, checksums: bool) -> None:
         for pieces in while_wanted(session.drain(self._clock, deadline), self._call):
-            # A separate end message would cost as much as the message before it.
+            # A separate end message would cost as much as the message before it did.
             end = STEP_END if session.is_over else b""
             self._stream.write(pieces, end, checksums=checksums, may_wait=True)
         if not session.is_over:
@@ -216,7 +216,7 @@ class Conversation:
         self._service.meter.step(self._clock.now() - begun.began)
 
     def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks]) -> None:
-        """Answer with rows of tables. The last message also marks the end."""
+        """Answer with rows of tables. The last message also marks the end of the answer."""
         shard, stream = self._service.shard(header.plan_hash), self._stream
         if len(parts) != 1:
             raise MessageError(f"a lookup must have exactly one part, not {len(parts)}")
@@ -328,7 +328,7 @@ class Conversation:
 
 
 def _is_small(shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks]) -> bool:
-    """Return True if the loop may serve the step: it is one small message of blocks that all have values."""
+    """Return True if the loop may serve the step: a single small message with gradients for all of its blocks."""
     size_bytes, rows, first_bucket = 0, header.rows, shard.first_bucket
     for part in parts:
         blocks, data = part.blocks, part.data
@@ -340,7 +340,7 @@ def _is_small(shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks])
 
 
 def _opened(request: bytes) -> PushHeader | LookupHeader:
-    """Decode a request as a step, which nearly all are. Decode the verb only if this fails."""
+    """Decode a request as a step, because nearly all requests are. Decode the verb only if this fails."""
     try:
         header = _step_decoder.decode(request)
     except _UNDECODABLE:

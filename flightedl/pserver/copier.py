@@ -1,7 +1,7 @@
-"""The copies of one cut of a shard, and their memory.
+"""Copies of a shard's blocks for one cut, and their memory.
 
 The memory is touched before the first cut and kept for later ones, because faulting it in page by page takes several
-times as long as the copy.
+times as long as copying.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SnapshotCopier:
         self._are_rows_dropped = False
         self._left = len(numbers)
         self._changed = threading.Condition()
-        #: 1 for each block that is due and not copied yet, by number.
+        #: By block number: 1 if the block is due but not copied yet.
         self._due = bytearray(max(numbers, default=-1) + 1)
         #: Block at which the copying thread continues its search.
         self._next = 0
@@ -147,13 +147,13 @@ class SnapshotCopier:
         return None if found < 0 else found
 
     def give_up(self, reason: str) -> None:
-        """Record that the copies will never be complete, and why."""
+        """Record that the copies will never be complete, with the reason."""
         with self._changed:
             self._given_up = reason
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a block is due, all blocks are copied, or the time is over. Return True if all are copied.
+        """Wait until a block is due, all blocks are copied, or the time is up. Return True if all blocks are copied.
 
         Raises:
             UnavailableError: The copies were given up.

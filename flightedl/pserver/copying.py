@@ -45,7 +45,7 @@ class Copying:
 
     def carry_out(self, span: Any, effect: CopyBlocks | BlocksDue) -> None:
         """Carry out the protocol's decision about a span for a cut. The caller holds the span's lock."""
-        # The writing thread may complete or drop the copies at any moment.
+        # The thread that writes the file may complete or drop the copies at any moment.
         copies = self.under_way.get(effect.cut)
         if copies is None:
             return

@@ -1,4 +1,4 @@
-"""Store of parameters: the arrays of a pserver's blocks, in spans (see ``spans``), and checks of received values."""
+"""Store for parameters: the arrays of a pserver's blocks, in spans (see ``spans``), and checks of received values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DenseStore:
         self._maker = SpanMaker(plan, optimizer, wire, self._arena)
         spans = self._maker.spans_of(index)
         self.spans: dict[int, ArraySpan] = {number: span for span in spans for number in span.numbers}
-        #: Largest number of slots of a block.
+        #: Largest number of slots that any block has.
         self.slot_count = max((len(span.slots) for span in spans), default=0)
         self.restored: dict[int, tuple[int, int]] = {}
 
@@ -74,7 +74,7 @@ class DenseStore:
         return repr(self._plan.parameters[self._plan.block(number).parameter].name)
 
     def copied_arrays(self) -> list[tuple[int, int, int, np.dtype[np.generic]]]:
-        """Return (block, number of the array, elements, dtype) of each array in a copy of all blocks."""
+        """Return (block, array number, element count, dtype) for each array in a copy of all blocks."""
         return [
             (place.number, number, place.size, array.dtype)
             for span in distinct(self.spans)
@@ -105,7 +105,7 @@ class DenseStore:
         return gradient
 
     def first_values(self, row: Row) -> Array:
-        """Return the elements of one block, which are always sent in their declared type.
+        """Return the elements of one block. They are always sent in the declared type.
 
         Raises:
             MessageError: The size is wrong, or the block is not on this pserver.
@@ -166,7 +166,7 @@ class DenseStore:
             np.copyto(slot[at], saved)
 
     def finish_restore(self) -> None:
-        """Do nothing: each block was complete when it was restored."""
+        """Do nothing, because each block was complete when it was restored."""
 
     # moving blocks
 
@@ -204,7 +204,7 @@ class DenseStore:
 
 
 def _shared_memory(plan: ShardPlan, index: int) -> SharedMemory | None:
-    """Create shared memory for twice the values of a pserver, because values with readers are moved before a change."""
+    """Create shared memory for twice a pserver's values, because values with readers are moved before they change."""
     if not host_mark():
         return None
     blocks = [plan.block(number) for run in runs_of(plan, index) for number in run]

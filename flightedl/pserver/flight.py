@@ -1,7 +1,7 @@
 """Handlers of the pserver's Flight verbs. They decode requests, call the service and encode replies.
 
 ``step`` (DoExchange) pushes and pulls in one stream (see ``conversation``). ``push`` (DoPut) and ``pull`` (DoGet) do so
-separately, for any Flight client.
+separately and work with any Flight client.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The stores of a shard with their protocol and locks.
+"""The stores of a shard, with their protocol and locks.
 
-Lock order: the lock for all spans, then spans in ascending order, then ``deciding``, which is held while the protocol
-decides about state that all spans share, then the changes. No lock is held while waiting or sending.
+Lock order: the lock for all spans, then the spans' locks in ascending order, then ``deciding``, held while the protocol
+decides about shared state, then the changes. No lock is held while waiting or sending.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flightedl.recording.writer import Recorder
 
 
 class Held:
-    """The stores of one pserver under their locks. Thread-safe.
+    """The stores of one pserver, with their locks. Thread-safe.
 
     Args:
         dense: Store of parameters.

@@ -1,9 +1,9 @@
-"""The single thread that serves the small steps from all lines. It reads, decides and answers without blocking.
+"""A single thread that serves small steps from all lines. It reads, decides and answers without blocking.
 
-With one thread per stream, passing the interpreter's lock between threads would cost more than the messages. The
-handler thread of a stream therefore lends its conversation to this loop while its steps are small, and waits until the
-loop hands back a large message, a large answer, an error, or the end of the line. A small step that waits for its round
-to close is parked; the loop answers it when blocks have changed.
+With one thread per stream, passing the GIL between threads would cost more than the work itself. The handler thread of
+a stream therefore lends its conversation to this loop while its steps are small, and waits until the loop hands back a
+large message, a large answer, an error, or the end of the line. A small step that waits for its round is parked; the
+loop answers it when blocks have changed.
 
 The loop runs while any step stream is open.
 """
@@ -56,7 +56,7 @@ class LineLoop:
         self._now = now
         self._streams = 0
         self._thread: threading.Thread | None = None
-        #: Held while the thread serves, not while it waits for messages.
+        #: Held while the thread serves messages, but not while it waits for them.
         self._lock = threading.Lock()
         self._lent: dict[int, Lent] = {}
         self._parked: set[Lent] = set()
@@ -73,7 +73,7 @@ class LineLoop:
         with self._lock:
             self._streams -= 1
             if not self._streams and self._thread is not None:
-                # Not joined: joining would register gRPC's foreign thread with Python's threading module.
+                # Not joined, because that would register gRPC's foreign thread with Python's threading module.
                 self._thread = None
                 os.eventfd_write(self._event, 1)
 
@@ -86,7 +86,7 @@ class LineLoop:
             self._poller.register(conversation.fileno, select.EPOLLIN)
 
     def take_back(self, conversation: Lent) -> None:
-        """Stop serving a conversation; after this the loop neither reads its line nor hands anything back."""
+        """Stop serving a conversation. Afterwards the loop neither reads its line nor hands anything back."""
         with self._lock:
             self._let_go(conversation)
 

@@ -1,10 +1,10 @@
 """One pserver process: wiring, acquiring an index, serving, ending.
 
 In this order, the process binds its server (which answers "not ready"), reads ``ps_desired``, acquires the first free
-``ps/<index>`` and publishes its address and generation there, builds the shard when the model is declared, loads its
+``ps/<index>`` and publishes its address and generation there, builds the shard once the model is declared, loads its
 predecessor's values, and serves. A process that finds no free index waits as a spare. Until the shard is built, the
 lease has a longer TTL. The process ends on request (exit code 0), when it has lost its lease (75, start again), or when
-the job cannot continue (3). State in etcd is only used if it is at least as new as the acquired index.
+the job cannot continue (3). State read from etcd is used only if it is at least as new as the acquired index.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 if (held := self._claim(coordinator, index, port)) is not None:
                     return held
             reason = "a master to set the number of pservers" if desired is None else "a free index"
-            # The process counts as a ready spare only while no index is free.
+            # The process is considered a ready spare only while no index is free.
             self._health.beat(f"it is waiting for {reason}", is_ready=desired is not None and not free)
             if reason != said:
                 _log.info("waiting for %s", reason)

@@ -21,7 +21,7 @@ STALENESS = Measure(
     "staleness_updates", "Updates that a gradient missed.", (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 )
 MEASURES = (PUSH_SECONDS, STEP_SECONDS, ROUND_SECONDS, STALENESS)
-#: Weight of the newest gradient in its sender's mean staleness.
+#: Weight of the newest gradient in the moving average of its sender's staleness.
 _NEWEST = 0.1
 
 
@@ -38,7 +38,7 @@ class Meter:
         self.now = now
         self._lock = threading.Lock()
         self._messages = 0
-        #: Number of pushed blocks, by the number of their outcome.
+        #: Number of pushed blocks, indexed by the outcome's number.
         self._rows = [0] * (max(Outcome) + 1)
         self._received_bytes = 0
         self._sent_bytes = 0
@@ -49,7 +49,7 @@ class Meter:
         self._round_closed_at: float | None = None
         #: Member -> exponential moving average of the staleness of its gradients.
         self._staleness: dict[int, float] = {}
-        #: The newest answer to what the blocks wait for, and the time since when it has been the same.
+        #: The latest ``what`` passed to ``waits_s``, and the time since which it has been the same.
         self._waits: tuple[object, float] = (None, 0.0)
 
     # recording
@@ -108,7 +108,7 @@ class Meter:
 
     @property
     def messages(self) -> int:
-        """Number of messages of pushes and steps."""
+        """Number of messages received in pushes and steps."""
         return self._messages
 
     @property
@@ -123,7 +123,7 @@ class Meter:
         return self._streams, self._shared_streams
 
     def shares_memory(self) -> dict[int, bool]:
-        """Return the members with open streams; True for those whose streams all share memory."""
+        """Return each member with open streams, and True if all of its streams share memory."""
         with self._lock:
             self._streams_of = +self._streams_of
             return {member: not self._streams_of[member, False] for member, _ in self._streams_of if member}
@@ -134,13 +134,13 @@ class Meter:
         return self._received_bytes, self._sent_bytes
 
     def staleness(self, members: Collection[int]) -> dict[int, float]:
-        """Return the mean staleness of each member's newest gradients, and forget that of former members."""
+        """Return the mean staleness of each member's newest gradients. Forget former members."""
         for gone in self._staleness.keys() - members:
             self._staleness.pop(gone, None)
         return dict(self._staleness)
 
     def waits_s(self, what: object) -> float:
-        """Return the seconds for which ``what`` has been the answer to what the blocks wait for."""
+        """Return the number of seconds for which the blocks have been waiting for ``what``."""
         now = self.now()
         with self._lock:
             if self._waits[0] != what:

@@ -1,4 +1,4 @@
-"""Loading of a pserver's blocks from the newest readable checkpoint, which ``domain.pserver.search`` finds.
+"""Loading a pserver's blocks from the newest readable checkpoint, which ``domain.pserver.search`` finds.
 
 Blocks are read directly into their arrays, which remain invisible to clients until all of them are verified.
 """
@@ -67,7 +67,7 @@ def load_newest(
     step = search.begin()
     applied: AppliedBatches | None = None
     while True:
-        #: The checkpoint's files read so far; the last one is being read.
+        #: Files of the checkpoint that have been read so far; the last one is still being read.
         files: list[str] = [""]
         try:
             match step:

@@ -1,8 +1,8 @@
 """Event loop of a pserver's lifecycle: passes events to ``domain.pserver.life`` and carries out the effects.
 
-Theory of operation. The lifecycle decides under one lock. Nothing accesses blocks or waits while holding it. The
+Theory of operation. The lifecycle decides under one lock. No thread accesses blocks or waits while holding it. The
 directory is also read under this lock, so that the lifecycle never sees an older state after a newer one. Slow effects
-(building, loading, waiting, reading etcd) are carried out one at a time by a separate thread; until they are done,
+(building, loading, waiting, reading etcd) are carried out one at a time by a separate thread; until they have finished,
 requests are answered with "not ready". Pushes and pulls go directly to the ``Shard`` once the lifecycle allows them.
 """
 
@@ -66,7 +66,7 @@ from flightedl.recording.writer import Recorder
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
-#: Longest wait for another process to compile a kernel, which takes some seconds of processor time.
+#: Maximum wait for another process to compile a kernel, which takes several seconds of CPU time.
 _COMPILING_PATIENCE_S = 60.0
 _CATCH_UP_S = 5.0
 _SETTLED = (happens.State.NO_MODEL, happens.State.WAITING, happens.State.SERVING)
@@ -103,11 +103,11 @@ class PserverService:
         self._shares_memory = shares_memory
         self._row_bytes = row_bytes
         self._is_held: Callable[[], bool] = lambda: False
-        #: Returns the server's number of failed calls by error code; set when the server exists.
+        #: Returns the server's number of failed calls by error code. Set once the server exists.
         self.refusals: Callable[[], dict[str, int]] = dict
         self.meter = Meter(now=clock.now)
         self._storage = storage
-        #: True if only checkpoints may read all rows of tables.
+        #: True if only checkpoints may read all rows of a table.
         self.keeps_checkpoints = storage is not None
         self._clock = clock
         self._directory = directory
@@ -128,7 +128,7 @@ class PserverService:
         self._shard: Shard | None = None
         self._snapshots: Snapshots | None = None
         self._is_prepared = False
-        #: Held by the builder or the thread of ``prepare`` while it loads kernels.
+        #: Held while the builder or the thread of ``prepare`` loads kernels.
         self._kernels_lock = threading.Lock()
         self._has_compiled = False
         #: Progress of loading the kernels, for messages.
@@ -137,7 +137,7 @@ class PserverService:
         #: True once the tables have their declared first rows; guarded by ``_loading``.
         self._has_first_rows = False
         self._loading = threading.Lock()
-        #: The newest logged reason why the storage could not be read.
+        #: The last logged reason why the storage could not be read.
         self._said = ""
 
     def _apply(self, event: happens.Event) -> None:
@@ -221,7 +221,7 @@ class PserverService:
             self._builder.join(1.0)
 
     def prepare(self) -> None:
-        """Load the kernels of the declared model in the background, while this spare waits for a free index."""
+        """Load the declared model's kernels in the background while this spare waits for a free index."""
         model = self._facts().model
         if self._is_prepared or model is None or model.is_former:
             return
@@ -243,7 +243,7 @@ class PserverService:
             compiling_begins.set(lambda: None)
 
     def _compiling_began(self, number: int, count: int, turn: contextlib.ExitStack) -> None:
-        """Wait while another process on this machine compiles this kernel, which is then in the cache."""
+        """Wait while another process on this machine compiles this kernel. The kernel is then in the cache."""
         if not self._has_compiled:
             self._has_compiled = True
             _log.info("compiling up to %d kernels, once on this machine", count)
@@ -253,7 +253,7 @@ class PserverService:
 
     @property
     def is_built(self) -> bool:
-        """True if the blocks are allocated, and restored from a checkpoint if there was one."""
+        """True if the blocks are allocated and, if there was a checkpoint, restored."""
         return self._life.is_visible
 
     @property
@@ -263,12 +263,12 @@ class PserverService:
 
     @property
     def is_settled(self) -> bool:
-        """True if this process has no work left before it can serve: it has values, or waits for trainers."""
+        """True if this process has nothing left to do before it can serve: it has values, or waits for trainers."""
         return self._life.state in _SETTLED
 
     @property
     def doing(self) -> str:
-        """The state in words, without names or paths."""
+        """Description of the state, without names or paths."""
         return self._life.state.value
 
     def drain(self) -> None:
@@ -488,7 +488,7 @@ class PserverService:
         return self._life.applied(lambda: AppliedSummary.of(self._blocks().applied()))
 
     def set_task_counts(self, request: SealRequest) -> None:
-        """Fix the number of tasks of epochs. The record of an epoch then needs no memory once all tasks are applied.
+        """Fix the number of tasks in epochs. An epoch's record then needs no memory once all its tasks are applied.
 
         Raises:
             FencedError: The request belongs to a different shard plan, or comes from a deposed master.

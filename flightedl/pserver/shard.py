@@ -2,14 +2,13 @@
 
 Rules:
 
-* Each span of the protocol has its values in a store (``dense``, ``rows``), and a lock. A push holds the lock while it
-  allocates memory, lets the protocol decide, and carries out the effects. A failure between the decision and the last
-  effect ends this shard (see ``soundness``).
-* Before anything is changed, each part is checked: its blocks belong to this shard, its size is right, and its numbers
-  are finite.
+* The values of each of the protocol's spans are in a store (``dense``, ``rows``), and each span has a lock. A push
+  holds the lock while it allocates memory, lets the protocol decide, and carries out the effects. A failure between the
+  decision and the last effect ends this shard (see ``soundness``).
+* Before any change, each part is checked: its blocks belong to this shard, its size is right, its numbers are finite.
 * A new version wakes all waiting clients once per message (see ``changes``), not once per block.
-* Values are sent from the span's own memory, borrowed under its lock. A reader gets one version, never a mixture.
-* A view changes all blocks at once, under all their locks.
+* Values are sent from the span's own memory, borrowed under its lock. A reader gets a single version, never a mixture.
+* A new view takes effect on all blocks at once, under all their locks.
 
 ``held`` defines the order of locks.
 """
@@ -120,7 +119,7 @@ class Shard:
         #: The block whose updates are counted.
         self._lowest = 0
         self._spans_changed()
-        #: Held by the only export that may read all rows.
+        #: Held by the export that reads all rows; only one may do so at a time.
         self._reading = threading.Lock()
 
     # figures
@@ -154,7 +153,7 @@ class Shard:
         return self._protocol.version_range()
 
     def waits_for(self) -> tuple[int, list[int]]:
-        """Return the lowest version at which rounds wait, and the members they wait for; none if no round waits."""
+        """Return the lowest version at which rounds wait, and the members they wait for; no members if none waits."""
         waits: list[tuple[int, list[int]]] = []
         for span in self._held.spans():
             with span.lock:
@@ -183,7 +182,7 @@ class Shard:
     # first values
 
     def initialize(self, election: int, row: Row) -> None:
-        """Accept first values of a block. Those of a newer election replace those of an older one.
+        """Accept initial values of a block. Values from a newer election replace those from an older one.
 
         Raises:
             MessageError: The block is not on this pserver, or has a different size.
@@ -203,7 +202,7 @@ class Shard:
     # pushes
 
     def push(self, header: PushHeader, parts: Sequence[ReceivedBlocks]) -> list[Pushed]:
-        """Push the parts of one message, one after the other. If a part is a span, as usual, no work is done per block.
+        """Push the parts of a message, one after the other. If a part is a span, as usual, no work is done per block.
 
         A repeated part is answered, but not applied again.
 
@@ -240,7 +239,7 @@ class Shard:
         return found
 
     def push_rows(self, header: PushHeader, rows: Rows) -> list[Pushed]:
-        """Push the rows of a plain DoPut by any Flight client; see ``push``."""
+        """Push the rows of a plain DoPut from any Flight client; see ``push``."""
         for place, number in enumerate(rows.blocks):
             self.dense.require_size(range(number, number + 1), rows.offsets[place + 1] - rows.offsets[place])
         return self.push(header, list(parts_of(rows)))
@@ -259,7 +258,7 @@ class Shard:
             self._join_rows(part.blocks)
 
     def _join_rows(self, blocks: range) -> None:
-        """Join spans of buckets whose states have become equal, a few buckets per push to keep pushes fast."""
+        """Join spans of buckets whose states have become equal; only a few buckets per push, to keep pushes fast."""
         with self.rows.lock, self._soundness:
             for border in self.rows.borders(blocks):
                 with self._deciding:
@@ -269,7 +268,7 @@ class Shard:
                     break
 
     def _push_by_span(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
-        """Push a part that is not exactly one span. Spans are split if the part has only some of their blocks."""
+        """Push a part that is not exactly one span. A span is split if the part contains only some of its blocks."""
         blocks, version, data, is_finite = part.blocks, part.version, part.data, part.is_finite
         self.dense.require_size(blocks, len(data))
         number = blocks.start
@@ -360,7 +359,7 @@ class Shard:
     # pulls
 
     def wanted(self, blocks: Iterable[int], min_versions: Sequence[int]) -> list[Wanted]:
-        """Return reads of blocks. Adjacent blocks of one span with one version are combined.
+        """Return reads of blocks. Adjacent blocks with the same span and version are combined.
 
         Args:
             blocks: Block numbers, preferably ascending.
@@ -414,7 +413,7 @@ class Shard:
         return pieces, rest
 
     def all_rows(self, table: int) -> Iterator[StoredRows]:
-        """Yield the rows of a table in their state at the first iteration.
+        """Yield the rows of a table in the state that they have at the first iteration.
 
         Raises:
             BusyError: Another caller is reading a table, or there is no memory for concurrent changes; retry.
@@ -512,7 +511,7 @@ class Shard:
     # applied batches
 
     def set_task_counts(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """Fix the number of tasks of epochs, given as (epoch, tasks), see ``AppliedBatches.set_task_count``.
+        """Fix the number of tasks in epochs, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
 
         Raises:
             MessageError: An epoch has more tasks.
@@ -556,7 +555,7 @@ class Shard:
 
 
 def _answer(span: Any, decided: Decided, asked: TableRows, *, pull: bool) -> Pushed:
-    """Return the answer to a push to a span, without values."""
+    """Return the answer to a push to a span, excluding values."""
     numbers, version, outcome, offsets = span.numbers, decided.version, decided.outcome, span.offsets
     if outcome is Outcome.PARTLY_APPLIED:
         bits, count = decided.having, len(numbers) if offsets else 1

@@ -3,18 +3,18 @@
 Theory of operation. An order creates a ``SnapshotCopier``. A thread copies the due blocks, one at a time under the lock
 of their span, and then writes the file. A push that is about to change a due block copies it first if the thread has
 not done so yet. Training waits only for these copies. After such a push, the thread continues a few blocks behind the
-block that the push had to copy. It thus runs ahead of the push on another processor, and is usually faster. The block
-protocol decides when a block is due, and which applied batches the file lists.
+block that the push had to copy. It thus works ahead of the push on another processor, and usually stays ahead. The
+block protocol decides when a block is due, and which applied batches the file lists.
 
 The copies' memory is touched before the first checkpoint (``prepare``) and reused, because faulting it in page by page
-takes several times as long as the copy. A pserver that makes checkpoints therefore needs twice the memory of its
-blocks. A newer order takes over the memory of the previous one, whose file may still be in progress. Such a file is
-never reported, and its writing stops at the next block.
+takes several times as long as copying. A pserver that makes checkpoints therefore needs twice the memory of its blocks.
+A newer order takes over the memory of the previous one, whose file may still be in progress. Such a file is never
+reported, and its writing stops at the next block.
 
 Lock order: blocks, then the applied batches. No lock is held while writing.
 
-Not guaranteed: an order may never complete, because a newer order replaces it or the storage fails. The master sees
-this in ``progress`` and sends a new order.
+Not guaranteed: an order may never complete, because a newer order replaces it or the storage fails. The master detects
+this by ``progress`` and sends a new order.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Snapshots:
         self._lock = threading.Lock()
         self._state = recorded(recorder, {}, PserverSnapshots)
         self._memory = CopyMemory()
-        #: Copies of the newest order that has begun any; changed under all locks of the blocks.
+        #: Copies of the newest order for which copying has begun; changed under all locks of the blocks.
         self._newest: SnapshotCopier | None = None
         #: Seconds that copying took for the newest snapshot.
         self.copied_s = 0.0
@@ -91,7 +91,7 @@ class Snapshots:
                 self._memory.reserve(*array)
 
     def order(self, order: SnapshotRequest) -> SnapshotReply:
-        """Take an order, unless it is known or old; how far the newest one is."""
+        """Accept an order, unless it is known or outdated. Return the progress of the newest order."""
         taken: list[SnapshotCopier] = []
 
         def begin(versions: Mapping[int, int], highest_open_round: int) -> SnapshotCopier | None:
@@ -149,7 +149,7 @@ class Snapshots:
                 self._state.written(order, outcome)
 
     def _copy(self, order: SnapshotRequest, copies: SnapshotCopier) -> AppliedBatches | None:
-        """Make all copies and return the batches they contain. None if a newer order has replaced this one."""
+        """Make all copies. Return the batches they contain, or None if a newer order has replaced this one."""
         began = self._clock.now()
         while not copies.wait(_WAIT_SLICE_S):
             if not self._is_current(order.order):

@@ -1,8 +1,8 @@
 """Detection of interrupted changes, which leave values, slots, versions and applied batches inconsistent.
 
-A push first marks its batch as applied, then uses the gradient, then closes rounds. Everything that can be rejected,
-including for lack of memory, is rejected before the batch is marked. A later exception therefore leaves a mark without
-its gradient, or some blocks a round behind the others. Only a checkpoint can repair this. The process must end, so that
+A push first marks its batch as applied, then uses the gradient, then closes rounds. All reasons for rejection,
+including lack of memory, are checked before the batch is marked. A later exception therefore leaves a mark without its
+gradient, or some blocks one round behind the others. Only a checkpoint can repair this. The process must end, so that
 its successor loads one; until then, blocks can no longer be read, pushed to or saved.
 """
 

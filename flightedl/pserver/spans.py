@@ -2,14 +2,14 @@
 
 The blocks of a *span* have the same history: the same version, the same open round, the same applied batches. While
 every message covers whole spans, as in normal training, a span is checked, updated and sent at once. A message that
-covers only some of its blocks splits the span permanently, which costs only speed.
+covers only some of a span's blocks splits the span permanently; the only cost is speed.
 
 **Values are sent without a copy.** A reader borrows a view of the span's memory (``borrow``), which does not change
 while the view is alive: ``detach_for_write`` first moves the values elsewhere if they still have readers. A borrowed
 view therefore contains one version, however long its sending takes. Views die when the transport releases them. Moves
-are rare, because in training all readers have read a version before the next one.
+are rare, because in training all readers have read a version before the next version appears.
 
-All of a span's state may only be used by the thread that holds ``lock``. The parts of a split span share its lock.
+Only the thread that holds ``lock`` may use a span's state. The parts of a split span share its lock.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ArraySpan(SpanPlace):
     ) -> None:
         super().__init__(numbers)
         self.places = places
-        #: Start of each block, and end of the last block, in elements.
+        #: Start of each block and end of the last block, in elements.
         self.bounds: list[int] = [0, *accumulate(place.size for place in places)]
         self.wire = wire if values.dtype == np.float32 else ""
         element_bytes = item_bytes(wire, values.dtype.name)
@@ -115,7 +115,7 @@ class ArraySpan(SpanPlace):
         self.contributions: list[tuple[Batch, float, Array]] = []
         #: Views that readers may still hold.
         self._lent: list[weakref.ref[Array]] = []
-        #: The current values as sent, if they are kept for further readers.
+        #: The current values in encoded form, if they are kept for further readers.
         self._sent: Array | None = None
         #: Cached checksums of the current values as sent.
         self._checksums = Checksums()
@@ -134,7 +134,7 @@ class ArraySpan(SpanPlace):
         return slice(self.bounds[place], self.bounds[place + 1])
 
     def offsets_of(self, numbers: range) -> list[int]:
-        """Return the start of each of some adjacent blocks, relative to the first, and the last one's end, in bytes."""
+        """Return the start of each of these adjacent blocks and the end of the last, in bytes relative to the first."""
         if numbers == self.numbers:
             return self.offsets
         first = numbers.start - self.numbers.start
@@ -160,7 +160,7 @@ class ArraySpan(SpanPlace):
             if self.wire:
                 values = self._outgoing(numbers)
             else:
-                # ``borrow``, inlined because each small push executes this.
+                # This is ``borrow``, inlined because each small push executes it.
                 values = self.values[:]
                 values.flags.writeable = False
                 self._lent.append(weakref.ref(values))
@@ -177,7 +177,7 @@ class ArraySpan(SpanPlace):
         return bits
 
     def incoming(self, data: memoryview) -> Array:
-        """Decode received elements to an (n,) array of the values' dtype."""
+        """Decode received elements into an (n,) array of the values' dtype."""
         if not self.wire:
             return np.frombuffer(data, self.values.dtype)
         wide = np.empty(len(data) // 2, np.float32)

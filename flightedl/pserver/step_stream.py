@@ -7,7 +7,7 @@ the metadata, and is then answered in the same way.
 Received values in shared memory are copied before they are checked, because the trainer could change them between check
 and use. The same pass checks that they are finite.
 
-Sent values are lent in place (``spans``) until the trainer has read them; an update of lent values moves them first. A
+Sent values are lent in place (``spans``) until the trainer has read them; an update first moves values that are lent. A
 trainer that does not acknowledge its values holds at most a few MiB of them, and gets copies of the rest. When a stream
 ends, for example because its trainer was silent for too long, its loans end. The shared memory is marked before any of
 these values change, so that a trainer that is still reading notices and retries.
@@ -37,10 +37,10 @@ from flightedl.wire.shared_values import CopyingInbox, Outbox
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which awaited values wait for free shared memory before they are sent by copy.
+#: Seconds for which awaited values wait for free shared memory before they are sent as copies.
 _PATIENCE_S = 0.1
 _POLL_S = 0.00005
-#: Limits of an answer that is sent without waiting. The number of parts is limited to keep the header small.
+#: Limits on an answer that is sent without waiting. The number of parts is limited to keep the header small.
 _AT_ONCE_BYTES, _AT_ONCE_PARTS = SMALL_BYTES - (4 << 10), 64
 #: Message on a line which announces that the next message will arrive on the stream.
 BY_STREAM: LineMessage = (None, b"")
@@ -116,7 +116,7 @@ class StepStream(Channel):
         self._pair = self._inbox = self._outbox = self._line = None
 
     def serves(self, member: int) -> None:
-        """Record that the stream's steps are from this member; 0 if from none."""
+        """Record that the stream's steps are from this member (0: from no member)."""
         is_shared = self._pair is not None
         self._meter.stream_of(self.member, -1, is_shared=is_shared)
         self._meter.stream_of(member, 1, is_shared=is_shared)
@@ -141,7 +141,7 @@ class StepStream(Channel):
             self._share_if_possible(packed)
 
     def read(self) -> Received | None:
-        """Receive the next message of a step. None if there is none."""
+        """Receive the next message of a step. None if there are no more."""
         message = self._in_time()
         if message is None or (message[0] is None and place_of(message[1]) is Place.BATCH):
             return None
@@ -152,7 +152,7 @@ class StepStream(Channel):
     ) -> None:
         """Send an answer; see ``encode_message``.
 
-        With ``may_wait``, first wait briefly until the trainer, which only reads now, has read earlier values.
+        With ``may_wait``, first wait briefly until the trainer, which now only reads, has read earlier values.
         """
         if self._outbox is not None:
             if self._outbox.unconsumed:
@@ -177,7 +177,7 @@ class StepStream(Channel):
         self._stream.is_complete = True
 
     def write_at_once(self, pieces: Sequence[OutgoingBlocks], attached: bytes, *, checksums: bool) -> bool:
-        """Send an answer on the line without waiting. Return False if the answer is too large; then use ``write``.
+        """Send an answer on the line without waiting. Return False if it is too large and ``write`` must be used.
 
         Raises:
             MessageError: The line is full of unread answers, which never happens with a correct trainer.
@@ -209,7 +209,7 @@ class StepStream(Channel):
         return message
 
     def decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
-        # This message usually updates the values that earlier answers lent. Free those that the trainer has read, so
+        # This message usually updates values that earlier answers lent. Free the values that the trainer has read, so
         # that they are updated in place.
         if self._outbox is not None and self._outbox.unconsumed:
             self._note_acknowledged()

@@ -2,8 +2,8 @@
 
 The trainer sends the parts of a step in several messages. Each answer contains the outcomes of the message's parts, and
 about as many bytes of available values as the message had. After the last message, the values of blocks whose rounds
-close before the deadline follow. Both sides are thus busy all the time, and neither buffers more than a few messages.
-In a small step the last outcomes wait a short time for these values, so that the whole step is one message and one
+close before the deadline follow. Thus both sides are always busy, and neither buffers more than a few messages. In a
+small step, the last outcomes are delayed briefly for these values, so that the whole step is one message and one
 answer.
 """
 
@@ -45,7 +45,7 @@ class StepSession:
         self._header = header
         self._left = header.rows if waiting is None else 0
         self._received_bytes = 0
-        #: Requested values that were not sent yet, in the order in which their rows arrived.
+        #: Requested values that have not been sent yet, in the order in which their rows arrived.
         self._waiting: deque[Wanted] = deque(waiting or ())
 
     @property
@@ -60,12 +60,12 @@ class StepSession:
 
     @property
     def missing(self) -> str:
-        """Description of the missing rows, for messages."""
+        """Description of the missing rows, for error messages."""
         return f"{self._left} of {self._header.rows} announced rows are missing"
 
     @property
     def changes(self) -> int:
-        """Count of the blocks' changes. After it has changed, ``ready`` may find more values."""
+        """Count of the blocks' changes. Once it has changed, ``ready`` may find more values."""
         return self._shard.changes.count
 
     def feed(self, parts: Sequence[ReceivedBlocks]) -> list[OutgoingBlocks]:
@@ -110,7 +110,7 @@ class StepSession:
         return found
 
     def _soon(self) -> list[OutgoingBlocks]:
-        """Return the values of a small step whose rounds close within ``MOMENT_S``."""
+        """Return those values of a small step whose rounds close within ``MOMENT_S``."""
         if len(self._waiting) > _FEW or self._received_bytes > LITTLE_BYTES:
             return []
         seen = self._shard.changes.count
@@ -132,7 +132,7 @@ class StepSession:
         return found
 
     def drain(self, clock: Clock, deadline: float) -> Iterator[list[OutgoingBlocks]]:
-        """Yield the remaining values, see ``awaited_values``."""
+        """Yield the remaining values; see ``awaited_values``."""
         return awaited_values(self._shard, self._header.member, self._waiting, clock, deadline)
 
 
@@ -152,7 +152,7 @@ def pushed(
 def awaited_values(
     shard: Shard, member: int, waiting: deque[Wanted], clock: Clock, deadline: float
 ) -> Iterator[list[OutgoingBlocks]]:
-    """Yield values as their versions are reached, one message at a time, until the deadline.
+    """Yield values as their versions are reached, one message at a time, until the deadline passes.
 
     Args:
         shard: The blocks.

@@ -1,7 +1,7 @@
 """The interface between a shard and its two stores: ``dense`` for parameters, ``rows.store`` for tables.
 
 A shard decides under the lock of a span, and its stores carry out the decisions. A *span* contains adjacent blocks, or
-buckets, with the same history. A store splits and joins spans together with the block protocol. The number of a block
+buckets, with the same history. A store splits and joins its spans whenever the block protocol does. A block's number
 determines its store.
 """
 
@@ -44,7 +44,7 @@ class Span(Protocol):
     numbers: range
     is_split: bool
     lock: threading.Lock
-    #: Start of each block, and end of the last block, in bytes on the wire; empty for buckets.
+    #: Start of each block and end of the last block, in bytes on the wire; empty for buckets.
     offsets: Sequence[int]
 
     def get_ready(self, needs: Needs, received: Any) -> Any:
@@ -68,7 +68,7 @@ class Span(Protocol):
     def piece(
         self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
     ) -> OutgoingBlocks:
-        """Return values of some of the blocks, or rows. With ``is_for_many`` they are cached for other readers."""
+        """Return the values of some of the blocks, or rows. With ``is_for_many``, they are cached for other readers."""
         ...
 
     def within(self, numbers: range, wanted: TableRows) -> TableRows:
@@ -87,7 +87,7 @@ class Span(Protocol):
 class Store(Protocol):
     """The spans of parameters or of tables. Each span has a lock, which its parts share after a split."""
 
-    #: Number of a block -> its span. A span may be split at any moment unless its lock is held.
+    #: Block number -> span. A span may be split at any moment unless its lock is held.
     spans: dict[int, Any]
 
     @property
@@ -143,12 +143,12 @@ class Store(Protocol):
         ...
 
     def finish_restore(self) -> None:
-        """Complete a restore after all records, when the spans are split."""
+        """Complete a restore after all records have been restored and the spans have been split."""
         ...
 
 
 def split_span(store: Store, split: Split, version: int) -> None:
-    """Split a store's span as the protocol has split its own, which has this version. The caller holds the lock."""
+    """Split a store's span at the protocol's new boundaries. It has this version. The caller holds the lock."""
     if len(split.into) > 1:
         span = store.spans[split.span]
         parts = span.parts(split.into, version)

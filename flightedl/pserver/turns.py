@@ -1,7 +1,7 @@
-"""Limit on the number of pservers that start simultaneously on one machine: one per processor.
+"""Limit on the number of pservers that start simultaneously on a machine: one per processor.
 
-If all started at once, each would take as long as all together, and could not renew its lease in time. A turn is a name
-in Linux's abstract socket namespace, which one process holds until it ends. A process that has waited for
+If all started at once, each would take as long as all of them together, and could not renew its lease in time. A turn
+is a name in Linux's abstract socket namespace, which one process holds until it ends. A process that has waited for
 ``patience_s`` continues without a turn, because a holder may be frozen. On systems without abstract names, processes do
 not wait.
 """
@@ -19,7 +19,7 @@ _LOOK_S = 0.1
 
 
 class Turns:
-    """Machine-wide semaphore of one user's processes.
+    """Machine-wide semaphore for one user's processes.
 
     Args:
         stop: Set to stop waiting for turns.

@@ -1,4 +1,4 @@
-"""Reads and updates of the rows of many tables, in one call of compiled code for each optimizer."""
+"""Reads and updates of rows in many tables, with one call of compiled code per optimizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RowCalls:
         self._gather = row_kernel(rows.gather)
 
     def read(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
-        """Read rows into ``out``, flat; see ``RowTables.read``.
+        """Read rows into the flat array ``out``; see ``RowTables.read``.
 
         Returns:
             (n,): number of ids of each table that had a row.
@@ -81,7 +81,7 @@ class RowCalls:
         return _missing(work, missing) if total else {}
 
     def _fill(self, wanted: TableRows, place: int, missing: Numbers, out: Floats) -> None:
-        """Write the values of ids without a row, see ``spec.unknown``."""
+        """Write the values for ids without a row (see ``spec.unknown``)."""
         table = self._tables[int(wanted.tables[place])]
         start, count, at = (int(each[place]) for each in (wanted.starts, wanted.counts, wanted.value_starts))
         values = out[at : at + count * table.spec.dim].reshape(count, -1)
@@ -151,7 +151,7 @@ class RowCalls:
         return _missing(np.concatenate([one, other]), missing)
 
     def _halves(self, work: row_handles.Work, widths: Numbers) -> tuple[row_handles.Work, row_handles.Work]:
-        """Return the work of two threads. The table in the middle is divided, or the second thread gets all of it."""
+        """Divide the work between two threads. The table in the middle is split, or given to the second thread."""
         ends = np.cumsum(work[:, row_handles.COUNT])
         half = int(ends[-1]) // 2
         place = int(np.searchsorted(ends, half, "right"))
@@ -166,7 +166,7 @@ class RowCalls:
 
 
 def _missing(work: row_handles.Work, missing: Numbers) -> dict[int, Numbers]:
-    """Return table -> places of its ids without a row among all ids; only tables that have some."""
+    """Return table -> positions, among all ids, of its ids without a row. Tables without such ids are left out."""
     found: dict[int, list[Numbers]] = {}
     for one in work[work[:, row_handles.MISSED] > 0].tolist():
         first = one[row_handles.FIRST]

@@ -1,4 +1,4 @@
-"""The content of the tables at one moment, while it is read; see ``tables``.
+"""Reading the tables' content as of one moment; see ``tables``.
 
 A cut consists of two parts for each table: rows, and ids waiting for admission. Each part is read in two passes: first
 the records that have not changed since the cut, then the copies of those that have changed. No copies are added after
@@ -25,7 +25,7 @@ _WORD_BYTES = 4
 
 
 class RowChanges(NamedTuple):
-    """Changes between two cuts of a store."""
+    """Changes to a store between two cuts."""
 
     #: A bit for each changed record, by part.
     records: tuple[npt.NDArray[np.uint64], ...]
@@ -58,7 +58,7 @@ def changes_of(
 
 
 class _Part:
-    """The rows of one table, or its waiting ids; ``changed``: bits of the wanted records, None for all."""
+    """The rows of one table, or its waiting ids. ``changed`` has a bit for each wanted record; None means all."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Part:
 
 
 class RowCut:
-    """The content of the tables at one moment. The lock of the span is held around each call.
+    """The tables' content as of one moment. The caller holds the span's lock during each call.
 
     Args:
         tables: The store's tables.
@@ -154,7 +154,7 @@ class RowCut:
         self.epoch = epoch
         self.line = line
         self.is_base = changes is None
-        #: Buckets of which the increment has all rows.
+        #: Buckets for which the increment contains every row.
         self.complete: list[int] = [] if changes is None else np.flatnonzero(changes.adopted).tolist()
         #: True if there are no more rows to read.
         self.is_over = False
@@ -180,7 +180,7 @@ class RowCut:
             part.settle()
 
     def next_rows(self, max_bytes: int = 1 << 22) -> RowChunk | None:
-        """Return about ``max_bytes`` of rows; None at the end, or if the cut was dropped.
+        """Return about ``max_bytes`` of rows, or None at the end or if the cut was dropped.
 
         A chunk may be empty. Its arrays are copies.
 

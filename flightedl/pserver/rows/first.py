@@ -1,4 +1,4 @@
-"""Initial rows of a table from a file, which each pserver reads when the model gets its first values.
+"""Initial rows of a table from a file. Each pserver reads the file when the model gets its initial values.
 
 The rows exist before the first push and are part of every checkpoint, from which a replaced pserver restores them. If
 there is no checkpoint yet, the model starts again, and the file is read again.

@@ -1,4 +1,4 @@
-"""Allocation of one table's records and their index, see ``kernels.row_records``."""
+"""Allocation of one table's records and their index (see ``kernels.row_records``)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def new_table(
 
 
 def _runs(limit: int) -> npt.NDArray[np.uint32]:
-    """Return memory for runs: at most ``limit + 1`` per bucket have rows after an update, and as many may be empty."""
+    """Return memory for runs. After an update, at most ``limit + 1`` per bucket have rows; as many may be empty."""
     if not limit:
         return np.empty(0, np.uint32)
     size = 2 * row_records.BUCKETS * (2 * limit + 4)
@@ -95,7 +95,7 @@ def size_of(table: row_records.Table) -> int:
 
 
 def layouts_of(spec: TableSpec, slot_words: int) -> tuple[list[int], list[int]]:
-    """Return the layouts of records, see ``kernels.row_records``: of rows and of waiting ids."""
+    """Return the layouts of the records of rows and of waiting ids (see ``kernels.row_records``)."""
     evict = spec.evict
     history = (
         spec.counts_updates,

@@ -1,7 +1,7 @@
-"""Memory of rows: arrays that reserve address space and use memory as they grow, and the limit on it.
+"""Memory of rows: arrays that reserve address space and use memory only as they grow, and the limit on this memory.
 
-An array grows without being copied, and its elements never move. Beyond the first megabyte the kernel is asked for huge
-pages: rows are accessed at random, and with 4 KiB pages the translation of addresses would take as long as the access.
+An array grows without being copied, and its elements never move. Beyond the first megabyte, huge pages are requested:
+rows are accessed at random, and with 4 KiB pages address translation would take as long as the access itself.
 
 No rows are created once a pserver's rows have reached its limit, or when the memory of the machine or container is
 nearly exhausted, because other processes use memory, too. Existing rows can still be updated.
@@ -20,21 +20,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Size of the part of an array with small pages, so that small tables stay small.
+#: Size of the part of an array that uses small pages, so that small tables stay small.
 _SMALL_BYTES = 1 << 20
 _PAGE_BYTES = 1 << 12
-#: Maximum address space of a pserver's rows; a process has 2**47.
+#: Maximum address space for a pserver's rows; a process has 2**47 bytes.
 ADDRESS_BYTES = 1 << 44
-#: Linux's MAP_NORESERVE, which Python defines since 3.13: reserved address space does not count as memory.
+#: Linux's MAP_NORESERVE, defined by Python since 3.13: reserved address space does not count as memory.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 _SYSTEM = Path("/proc/meminfo")
 _USED, _STATISTICS = Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory.stat")
-#: The available memory is queried again when rows have grown by this size, and each time when less than it is left.
+#: The available memory is queried whenever rows have grown by this size, and always if less than this is left.
 _LOOK_BYTES = 64 << 20
-#: Memory left to other processes, and the share of it on small machines.
+#: Memory left to other processes, and the share left on small machines.
 _SPARE_BYTES, _SPARE_SHARE = 1 << 30, 0.05
-#: Files with the container's limit, by the two versions of cgroups; they contain text if there is no limit.
+#: Files with the container's limit, in both versions of cgroups; they contain a word if there is no limit.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -48,7 +48,7 @@ def machine_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the memory that is still available here; 0 if unknown."""
+    """Return the memory still available on this machine or in this container; 0 if unknown."""
     found = [_number(_SYSTEM, "MemAvailable:", 1 << 10)]
     with contextlib.suppress(OSError, ValueError):
         used = int(_USED.read_text()) - (_number(_STATISTICS, "inactive_file", 1) or 0)
@@ -75,7 +75,7 @@ class RowMemory:
     def __init__(self, limit_bytes: int = 0, available: Callable[[], int] = available_bytes) -> None:
         self._limit_bytes = limit_bytes or ADDRESS_BYTES
         self._available = available
-        #: Memory of the rows now, and when the available memory was last queried.
+        #: Current memory of the rows, and their memory when the available memory was last queried.
         self.taken_bytes = self._looked_at_bytes = 0
         #: Memory that was available then.
         self._was_left_bytes = 0

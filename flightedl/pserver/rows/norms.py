@@ -26,7 +26,7 @@ class SmallRows:
     """Search, at each cut, for rows whose norm is too small.
 
     A search examines rows that have changed since they were last examined. Their number is limited so that pushes do
-    not wait long; the rest is left to the next cut.
+    not wait long; the next cut examines the rest.
 
     Args:
         norm_below: Minimum Euclidean norm of a row.
@@ -38,7 +38,7 @@ class SmallRows:
         self._unseen = np.empty(0, np.uint64)
 
     def found(self, measured: RowTable, oldest: tuple[int, int]) -> Records:
-        """Return the records of rows that are too small and have not expired; ``oldest``: lowest version and epoch."""
+        """Return the records of unexpired rows that are too small. ``oldest`` is the lowest version and epoch."""
         table = measured.rows
         size = -(-int(table.state[row_records.HIGH]) // TOGETHER) * (TOGETHER >> 6)
         unseen = np.zeros(size, np.uint64)

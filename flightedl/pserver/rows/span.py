@@ -3,11 +3,11 @@
 Every batch covers the whole span, so its cost depends neither on the number of buckets nor on the number of tables.
 This module determines when rows change; ``tables`` stores, finds and updates them.
 
-In a mean, the sum of each table is divided by the weight of the batches that pushed to the table, wherever their ids
-are, like the sum of a parameter's block by the weight of the batches with a gradient. So a mean does not depend on the
-number of pservers.
+For a mean, each table's sum is divided by the total weight of the batches that pushed to the table, wherever their ids
+are, just as a parameter block's sum is divided by the weight of the batches with a gradient. So a mean does not depend
+on the number of pservers.
 
-The holder of ``lock`` calls the methods. All spans of a pserver share the lock; each has its own tables.
+Only the holder of ``lock`` may call the methods. All spans of a pserver share the lock; each has its own tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReceivedRows(NamedTuple):
 
     #: Gradients of each table that the batch pushed to, which may have no ids.
     gradients: TableRows = NO_ROWS
-    #: Ids whose rows the sender wants, in this order without gaps.
+    #: Ids of the rows that the sender wants, in this order and without gaps.
     wanted: TableRows = NO_ROWS
 
     def within(self, buckets: range, tables: Sequence[TableSpec]) -> ReceivedRows:
@@ -70,10 +70,10 @@ class RowSpan(SpanPlace):
         super().__init__(numbers)
         self.rows = rows
         self.lock = lock
-        #: Highest epoch of the batches in the rows.
+        #: Highest epoch of the batches applied to the rows.
         self.epoch = 0
         self._first = first_bucket
-        #: Contributions to the open round, which ``rows`` also has.
+        #: Contributions to the open round; ``rows`` has them, too.
         self._kept: list[tuple[AddGradient, ReceivedRows]] = []
         #: Table -> total weight of the open round's batches that pushed to it.
         self._weights: dict[int, float] = {}
@@ -91,12 +91,12 @@ class RowSpan(SpanPlace):
         return [number for bucket in buckets if (number := self._first + bucket) in self.numbers]
 
     def release(self) -> None:
-        """Free the memory, because other spans have the rows, or they are not needed."""
+        """Free the memory, because the rows are in other spans or no longer needed."""
         self.is_split = True
         self.rows.close()
 
     def parts(self, into: Sequence[range], version: int) -> list[RowSpan]:
-        """Return a span for each range of buckets. The longest one keeps the tables, the rows of the others move."""
+        """Return a span for each range of buckets. The longest range keeps the tables; the others' rows are moved."""
         specs, longest = self.rows.specs, max(into, key=len)
         self.rows.drop_round()
         parts = []
@@ -188,7 +188,7 @@ class RowSpan(SpanPlace):
         return OutgoingBlocks(numbers, version, outcome, payload, ())
 
     def _unknown_of(self, version: int, wanted: TableRows, found: Numbers) -> Iterator[Section]:
-        """Yield ids that have no row, of tables where this is an error; ``found``: numbers of ids with a row."""
+        """Yield ids without a row, for tables where this is an error. ``found`` counts ids with a row."""
         is_lacking = found < wanted.counts
         for place, one in enumerate(wanted) if is_lacking.any() else ():
             if is_lacking[place] and self.rows.specs[one.table].unknown == "error":
@@ -209,16 +209,16 @@ class RowSpan(SpanPlace):
     # checkpoints
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Cut all rows at once; they are copied later, before they change."""
+        """Cut all rows now; each is copied later, before it changes."""
         del lead
         copies.copy_rows(self, copy.version, copy.updates)
 
     def begin_cut(self, version: int, *, file: str = "", after: str = "", is_base: bool = True) -> RowCut:
-        """Cut the present rows, which have this version; see ``RowTables.begin_cut``."""
+        """Cut the present rows, whose version this is; see ``RowTables.begin_cut``."""
         return self.rows.begin_cut(version, self.epoch, file=file, after=after, is_base=is_base)
 
     def begin_restore(self) -> None:
-        """Drop all rows, which may be those of a checkpoint that could not be restored."""
+        """Drop all rows, including any from a checkpoint that could not be restored."""
         self.rows.close()
         self.rows = RowTables(self.rows.specs, self.buckets, self.rows.memory)
         self.epoch = 0

@@ -1,4 +1,4 @@
-"""The store of embedding tables: the rows of a pserver's buckets, in spans, and the checks of incoming rows.
+"""The store for embedding tables: the rows of a pserver's buckets, in spans, and the checks of incoming rows.
 
 A message about rows names adjacent buckets. Buckets with different histories, because they come from several
 checkpoint files or from another pserver, are in different spans, each of which answers separately. Spans that have
@@ -48,13 +48,13 @@ class RowStore:
         #: The lock of all spans.
         self.lock = threading.Lock()
         self.spans: dict[int, RowSpan] = {}
-        #: Position of the plan's first bucket, after all blocks.
+        #: Position of the plan's first bucket, which follows all blocks.
         self._first = plan.block_count
         self._is_placed = plan.placement > 0
         self._incoming = IncomingRows(plan.tables)
         self._memory = RowMemory(row_bytes)
         self._taken: RestoredSpans[CutTable] = RestoredSpans()
-        #: ``FileBuckets`` of the file that is being restored; the buckets as (buckets,).
+        #: ``FileBuckets`` of the file that is being restored, and an array (buckets,) that marks them.
         self._counting, self._is_newest = np.zeros(BUCKETS, np.bool_), True
         if numbers := plan.buckets_of(index):
             rows = RowTables(plan.tables, self._buckets(numbers), self._memory)
@@ -89,7 +89,7 @@ class RowStore:
         return found
 
     def knows(self, file: str) -> bool:
-        """Return True if an increment on this file saves anything: some rows know their changes since its cut."""
+        """Return True if an increment on this file would be smaller, because the changes since its cut are known."""
         return any(span.rows.knows(file) for span in distinct(self.spans))
 
     # messages
@@ -124,7 +124,7 @@ class RowStore:
         return self._incoming.pushed(part.data, self._buckets(part.blocks), is_finite=part.is_finite)
 
     def by_span(self, blocks: range, received: ReceivedRows) -> Iterator[tuple[RowSpan, ReceivedRows]]:
-        """Yield each span of these buckets with its part of the content. The parts of a span that is split follow."""
+        """Yield each span of these buckets with its part of the content. If a span is split, its parts follow."""
         for span in self._spans_in(blocks):
             yield span, received if span.numbers == blocks else received.within(span.buckets, self.tables)
 
@@ -141,7 +141,7 @@ class RowStore:
     # moving buckets, and joining spans
 
     def release(self, released: ReleasedBlocks) -> MovedBuckets:
-        """Remove the span of these buckets and return its rows. The locks of all spans are held."""
+        """Remove the span of these buckets and return its rows. The caller holds the locks of all spans."""
         span = self.spans[released.numbers.start]
         assert span.numbers == released.numbers, "the released buckets are not a whole span"
         self.spans = {number: other for number, other in self.spans.items() if other is not span}
@@ -150,7 +150,7 @@ class RowStore:
         return moved
 
     def prepared(self, released: ReleasedBlocks, moved: MovedBuckets) -> RowSpan:
-        """Return a span with the rows of released buckets, which nobody sees before ``adopt``.
+        """Return a span with the rows of released buckets. It is invisible until ``adopt``.
 
         Raises:
             CorruptError: the rows are of other buckets or tables.
@@ -168,12 +168,12 @@ class RowStore:
         return span
 
     def adopt(self, span: RowSpan) -> None:
-        """Add a span that is ``prepared``. The locks of all spans are held."""
+        """Add a span returned by ``prepared``. The caller holds the locks of all spans."""
         span.rows.charge(self._memory)
         self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 
     def borders(self, blocks: range) -> list[int]:
-        """Return the first bucket of each span that follows another span, up to the first bucket that is not here."""
+        """Return the first bucket of each span after the first span, up to the first bucket that is not here."""
         found: list[int] = []
         span = self.spans.get(blocks.start)
         while span and (number := span.numbers.stop) < blocks.stop and (span := self.spans.get(number)):
@@ -185,7 +185,7 @@ class RowStore:
         return max(1, _JOINED_BYTES * len(self.spans) // max(1, self.size_bytes))
 
     def join(self, joined: Joined, version: int) -> None:
-        """Move the rows of buckets that have joined another span, which has this version. ``lock`` is held."""
+        """Move the rows of buckets that join another span; both have this version. The caller holds ``lock``."""
         moved, kept, other = joined.moved, self.spans[joined.kept], self.spans[joined.moved.start]
         epoch = max(kept.epoch, other.epoch)
         kept.rows.take(other.rows.release(self._buckets(moved), version, epoch), version)
@@ -209,7 +209,7 @@ class RowStore:
 
     @property
     def restored(self) -> Mapping[int, tuple[int, int]]:
-        """Number -> (version, updates), of buckets that were restored."""
+        """Number -> (version, updates) of the restored buckets."""
         return self._taken.positions
 
     def restore(self, stored: FileBuckets | StoredRows | StoredRowSpan) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CutRows:
-    """The rows of a span when they were cut. The caller holds the span's lock while it creates the cut, not later.
+    """The rows of a span as of the cut. The caller holds the span's lock while it creates the cut, but not later.
 
     Args:
         span: Span of the rows.
@@ -34,7 +34,7 @@ class CutRows:
         self.cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
         complete: list[int] = []
         if not is_base:
-            # A span that does not know its changes is written completely.
+            # A span whose changes are not known is written completely.
             complete = list(numbers) if self.cut.is_base else span.numbers_of(self.cut.complete)
         self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch, complete)
         #: Size of the rows yielded so far.
@@ -86,7 +86,7 @@ class CutRows:
 
 
 def chunk_of(spec: TableSpec, stored: StoredRows) -> RowChunk:
-    """Return rows of a file in a store's form.
+    """Return rows from a file in a store's format.
 
     Raises:
         CorruptError: the rows belong to another table or optimizer.

@@ -27,7 +27,7 @@ from flightedl.pserver.rows.values import (
     slots_of_new_rows,
 )
 
-#: Number of new rows initialized together, so that their records stay in the cache.
+#: Number of new rows that are initialized together, so that their records stay in the cache.
 _CHUNK = 2048
 #: Number of records that an update checks for expiry, per id in the update.
 _SWEPT_BY_ID = 2
@@ -41,7 +41,7 @@ _NEVER = -(1 << 62)
 
 
 def _compile_for(spec: TableSpec) -> None:
-    """Compile all functions that pushes and cuts need, so that none has to wait."""
+    """Compile all functions that pushes and cuts need, so that no push or cut has to wait."""
     wanted: list[Callable[..., Any]] = [
         rows.received,
         rows.make,
@@ -114,27 +114,27 @@ class RowTable:
     # reads
 
     def oldest(self, version: int, epoch: int) -> tuple[int, int]:
-        """Return the lowest version of the store, and epoch, whose rows have not expired by their age."""
+        """Return the lowest version of the store, and the lowest epoch, whose rows have not expired by age."""
         return version - self._unused_versions if self._unused_versions else _NEVER, self.spec.oldest_epoch(epoch)
 
     def oldest_of_buckets(self, oldest: int) -> npt.NDArray[np.int64]:
-        """Return the lowest versions that rows may have and exist, by bucket; ``oldest``: version of the store."""
+        """Return, for each bucket, the lowest version that a row may have. ``oldest`` is a version of the store."""
         return np.maximum(oldest + self.rows.shifts, self.given_up)
 
     @property
     def given_up(self) -> npt.NDArray[np.int64]:
-        """(buckets,): rows of lower versions were evicted, because there were too many."""
+        """(buckets,): rows with lower versions were evicted, because there were too many."""
         return self.ages[row_records.GIVEN_UP : row_records.GIVEN_UP + BUCKETS]
 
     def fill(self, ids: Ids, missing: npt.NDArray[np.int64], out: Floats) -> None:
-        """Write the values that a read of ids without a row returns; ``missing``: places of these ids."""
+        """Write the values that a read returns for ids without a row. ``missing``: positions of these ids."""
         if self.spec.unknown == "init":
             self._first_values(ids, missing, out)
         else:
             out[missing] = 0
 
     def _first_values(self, ids: Ids, places: npt.NDArray[np.int64], out: Floats) -> None:
-        """Write first values as a read would return them."""
+        """Write initial values, as a read would return them."""
         row_kernel(row_rules.first_values)(ids, places, self._key, *self._init, out)
         if self.half:
             out[places] = self._from_bits(self._to_bits(out[places]))
@@ -152,7 +152,7 @@ class RowTable:
     # pushes
 
     def make(self, ids: Ids, push: RowPush, missing: npt.NDArray[np.int64], room_bytes: int) -> npt.NDArray[np.int64]:
-        """Create the rows that are admitted now, with first values and slots.
+        """Create the rows that are admitted now, with their initial values and slots.
 
         Args:
             ids: (n,), ids of a push.
@@ -220,11 +220,11 @@ class RowTable:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the rows, the index and the sketch, as far as it has been used."""
+        """Memory that the rows, the index and the sketch have used so far."""
         return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
 
     def counts(self, version: int, epoch: int) -> RowCounts:
-        """Return the table's figures without those of reads; ``version`` and ``epoch``: of the newest push."""
+        """Return the table's figures, except for reads. ``version`` and ``epoch`` are those of the newest push."""
         state, waiting = self.rows.state, self.waiting.state
         live = int(state[row_records.USED])
         if self._limit:
@@ -271,7 +271,7 @@ class RowTable:
     # cuts
 
     def shifts(self) -> npt.NDArray[np.int64]:
-        """Return a copy of the shifts of the buckets, empty if all of them are zero."""
+        """Return a copy of the buckets' shifts; empty if all of them are zero."""
         return self.rows.shifts.copy() if self.rows.shifts.any() else NO_SHIFTS
 
     def part(self, *, is_waiting: bool) -> row_records.Table:
@@ -340,7 +340,7 @@ class RowTable:
         row_kernel(row_cuts.count_touches)(table, records, self.salt)
 
     def release(self, buckets: Iterable[int], oldest: tuple[int, int]) -> list[RowChunk]:
-        """Remove and return the rows and waiting ids of buckets, without those that have expired by ``oldest``."""
+        """Remove and return the rows and waiting ids of buckets, except those that have expired by ``oldest``."""
         found = []
         for is_waiting in (False, True):
             table = self.part(is_waiting=is_waiting)
@@ -354,12 +354,12 @@ class RowTable:
         return found
 
     def bytes_of(self, chunk: RowChunk) -> int:
-        """Return the memory that the rows of a chunk may take."""
+        """Return the maximum memory that the rows of a chunk can take."""
         stride = int(self.part(is_waiting=chunk.is_waiting).layout[row_records.STRIDE])
         return int(chunk.ids.size) * (stride * _WORD_BYTES + _INDEX_BYTES)
 
     def existing(self, chunk: RowChunk, oldest: npt.NDArray[np.int64], oldest_epoch: int) -> RowChunk:
-        """Return the rows of a chunk that have not expired; ``oldest``: versions by bucket."""
+        """Return the unexpired rows of a chunk. ``oldest`` holds a version for each bucket."""
         if not self.expires:
             return chunk
         layout = self.part(is_waiting=chunk.is_waiting).layout
@@ -371,14 +371,14 @@ class RowTable:
         return chunk.chosen(exists)
 
     def remove(self, ids: Ids) -> None:
-        """Remove the rows and waiting ids with these ids, if there are any."""
+        """Remove any rows and waiting ids with these ids."""
         records = np.empty(ids.size, np.int64)
         for table in (self.rows, self.waiting):
             row_kernel(row_cuts.look_up)(table, ids, self.salt, records)
             row_kernel(row_cuts.remove)(table, records, self.salt)
 
     def restore_table(self, cut: CutTable, buckets: range) -> None:
-        """Remove rows that had expired at a cut from these buckets, and restore the counters of its sketch."""
+        """Remove rows from these buckets that had expired at a cut, and restore the cut's sketch counters."""
         if self._limit:
             given_up = self.given_up.copy()
             given_up[buckets.start : buckets.stop] = cut.given_up[buckets.start : buckets.stop]
@@ -396,7 +396,7 @@ class RowTable:
 def read_records(
     table: row_records.Table, words: npt.NDArray[np.uint32], at: int, width: int, records: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """Return (n, width) words of records in ``words``, beginning with each record's word ``at``."""
+    """Return ``width`` words, from word ``at`` on, of each of n records in ``words``: (n, width)."""
     out = np.empty((records.size, width), np.uint32)
     if width:
         row_kernel(row_cuts.collect)(words, int(table.layout[row_records.STRIDE]), at, width, records, out.reshape(-1))

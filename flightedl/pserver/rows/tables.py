@@ -1,8 +1,8 @@
 """The rows of embedding tables in a range of buckets: reads, updates, rounds, cuts.
 
-``flightedl.testing.reference_table`` specifies the behavior of a row; this module implements it fast and in little
-memory. All buckets of a store have the same history. A pserver has a store for each range of buckets whose history
-differs.
+``flightedl.testing.reference_table`` specifies the behavior of a row; this module implements it for speed and low
+memory use. All buckets of a store have the same history. A pserver has a store for each range of buckets with another
+history.
 
 Ids are (n,) uint64, contiguous, distinct within a call, and in the store's buckets (see ``incoming``). ``version`` is
 the span's version as defined by the reference, ``epoch`` the highest epoch of all batches applied to the span so far.
@@ -10,17 +10,18 @@ the span's version as defined by the reference, ``epoch`` the highest epoch of a
 **Rounds.** ``add`` keeps contributions without copying them, so the caller must not change them. When the round closes,
 they are summed by id, in the order of arrival or of the batches, and the sum is applied like a push.
 
-**Cuts.** ``begin_cut`` takes no time, and the cut's content is what exists at that moment. It is read in chunks
+**Cuts.** ``begin_cut`` takes no time; the cut's content is the content at that moment. It is read in chunks
 (``RowCut.next_rows``), each of which takes one or two milliseconds; a row that changes before it has been read is
 copied first. Several cuts may be read at once, independently. A cut contains everything (a *base*) or the changes since
 the cut of an earlier file (an *increment*, see ``domain.checkpoint.changes``). To restore a base and its increments, a
 reader drops the rows that each increment lists as removed before it adds that increment's rows, keeps the last state of
 each row, and finally drops the rows that have expired by the last cut's ``oldest`` version and epoch.
 
-**Memory** is limited (``memory``). At the limit no rows are created: their gradients are dropped and counted as
-``refused``, and reads of them return what ``unknown`` determines. Existing rows are still updated.
+**Memory** is limited (``memory``). At the limit no rows are created: gradients for new rows are dropped and counted as
+``refused``, and reads return what ``unknown`` determines. Existing rows are still updated.
 
-Not thread-safe: the caller holds the span's lock during every call, also of ``RowCut``. Calls release the GIL.
+Not thread-safe: the caller holds the span's lock during every call, including those of ``RowCut``. Calls release the
+GIL.
 """
 
 from __future__ import annotations
@@ -90,12 +91,12 @@ class RowTables:
         self._calls = RowCalls(self._tables, handles)
         #: Version and epoch of the newest push.
         self._version = self._epoch = 0
-        #: Numbers of ids read, and of ids read that had a row, by table.
+        #: For each table, the number of ids read, and the number of those that had a row.
         self._reads, self._hits = np.zeros((2, len(self.specs)), np.int64)
         self._size_bytes = 0
         self._note_size()
         self._round: list[_Contribution] = []
-        #: Cuts that are being read, by line; finished ones are removed later.
+        #: Cuts that are being read, by line; finished cuts are removed later.
         self._cuts: dict[int, RowCut] = {}
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
         #: (buckets,): True for buckets adopted since the newest cut for a file.
@@ -238,7 +239,7 @@ class RowTables:
         self.memory.taken_bytes += self._size_bytes - before
 
     def close(self) -> None:
-        """Stop counting the rows in ``memory``; the store is not used any more."""
+        """Stop counting the rows in ``memory``, because the store is no longer used."""
         self.memory.taken_bytes -= self._size_bytes
         self._size_bytes = 0
 
@@ -315,7 +316,7 @@ class RowTables:
         return MovedBuckets(tuple(buckets), versions, epoch, given_up, sketches, tuple(found))
 
     def adopt(self, moved: MovedBuckets, version: int) -> None:
-        """Add buckets that another store has released; their rows behave as they would have there.
+        """Add buckets released by another store. Their rows behave as they would have in that store.
 
         Args:
             moved: The released buckets. Their epoch also applies to the span from now on.
@@ -358,14 +359,14 @@ class RowTables:
             raise BusyError("buckets of tables do not move while a round is open: retry when it has closed")
 
     def restore_shifts(self, shifts: Numbers, counting: npt.NDArray[np.bool_]) -> None:
-        """Restore the shifts of the counting buckets before their rows. ``shifts`` is empty if all of them are zero."""
+        """Restore the shifts of the marked buckets, before their rows. ``shifts`` is empty if all of them are zero."""
         if shifts.size:
             self.shifts[counting] = shifts[counting]
 
     def restore(self, chunk: RowChunk, counting: npt.NDArray[np.bool_] | None = None) -> None:
         """Add rows from a file, before the store is used.
 
-        A base comes before its increments: a row that is known is replaced. All rows count as changed, so the next cut
+        A base comes before its increments: existing rows are replaced. All rows are considered changed, so the next cut
         should be a base.
 
         Args:
@@ -397,7 +398,7 @@ class RowTables:
 def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) -> tuple[TableRows, dict[int, float]]:
     """Return the sum of contributions by table and id, and a factor for each table.
 
-    A table with one contribution is not copied: the contribution's weight is its factor.
+    A table's only contribution is not copied; its weight becomes the factor.
     """
     first = contributions[0]
     if len(contributions) == 1:

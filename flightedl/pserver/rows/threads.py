@@ -1,7 +1,7 @@
 """A second thread for the rows of one large message.
 
-While a pserver processes rows, the trainer that sent them waits, so a processor is often idle. All stores of a process
-share the thread; kernels run in it without the GIL.
+While a pserver processes rows, the trainer that sent them waits, so one processor is often idle. All stores of a
+process share the thread; kernels run in it without the GIL.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 
 from flightedl.config import available_cores
 
-#: Number of ids from which a second thread makes a call shorter.
+#: Number of ids above which a second thread makes a call faster.
 SPLIT_AT = 1 << 14
 #: Prefix of the thread's name.
 THREAD_NAME = "flightedl-rows"
@@ -20,7 +20,7 @@ THREAD_NAME = "flightedl-rows"
 
 @cache
 def _second() -> ThreadPoolExecutor | None:
-    """Return the thread's pool; None if there is one processor."""
+    """Return the thread's pool; None if there is only one processor."""
     if available_cores() < 2:
         return None
     return ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)

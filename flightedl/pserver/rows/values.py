@@ -43,7 +43,7 @@ class TableGradients(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Ids of n distinct tables with their gradients, or with the positions to which their values are read."""
+    """Ids of n distinct tables, with their gradients or with the positions to which their values are read."""
 
     #: (n,) each: number of the table, elements of a row, number of ids.
     tables: Numbers
@@ -118,7 +118,7 @@ def begins(counts: Numbers) -> Numbers:
 
 
 def _all_of(starts: Numbers, counts: Numbers) -> Numbers:
-    """Return the places of all elements of parts with these starts and lengths."""
+    """Return the positions of all elements in parts with these starts and lengths."""
     found: Numbers = np.repeat(starts - begins(counts), counts) + np.arange(int(counts.sum()))
     return found
 
@@ -129,14 +129,14 @@ NO_ROWS = TableRows.of(())
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Figures of one table. Counts from ``reads`` on start with the store, and may be lost."""
+    """Figures of one table. Counts from ``reads`` on begin with the store, and may be lost."""
 
-    #: Number of rows that exist after the last update, and their memory including slots and the index.
+    #: Number of rows that exist after the last update, and their memory, including slots and index.
     rows: int = 0
     size_bytes: int = 0
     #: Number of ids waiting for admission.
     waiting: int = 0
-    #: Number of ids read, and of those that had a row.
+    #: Number of ids read, and number of those that had a row.
     reads: int = 0
     hits: int = 0
     #: Number of rows created.
@@ -149,10 +149,10 @@ class RowCounts:
 
 
 class RowChunk(NamedTuple):
-    """Rows of one table at a cut."""
+    """Rows of one table as of a cut."""
 
     table: int
-    #: True for ids waiting for admission, which have no slots and values; ``updates`` are their numbers of pushes.
+    #: True for ids waiting for admission, which have no slots and values; ``updates`` counts their pushes.
     is_waiting: bool
     #: (n,).
     ids: Ids
@@ -177,7 +177,7 @@ class MovedBuckets(NamedTuple):
     buckets: tuple[int, ...]
     #: (n,): versions of the buckets, which determine when their rows expire.
     versions: Numbers
-    #: Highest epoch of all batches in the rows.
+    #: Highest epoch of all batches applied to the rows.
     epoch: int
     #: (tables, n): versions below which rows were evicted because there were too many.
     given_up: Numbers
@@ -189,13 +189,13 @@ class MovedBuckets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """State of a table at a cut, without its rows."""
+    """State of a table as of a cut, without its rows."""
 
-    #: Rows whose last update made a lower version of the store have expired.
+    #: Rows whose last update led to a lower version of the store have expired.
     oldest: int
     #: Rows whose last update was in a lower epoch have expired.
     oldest_epoch: int
-    #: (n,): in an increment, rows that cuts removed (see ``Evict``) since the file before; they may exist again.
+    #: (n,): in an increment, rows removed by cuts (see ``Evict``) since the previous file; they may exist again.
     removed: Ids
     #: Counters of the sketch of waiting ids; empty without a sketch.
     sketch: npt.NDArray[np.uint8]
@@ -206,12 +206,12 @@ class CutTable:
 
 
 def bit_words(table: row_records.Table) -> int:
-    """Return the number of words with a bit for each record that was ever used."""
+    """Return the number of words needed for one bit per record that was ever used."""
     return -(-int(table.state[row_records.HIGH]) // 64)
 
 
 def either_bits(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the bits that are set in either; the shorter one ends in zeros."""
+    """Return the bits set in either array. The shorter array is treated as padded with zeros."""
     found = np.zeros(max(one.size, other.size), np.uint64)
     found[: one.size] = one
     found[: other.size] |= other
