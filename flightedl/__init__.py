@@ -13,17 +13,17 @@
 Reading order:
 
 * ``errors``, ``config``, ``ports``: foundations
-* ``messages``, ``domain``: message types, and all decisions (pure)
+* ``messages``, ``domain``: message types; all decisions, without I/O
 * ``kernels``: arithmetic of optimizers
 * ``wire``, ``rpc``: encoding and transport
 * ``process``, ``recording``: support for processes; recordings that can be replayed
-* ``adapters``, ``formats``: etcd, files and time; training data and checkpoint files
+* ``adapters``, ``formats``: access to etcd, files and time; training data and checkpoint files
 * ``coordination``: state that processes share through etcd
-* ``master``, ``pserver``, ``client``: the kinds of processes; ``torch`` adapts the client to PyTorch
-* ``launch``, ``curves``: complete jobs; learning curves
-* ``examples``, ``testing``: programs to run; support for tests
+* ``master``, ``pserver``, ``client``: the three kinds of processes; ``torch`` adapts the client to PyTorch
+* ``launch``, ``curves``: launching complete jobs; learning curves
+* ``examples``, ``testing``: example programs; support for tests
 
-Importing this package loads only this module: each name is imported on first use.
+Importing this package loads only this module; each public name is imported on first use.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ __all__ = [
 #: Version of the package; equal to the version in pyproject.toml.
 __version__ = "0.1.0"
 
-#: Module that defines each public name.
+#: Public name -> the module that defines it.
 _HOMES = {
     "flightedl.client.data.snapshots": ("delta_files", "iceberg_files"),
     "flightedl.client.model.loading": ("load",),

@@ -1,11 +1,11 @@
-"""Settings of every process: frozen, validated, built in one place.
+"""Settings of every process: immutable, validated, and built in one place.
 
 Precedence: argument > environment > default; commands pass their flags as arguments. This is the only module that reads
-the environment. A variable's name is ``FLIGHTEDL_`` + the field's name in capitals, so a launcher passes settings to a
+the environment. A variable's name is ``FLIGHTEDL_`` and the field's name in capitals; a launcher passes settings to a
 child by setting variables.
 
-Process tuning (``tuned_environment``) is here, too, because it must be in the environment before a process starts:
-otherwise glibc returns every received buffer to the kernel and faults it in again, which halves throughput.
+Process tuning (``tuned_environment``) is also here, because it must be in the environment before a process starts.
+Without tuning, glibc returns every received buffer to the kernel and faults it in again, which halves throughput.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TELEMETRY = ("", "otlp")
 _LOG_FORMATS = ("text", "json")
 INTEGRITIES = ("auto", "always", "never")
 SAME_HOST = ("auto", "never")
-#: Trainers report finished batches far more often than this, so none counts as stuck between two messages.
+#: Trainers report finished batches far more often than this, so none is considered stuck between two reports.
 STUCK_FLOOR_S = 5.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -43,7 +43,7 @@ _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Resume(StrEnum):
-    """Start of a job unknown to etcd: from the newest checkpoint, or from scratch."""
+    """How to start a job that is unknown to etcd: from the newest checkpoint, or from scratch."""
 
     #: From scratch. Existing checkpoints of the job are an error.
     NEVER = "false"
@@ -54,7 +54,7 @@ class Resume(StrEnum):
 
     @classmethod
     def of(cls, text: str) -> Resume:
-        """Parse a setting. Raises ValueError for anything else."""
+        """Parse a setting. Raises ValueError for any other string."""
         return cls({"0": "false", "1": "true"}.get(text, text.lower()))
 
 
@@ -89,25 +89,25 @@ class CommonSettings:
     #: Time to live of this process's leases.
     lease_ttl_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     log_level: str = "INFO"
-    #: "text" for people, "json" for programs: one object per line.
+    #: "text" for people, or "json" for programs, with one object per line.
     log_format: str = "text"
     #: Directory with ca.pem, cert.pem, key.pem, or with a subdirectory for this process's role that contains them
-    #: (``flightedl certs``): mutual TLS for all Flight traffic. Empty: plain text.
+    #: (``flightedl certs``): enables mutual TLS for all Flight traffic. Empty for plain text.
     tls_dir: str = ""
-    #: Directory with ca.pem, cert.pem, key.pem: TLS to etcd. Empty: plain text.
+    #: Directory with ca.pem, cert.pem, key.pem, to use TLS to etcd; empty for plain text.
     etcd_tls_dir: str = ""
-    #: Name of an etcd user who authenticates by password; empty: none.
+    #: Name of an etcd user who authenticates by password; empty for none.
     etcd_user: str = ""
     #: File with the password of ``etcd_user``.
     etcd_password_file: str = ""
-    #: "otlp": send traces and logs to the OpenTelemetry collector named by its own variables; empty: send nothing.
+    #: "otlp" sends traces and logs to the OpenTelemetry collector named by the OTEL_* variables; empty sends nothing.
     telemetry: str = ""
-    #: Directory for the process's recording, used by ``flightedl replay``; empty: no recording.
+    #: Directory for the process's recording, which ``flightedl replay`` uses; empty disables recording.
     record: str = ""
     #: Checksums of values sent between trainers and pservers: "always", "never", or "auto" (only if nothing else
-    #: protects them), see ``rpc.integrity``.
+    #: protects the values); see ``rpc.integrity``.
     integrity: str = "auto"
-    #: Shared memory for values between a trainer and a pserver of the same host and user: "auto" or "never", see
+    #: Shared memory for values between a trainer and a pserver on one host, of one user: "auto" or "never"; see
     #: ``rpc.same_host``.
     same_host: str = "auto"
 
@@ -131,13 +131,14 @@ class CommonSettings:
 class ServerSettings(CommonSettings):
     """Additional settings of masters and pservers."""
 
-    #: Address to bind. Must be numeric, because two servers can bind a port under different names without an error.
+    #: Address to bind. It must be numeric, because two servers can bind one port under different names without an
+    #: error.
     bind: str = "127.0.0.1"
     #: Address to publish; empty: the bound address.
     advertise: str = ""
     #: Port; 0: any free port.
     port: Port = 0
-    #: Maximum seconds after SIGTERM for a last checkpoint and running requests.
+    #: Maximum number of seconds after SIGTERM for a last checkpoint and for requests in progress.
     drain_s: Seconds = 5.0
     #: Port of the Prometheus metrics page; 0 disables it.
     metrics_port: Port = 0
@@ -145,7 +146,7 @@ class ServerSettings(CommonSettings):
     health_port: Port = 0
     #: URL for checkpoints and the dataset index; empty disables both.
     checkpoint: str = ""
-    #: Listen beyond loopback in plain text: anyone who can reach the port has full access.
+    #: Listen beyond loopback in plain text, so that anyone who can reach the port has full access.
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -157,32 +158,32 @@ class ServerSettings(CommonSettings):
 class MasterSettings(ServerSettings):
     """Settings of the master."""
 
-    #: Number of pservers; 0 for a job with data only. The first master writes it to etcd; -1: read it from etcd.
+    #: Number of pservers; 0 for a job without a model. The first master writes it to etcd; -1 reads it from etcd.
     pservers: Annotated[int, msgspec.Meta(ge=-1)] = 1
-    #: Number of trainers, for ``Sync(deterministic=True)``; 0: unknown.
+    #: Number of trainers, for ``Sync(deterministic=True)``; 0 if unknown.
     trainers: Count = 0
     attempts_limit: Positive = 5
     #: A task is revoked from a trainer after ``task_timeout_factor`` times the average duration of finished tasks, but
     #: not before ``task_timeout_floor_s``.
     task_timeout_factor: AboveZero = 5.0
     task_timeout_floor_s: AboveZero = 30.0
-    #: Before the first task is finished, and in jobs without a model: seconds without a finished batch after which a
-    #: live trainer loses its tasks.
+    #: Before the first task is finished, and in jobs without a model: seconds after which a live trainer that finishes
+    #: no batch loses its tasks.
     stuck_after_s: Annotated[float, msgspec.Meta(ge=STUCK_FLOOR_S)] = 900.0
-    #: Seconds between checkpoints; 0: only at the end of an epoch.
+    #: Seconds between checkpoints; 0 for checkpoints only at the end of an epoch.
     checkpoint_every_s: Seconds = 60.0
     #: Checkpoint every N finished tasks; 0 disables this trigger.
     checkpoint_every_tasks: Count = 0
     checkpoint_keep: Positive = 3
     #: Keep every checkpoint whose number is a multiple of N; 0 disables this.
     checkpoint_keep_every: Count = 0
-    #: Maximum number of consecutive incremental checkpoints, which have only changed rows; 0 disables increments.
+    #: Maximum number of consecutive incremental checkpoints, which contain only changed rows; 0 disables them.
     checkpoint_increments: Count = 8
-    #: "replay": a restarted pserver catches up. "rollback": all pservers return to its checkpoint.
+    #: "replay": a restarted pserver catches up by repeating batches. "rollback": all pservers return to its checkpoint.
     recovery: str = "replay"
-    #: Seconds between scans for new files of a followed dataset. A file joins when two scans find it unchanged.
+    #: Seconds between scans for new files of a followed dataset. A file is added when two scans find it unchanged.
     follow_every_s: AboveZero = 5.0
-    #: Resume from the newest checkpoint if etcd has no state for the job; ``auto``: only if there is one.
+    #: Resume from the newest checkpoint if etcd has no state for the job; ``auto`` does so only if there is one.
     resume: Resume = Resume.NEVER
 
     def __post_init__(self) -> None:
@@ -197,7 +198,7 @@ class MasterSettings(ServerSettings):
 class PserverSettings(ServerSettings):
     """Settings of a pserver."""
 
-    #: Maximum MiB for the rows of tables, with slots and index; 0: no limit.
+    #: Limit on the memory of tables' rows, including slots and index, in MiB; 0 disables the limit.
     table_memory_mb: Count = 0
 
 
@@ -205,7 +206,7 @@ class PserverSettings(ServerSettings):
 class DoctorSettings(CommonSettings):
     """Settings of ``flightedl doctor``."""
 
-    #: URL of the job's checkpoints, to test the storage; empty: no test.
+    #: URL of the job's checkpoints, used to test the storage; empty disables the test.
     checkpoint: str = ""
 
 
@@ -215,17 +216,17 @@ class TrainerSettings(CommonSettings):
 
     #: Seconds after which an unreachable server ends the program with an error.
     give_up_s: Seconds = 300.0
-    #: Seconds of waiting after which the program reports what it waits for.
+    #: Seconds of waiting after which the program reports what it is waiting for.
     say_after_s: Seconds = 10.0
-    #: Directory for ``job.output_dir``; empty: the current directory.
+    #: Directory for ``job.output_dir``; empty for the current directory.
     output_dir: str = ""
     #: Name given to this process by the launcher, for ``flightedl status``; empty if there is none.
     process_name: str = ""
-    #: Launcher's name for one start of a group of ranks, the same for all ranks; empty if there is none.
+    #: The launcher's name for one start of a group of ranks, the same for all ranks; empty if there is none.
     start: str = ""
-    #: Write the values passed to ``job.log`` also to TensorBoard files in ``output_dir``.
+    #: Also write the values passed to ``job.log`` to TensorBoard files in ``output_dir``.
     tensorboard: bool = False
-    #: Port of a Prometheus page of this trainer, at ``bind``; 0 disables it.
+    #: Port of this trainer's Prometheus page, at ``bind``; 0 disables it.
     metrics_port: Port = 0
     bind: str = "127.0.0.1"
     #: Serve that page beyond loopback in plain text.
@@ -348,7 +349,7 @@ def to_environment(value: CommonSettings) -> dict[str, str]:
 
 
 def replace_environment(variables: Mapping[str, str]) -> None:
-    """Replace the environment of this process, so that it can run as another one."""
+    """Replace this process's environment, so that it can run as another process."""
     os.environ.clear()
     os.environ.update(variables)
 
@@ -356,9 +357,9 @@ def replace_environment(variables: Mapping[str, str]) -> None:
 def tuned_environment() -> dict[str, str]:
     """Return the variables with which every process of a job is started.
 
-    They tune the allocator and gRPC; measured, they nearly double the throughput of Flight. One of them makes glibc
-    copy large blocks past the processor's cache: such data is not read soon, and would evict data that is. Measured
-    with 64 MB: 8 % less time for a step. glibc's own limit is a fraction of the last-level cache, which a virtual
+    They tune the allocator and gRPC, and nearly double the measured throughput of Flight. One of them makes glibc copy
+    large blocks past the processor's cache, because such data is not read soon and would evict data that is. With 64
+    MB, this reduced the time of a step by 8 %. glibc's own limit is a fraction of the last-level cache, which a virtual
     machine may report as its host's entire cache.
     """
     gib = str(1 << 30)
@@ -366,7 +367,7 @@ def tuned_environment() -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": gib,
         "MALLOC_TRIM_THRESHOLD_": gib,
         "MALLOC_TOP_PAD_": str(256 << 20),
-        # Otherwise each thread of a server keeps the maximum it ever held; the lock's cost is not measurable.
+        # Otherwise, each server thread keeps the most memory that it ever held; the lock's cost is not measurable.
         "MALLOC_ARENA_MAX": "1",
         "GRPC_EXPERIMENTS": "tcp_frame_size_tuning,tcp_rcv_lowat",
         "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1000000",
@@ -374,7 +375,7 @@ def tuned_environment() -> dict[str, str]:
 
 
 def child_environment(*values: CommonSettings, **variables: str) -> dict[str, str]:
-    """Return the complete environment of a child process: this one's, tuned, with the given settings.
+    """Return the complete environment of a child process: this process's, tuned, with the given settings.
 
     Variables set by the user (for the allocator, for example) are kept.
     """
@@ -382,8 +383,7 @@ def child_environment(*values: CommonSettings, **variables: str) -> dict[str, st
     return tuned_environment() | dict(os.environ) | given | variables
 
 
-#: Variables for the number of threads that libraries for linear algebra start. By default, each library starts one
-#: per core, in every process.
+#: Variables that set the number of threads of linear algebra libraries; by default, each starts one per core.
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -397,7 +397,7 @@ _THREAD_VARIABLES = (
 def thread_environment(process_count: int, cores: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return variables that give each of ``process_count`` processes its share of the cores, at least one.
 
-    Empty if the user has set any of them: one is enough to express the intent, as most libraries heed OpenMP's.
+    Empty if the user has set any of them: one is enough to express the intent, because most libraries obey OpenMP's.
     """
     source = os.environ if environment is None else environment
     if any(name in source for name in _THREAD_VARIABLES):
@@ -406,17 +406,17 @@ def thread_environment(process_count: int, cores: int, environment: Mapping[str,
 
 
 def linear_algebra_threads(environment: Mapping[str, str] | None = None) -> int:
-    """Return the number of threads set for libraries for linear algebra, or 0 if it is not set."""
+    """Return the number of threads that is set for linear algebra libraries, or 0 if it is not set."""
     source = os.environ if environment is None else environment
     counts = (source.get(name, "") for name in _THREAD_VARIABLES)
     return next((int(text) for text in counts if text.isdecimal()), 0)
 
 
 def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return the number of cores that this process may use: the machine's, its affinity's, or its container's quota."""
+    """Return the number of cores that this process may use, given the machine, CPU affinity and any container quota."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         limit_us, period_us = quota.read_text().split()
         return max(1, min(found, math.ceil(int(limit_us) / int(period_us))))
-    except (OSError, ValueError):  # No container, or one without a quota ("max").
+    except (OSError, ValueError):  # There is no container, or it has no quota ("max").
         return found

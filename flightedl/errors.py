@@ -1,8 +1,8 @@
-"""The error tree, as one picture.
+"""All error classes, as one tree.
 
-Every error that flightedl raises deliberately is one of these. ``code`` identifies it on the wire, ``retryable`` tells
-if the *same* request may be sent again unchanged. *Rejected* (nothing happened) and *outcome unknown* (it may have
-happened) are different branches, because callers with state must handle them differently.
+Every error that flightedl raises deliberately is one of these. ``code`` identifies it on the wire; ``retryable`` is
+true if the *same* request may be sent again unchanged. *Rejected* (the request had no effect) and *outcome unknown* (it
+may have had one) are different branches, because callers with state must handle them differently.
 
 ::
 
@@ -40,7 +40,7 @@ from typing import ClassVar
 
 
 class FlightedlError(Exception):
-    """Base of all errors raised deliberately. ``str(error)`` is one sentence that says what to do."""
+    """Base class of all errors raised deliberately. ``str(error)`` is one sentence that says what to do."""
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
@@ -53,19 +53,19 @@ class UsageError(FlightedlError):
 
 
 class DataError(UsageError):
-    """A file, chunk or record cannot be used; names file and location."""
+    """A file, chunk or record is unusable; the message names the file and location."""
 
     code = "data"
 
 
 class GradientError(UsageError):
-    """A gradient has a wrong name, shape or dtype, or is not finite; names parameter and batch."""
+    """A gradient has a wrong name, shape or dtype, or is not finite; the message names parameter and batch."""
 
     code = "gradient"
 
 
 class DeclarationError(FlightedlError):
-    """Another trainer declared this job differently. The text names the difference."""
+    """Another trainer declared this job differently. The message names the difference."""
 
     code = "declaration"
 
@@ -77,7 +77,7 @@ class NotFoundError(FlightedlError):
 
 
 class FencedError(FlightedlError):
-    """The sender acts for something that is no longer current. Nothing was done; the same request never succeeds."""
+    """The sender's registration, view or plan is stale. Nothing was done, and the request can never succeed."""
 
     code = "fenced"
 
@@ -89,13 +89,13 @@ class ReplacedError(FencedError):
 
 
 class StalePlacementError(FencedError):
-    """Blocks are not, or not yet, on this pserver. Read the placement and send the same request to their owner."""
+    """This pserver does not have the blocks (yet). Read the placement and send the same request to their owner."""
 
     code = "stale_placement"
 
 
 class UnregisteredError(FencedError):
-    """The sender's lease is over, or it has registered again; nothing was done. Retry under a new registration."""
+    """The sender's lease has ended, or it has registered again; nothing was done. Retry under a new registration."""
 
     code = "unregistered"
 
@@ -119,44 +119,44 @@ class AuthenticationError(FlightedlError):
 
 
 class JobFailedError(FlightedlError):
-    """The job cannot continue; the text says why and what to do."""
+    """The job cannot continue; the message says why and what to do."""
 
     code = "job_failed"
 
 
 class RolledBackError(JobFailedError):
-    """etcd is another one, or older, than the one seen before: its state must not be mixed with this process's."""
+    """etcd is a different cluster or has older state than before; its state must not be mixed with this process's."""
 
     code = "rolled_back"
 
 
 class BegunAnewError(FlightedlError):
-    """The model's values were lost and it was initialized again. This process has the old state: restart it."""
+    """The model was initialized again after its values were lost. This process has old state and must be restarted."""
 
     code = "begun_anew"
 
 
 class UnavailableError(FlightedlError):
-    """The peer is not reachable or not ready; nothing happened, retry."""
+    """The peer is unreachable or not ready; the call had no effect and can be retried."""
 
     code = "unavailable"
     retryable = True
 
 
 class BusyError(UnavailableError):
-    """The peer is at its admission limit; nothing happened, retry later."""
+    """The peer is at its admission limit; the call had no effect and can be retried later."""
 
     code = "busy"
 
 
 class DamagedError(CorruptError, UnavailableError):
-    """A message does not match its checksum; nothing of it was applied: send it again."""
+    """A message does not match its checksum; no part of it was applied, and it can be sent again."""
 
     code = "damaged"
 
 
 class NotReadyError(UnavailableError):
-    """The peer is starting, or waiting for something that the text names; retry."""
+    """The peer is starting, or waiting for something that the message names; the call can be retried."""
 
     code = "not_ready"
 
@@ -174,7 +174,7 @@ class DeadlineError(OutcomeUnknownError):
 
 
 class InternalError(FlightedlError):
-    """A bug on the other side, logged there under the incident number in the text."""
+    """A bug on the other side, logged there under the incident number in the message."""
 
     code = "internal"
 
@@ -186,12 +186,12 @@ def _tree(root: type[FlightedlError]) -> dict[str, type[FlightedlError]]:
     return found
 
 
-#: Every class of the tree by its wire code.
+#: Wire code -> error class.
 ERRORS_BY_CODE: dict[str, type[FlightedlError]] = _tree(FlightedlError)
 
 
 #: Exit codes of all processes. 1: failed, but a retry may succeed. 2: the input must be changed. 3: the job cannot
-#: continue. 75 (EX_TEMPFAIL of sysexits.h): the job is fine, restart this process.
+#: continue. 75 (EX_TEMPFAIL in sysexits.h): this process must be restarted; the job continues.
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_JOB_FAILED = 3

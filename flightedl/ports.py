@@ -1,7 +1,7 @@
 """Interfaces to the outside world: clock, instruments, coordinator, files, storage, cluster.
 
-Each port has an adapter in ``flightedl.adapters``, an in-memory twin in ``flightedl.testing``, and a contract suite in
-``flightedl.testing.contracts`` that both pass. The suite checks the guarantees stated here.
+Each port has an adapter in ``flightedl.adapters``, an in-memory counterpart in ``flightedl.testing``, and a contract
+suite in ``flightedl.testing.contracts`` that both pass. The suite checks the guarantees stated here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Clock(Protocol):
     """Time. Expiry uses ``now`` only; ``wall_time`` is for people."""
 
     def now(self) -> float:
-        """Return monotonic seconds; the zero is arbitrary."""
+        """Return seconds of a monotonic clock, which starts at an arbitrary time."""
         ...
 
     def wall_time(self) -> float:
@@ -77,13 +77,13 @@ class NoInstruments:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """State of a key at one revision. ``create_revision`` of a process's own key is its *generation*."""
+    """State of a key at one revision. The ``create_revision`` of a process's own key is its *generation*."""
 
     key: str
     value: bytes
     create_revision: int
     mod_revision: int
-    #: 0 if the key is not leased.
+    #: 0 if the key has no lease.
     lease_id: int = 0
 
 
@@ -104,7 +104,7 @@ class CreatedAt:
 
 @dataclass(frozen=True, slots=True)
 class ModifiedAt:
-    """Condition: the key was last written at this revision (compare-and-swap). 0 means that it does not exist."""
+    """Condition: the key was last written at this revision (compare-and-swap). 0 means that the key does not exist."""
 
     key: str
     mod_revision: int
@@ -115,7 +115,7 @@ Condition = Absent | CreatedAt | ModifiedAt
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a key. With ``lease_id`` 0 it is not leased."""
+    """Write a key. With ``lease_id`` 0, the key has no lease."""
 
     key: str
     value: bytes
@@ -136,7 +136,7 @@ Operation = Put | Delete
 class TransactionResult:
     """``committed`` is True if all conditions held and all operations were executed at ``revision``.
 
-    If rejected, ``entries`` has the entry of each condition's key at that moment (None: absent).
+    If rejected, ``entries`` contains the entry of each condition's key at that time (None if absent).
     """
 
     committed: bool
@@ -171,7 +171,7 @@ WatchEvent = Written | Removed
 
 
 class CompactedError(Exception):
-    """The watch's revision was compacted: list again, then watch from the listing's revision."""
+    """The watch's revision was compacted. List again, then watch from the listing's revision."""
 
 
 class LeaseLostError(Exception):
@@ -201,14 +201,14 @@ class Lease(Protocol):
 
 
 class Watch(Protocol):
-    """Events under a prefix in revision order, none missed, none repeated, across reconnects of the adapter."""
+    """Events under a prefix, in revision order, with none missed or repeated even if the adapter reconnects."""
 
     def next(self, timeout_s: float) -> tuple[WatchEvent, ...]:
         """Return the next events, or () after ``timeout_s``. May raise CompactedError. Only one thread may call it."""
         ...
 
     def close(self) -> None:
-        """Stop. A ``next`` that is waiting in another thread returns () within a second."""
+        """Stop watching. A ``next`` that is waiting in another thread returns () within a second."""
         ...
 
 
@@ -219,8 +219,8 @@ class Coordinator(Protocol):
     OutcomeUnknownError if the request was sent and no answer arrived.
 
     If the store turns out to be another cluster's, or to have a lower revision than this connection had seen before the
-    request, all methods permanently raise RolledBackError, including those of leases and watches (a watch may raise
-    CompactedError once before). The request that detected this may have been executed.
+    request, all methods permanently raise RolledBackError, including those of leases and watches (a watch may first
+    raise CompactedError once). The request that detected this may have been executed.
     """
 
     def sighting(self) -> Sighting | None:
@@ -232,7 +232,7 @@ class Coordinator(Protocol):
     def list(self, prefix: str) -> Listing: ...
 
     def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
-        """Execute all operations atomically if all conditions hold, otherwise none. At most 128 of either."""
+        """Execute all operations atomically if all conditions hold, otherwise none. Limit: 128 of each."""
         ...
 
     def grant(self, ttl_s: float) -> Lease: ...
@@ -248,7 +248,7 @@ class Coordinator(Protocol):
     def close(self) -> None: ...
 
 
-# --- Files: source of training data; Storage: destination of checkpoints (fsspec) ---
+# --- Files: source of training data. Storage: destination of checkpoints (fsspec) ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +270,8 @@ class Files(Protocol):
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
         """Return the files of the given URLs and globs, sorted by URL, without duplicates.
 
-        A wildcard never matches names that begin with ``_`` or ``.``: by convention these are not data. The DataError
-        names a pattern that cannot be listed, or that matches nothing (unless ``may_be_empty``).
+        A wildcard never matches names that begin with ``_`` or ``.``: by convention these are not data. Raises
+        DataError, which names the pattern, if one cannot be listed or (unless ``may_be_empty``) matches nothing.
         """
         ...
 
@@ -340,8 +340,8 @@ class Storage(Protocol):
 class Cluster(Protocol):
     """One namespace of a cluster, with objects in the API's JSON form.
 
-    Kinds have the API's names ("Job", "Deployment", "Pod"). All methods raise UnavailableError if the cluster does not
-    answer, AuthenticationError if it forbids the request, and UsageError if it rejects an object.
+    Kinds are named as in the API ("Job", "Deployment", "Pod"). All methods raise UnavailableError if the cluster does
+    not answer, AuthenticationError if it forbids the request, and UsageError if it rejects an object.
     """
 
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -361,11 +361,11 @@ class Cluster(Protocol):
         ...
 
     def delete(self, kind: str, name: str) -> None:
-        """Delete an object, if it exists, and then all objects that it owns. Does not wait."""
+        """Delete an object, if it exists, and then all objects that it owns. Does not wait for the deletion."""
         ...
 
     def logs(self, pod: str, *, follow: bool) -> AbstractContextManager[Iterable[str]]:
-        """Return the lines of a pod's output so far, or until its end. Leaving the block ends it."""
+        """Return the lines of a pod's output so far, or until its end. Leaving the ``with`` block ends the output."""
         ...
 
     def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:

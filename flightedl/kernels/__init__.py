@@ -1,15 +1,15 @@
 """Arithmetic on blocks and on rows of tables, compiled by numba.
 
-* ``rules``: every optimizer's update of one element.
-* ``subnormals``: treatment of subnormal numbers as zero.
-* ``half_precision``: 16-bit floats, for callers that need neither numba nor speed.
+* ``rules``: each optimizer's update of one element.
+* ``subnormals``: treating subnormal numbers as zero.
+* ``half_precision``: conversion of 16-bit floats without numba, for callers that do not need speed.
 * ``plain``: constants and sizes that compiled code shares with plain Python.
-* ``ahead``: list of all kernels; ``python -m flightedl.kernels`` compiles them in advance.
+* ``ahead``: the list of all kernels, which ``python -m flightedl.kernels`` compiles in advance.
 * ``blocks``: loops over a block: updates, sums, checks, 16-bit conversion.
 * ``compiled``: machine code of these loops, and numba's cache of it.
 * ``row_records``: memory layout of a table.
 * ``row_index``: hash index from ids to records.
-* ``row_handles``: arrays of many tables for a single call.
+* ``row_handles``: the arrays of many tables, passed in a single call.
 * ``rows``: reads, admission, creation and expiry of rows.
 * ``row_updates``, ``row_rules``: updates of rows.
 * ``row_cuts``: rows written to checkpoints and restored from them.

@@ -28,7 +28,7 @@ _FOR_BOTH: tuple[Optimizer, ...] = (
     Adam(lr=1.0),
     Ftrl(lr=1.0),
 )
-#: One optimizer for each distinct loop. AdamW runs the loop of Adam, and Delta that of SGD.
+#: One optimizer for each distinct loop. AdamW runs Adam's loop, and Delta runs SGD's loop.
 _FOR_BLOCKS: tuple[Optimizer, ...] = (
     *_FOR_BOTH,
     Adadelta(lr=1.0),
@@ -40,9 +40,9 @@ _FOR_ROWS: tuple[Optimizer, ...] = (*_FOR_BOTH, RowAdagrad(lr=1.0), RowAdam(lr=1
 
 
 def all_kernels() -> list[Callable[[], object]]:
-    """Return functions that compile one kernel each or read it from numba's cache. The slowest come first."""
+    """Return functions, each of which compiles one kernel or reads it from numba's cache; slowest first."""
     return [
-        # The loop of float16 is that of bfloat16.
+        # float16 uses the same loop as bfloat16.
         *(
             partial(row_update, rule, dtype, is_stochastic=True)
             for rule in _FOR_ROWS

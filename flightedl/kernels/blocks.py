@@ -20,7 +20,7 @@ from flightedl.kernels.subnormals import flush_subnormals, restore_subnormals
 Floats = npt.NDArray[Any]
 Loop = Callable[..., Any]
 
-#: Elements converted at a time: few enough that all passes over them find them in the cache.
+#: Number of elements converted at a time, so few that they stay in the cache during all passes.
 _PIECE = 1024
 _TWO_TO_112 = np.float32(2.0**112)
 
@@ -40,9 +40,9 @@ def loop_of(rule: Loop, get: Loop, put: Loop) -> Loop:
 
 
 def lamb(w: Floats, gradient: Floats, slots: Any, constants: Floats) -> None:
-    """Update a block by LAMB, in two passes. The constants are those of ``rules.adam``, but the rate is not corrected.
+    """Update a block with LAMB, in two passes. The constants are those of ``rules.adam``, with an uncorrected rate.
 
-    Compiled with reassociation, because its sums do not vectorize otherwise.
+    Compiled with reassociation, because otherwise its sums are not vectorized.
     """
     state = flush_subnormals()
     average, square_average = slots
@@ -89,8 +89,8 @@ def accumulate(total: Floats, gradient: Floats, weight: float) -> None:
 def all_finite(gradient: Floats) -> bool:
     """Return True if no element is NaN or infinite.
 
-    0 * x is NaN for both, and a sum with a NaN in it is NaN. Compiled with reassociation, so that the sum vectorizes;
-    nothing else is relaxed, so NaN keeps its meaning.
+    For both, 0 * x is NaN, and so is any sum that contains NaN. Compiled with reassociation, so that the sum is
+    vectorized; no other rule is relaxed, so NaN keeps its meaning.
     """
     state = flush_subnormals()
     zero = gradient.dtype.type(0)
@@ -104,8 +104,8 @@ def all_finite(gradient: Floats) -> bool:
 def copy_finite(words: npt.NDArray[np.uint32], copy: npt.NDArray[np.uint32]) -> bool:
     """Copy ``words``, and return True if no word is NaN or infinite as a float32.
 
-    In that case no pair of words is NaN or infinite as a float64 either. The check reads the copy, since another
-    process may change the source during the call. Adding one to an exponent of all ones carries into the sign bit.
+    If so, no pair of words is NaN or infinite as a float64 either. The check reads the copy, because another process
+    may change the source during the call. Adding one to an exponent of all ones carries into the sign bit.
     """
     found = np.uint32(0)
     for i in range(words.size):
@@ -132,7 +132,7 @@ def float32_to_bfloat16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16
 def float16_to_float32(
     bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32]
 ) -> None:
-    """Convert exactly. ``floats`` is the memory of ``out``; a multiplication corrects all exponents, even subnormal."""
+    """Convert exactly. ``floats`` views the memory of ``out``; a multiplication corrects exponents, even subnormal."""
     for start in range(0, out.size, _PIECE):
         short = bits[start : start + _PIECE]
         wide, wide_floats = out[start : start + _PIECE], floats[start : start + _PIECE]
@@ -151,8 +151,8 @@ def float32_to_float16(
 ) -> None:
     """Round to nearest, ties to even. NaN remains NaN, and numbers out of range become infinite.
 
-    ``floats`` is the memory of ``bits``. Adding 0.5 rounds the numbers that are subnormal as float16, because the last
-    bit of 0.5 as a float32 is worth as much as the smallest subnormal float16.
+    ``floats`` views the memory of ``bits``. Adding 0.5 rounds numbers that are subnormal in float16, because the last
+    bit of 0.5 in float32 has the value of the smallest subnormal float16.
     """
     rounded = np.empty(_PIECE, np.float32)
     rounded_bits = rounded.view(np.uint32)

@@ -1,19 +1,19 @@
 """Compiled kernels: one pass over memory per block, without the GIL.
 
-numba is slow to import, so only pservers import this module, and trainers that send 16-bit floats.
+numba is slow to import, so only pservers and trainers that send 16-bit floats import this module.
 
-Theory of operation. The loops in ``blocks``, built from ``rules``, are compiled for exact argument types. Values and
+Theory of operation: the loops in ``blocks``, built from ``rules``, are compiled for exact argument types. Values and
 slots are C-contiguous, aligned and writable; gradients may be read-only and unaligned, like network buffers. The
 signatures cast constants to the block's type. A kernel is compiled at its first use, and numba caches the machine code
 next to these files or in ``NUMBA_CACHE_DIR``. If no cache can be written, each process compiles its own. A change in
 any file of this package invalidates the cache.
 
-Guarantees. A kernel accesses only its arguments, holds no state and takes no lock; any number of threads may run it on
+Guarantees: a kernel accesses only its arguments, holds no state and takes no lock; any number of threads may run it on
 different blocks. Results are bit-identical to those of ``flightedl.testing.reference_updates``, except for LAMB's sums
 and for subnormal numbers, which count as zero (``subnormals``).
 
-Not guaranteed. Arrays of unequal length are rejected, but overlapping arrays are not detected. Updates do not check for
-finite gradients: call ``all_finite`` before applying anything.
+Limits: arrays of unequal length are rejected, but overlapping arrays are not detected. Updates do not check that
+gradients are finite, so call ``all_finite`` before applying anything.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from flightedl.kernels import rules
 Floats = npt.NDArray[Any]
 Loop = Callable[..., Any]
 
-#: Elements updated between two calls of ``after_piece``: few enough to fit, with their slots, in one core's cache.
+#: Number of elements updated between two calls of ``after_piece``; with their slots, they fit into one core's cache.
 _PIECE = 1 << 16
 #: Loops whose sums may be reordered; no other rule of arithmetic is relaxed anywhere.
 _REASSOCIATED = frozenset({kernels_blocks.lamb, kernels_blocks.all_finite})
@@ -74,12 +74,12 @@ def _received(dtype: str) -> Any:
     return types.Array(_number(dtype), 1, "C", readonly=True, aligned=False)
 
 
-#: Called once, in the thread that set it, before that thread compiles a kernel that numba's cache lacks.
+#: Called once, in the thread that set it, before that thread compiles a kernel missing from numba's cache.
 compiling_begins: ContextVar[Callable[[], object]] = ContextVar("compiling_begins", default=lambda: None)
 
 
 class _MachineCode(FunctionCache):
-    """numba's cache, read without initializing the compiler: saves 0.25 s at start."""
+    """numba's cache, read without initializing the compiler, which saves 0.25 s at start."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)
@@ -99,7 +99,7 @@ class _MachineCode(FunctionCache):
 def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
     """Return a loop compiled for exactly these types, or read from numba's cache. It runs without the GIL.
 
-    A loop that does not allocate need not count references to arrays. Counting costs atomic instructions wherever
+    A loop that does not allocate need not count references to arrays. Counting would take atomic instructions wherever
     functions pass arrays to each other.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -115,7 +115,7 @@ def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
         code.compile(signature)
         code.disable_compile()
     except Exception:  # noqa: BLE001 - numba has no class for cache errors; other errors are raised again below
-        # The cache cannot be written (read-only or full disk) or has a torn file: compile without it.
+        # The cache is not writable (read-only or full disk) or contains a torn file, so compile without it.
         return numba.njit(signature, **options)(loop)
     return code
 
@@ -130,7 +130,7 @@ def _stamp() -> int:
 class Rule(NamedTuple):
     """An optimizer's rule with its settings."""
 
-    #: A function of ``rules``, or ``blocks.lamb``, which is a whole loop.
+    #: A function in ``rules``, or ``blocks.lamb``, which is a whole loop.
     function: Loop
     slot_count: int
     #: Learning rate -> the rule's constants, beginning with ``rules.Constants.rate``.
@@ -144,7 +144,7 @@ _RMSPROP = {
     (True, False): rules.rmsprop_centered,
     (True, True): rules.rmsprop_centered_momentum,
 }
-#: Optimizer of blocks, or of rows element by element -> its rule.
+#: Optimizer of blocks, or elementwise optimizer of rows -> its rule.
 _RULES: dict[type[Optimizer], Callable[[Any], Rule]] = {
     SGD: lambda _: Rule(rules.sgd, 0, lambda rate: (rate,)),
     Delta: lambda _: Rule(rules.sgd, 0, lambda rate: (rate,)),
@@ -164,7 +164,7 @@ _RULES[AdamW] = _RULES[Adam]
 
 
 def adam_constants(optimizer: Any) -> Callable[[float], tuple[float, ...]]:
-    """Return ``Rule.constants`` of Adam and the optimizers derived from it."""
+    """Return ``Rule.constants`` for Adam and the optimizers derived from it."""
     rest = 1 - optimizer.beta1, optimizer.beta2, 1 - optimizer.beta2, optimizer.eps
     return lambda rate: (rate, *rest)
 
@@ -200,7 +200,7 @@ class Update:
     code: Any = field(compare=False, repr=False)
     #: True if the constants depend on the version, because of bias corrections.
     is_corrected: bool
-    #: (rate, scale, version or 0) -> constants of the last update. Most updates reuse them.
+    #: (rate, scale, version or 0), and the constants of the last update for them. Most updates reuse these constants.
     known: dict[tuple[float, float, int], Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(
@@ -231,7 +231,7 @@ class Update:
             if slot.size != size:
                 raise ValueError("values and slots must have the same length")
         optimizer = self.optimizer
-        # Nearly every job has a plain number; skip ``rate_at``, which only schedules need.
+        # In nearly every job, the rate is a plain number; skip ``rate_at``, which only schedules need.
         rate = getattr(optimizer, "lr", None)
         rate = (rate if isinstance(rate, float) else optimizer.rate_at(version)) * rate_factor
         if rate == 0 and isinstance(optimizer, Ftrl):
@@ -298,8 +298,8 @@ def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
 def finite_copy() -> Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], bool]:
     """Compile, or read from numba's cache, ``copy_finite(target, source)``.
 
-    Both are (n,) bytes, ``target`` aligned. The function returns True if all bytes are finite floats, of 32 or 64 bits;
-    False if some may not be, or if n is not a multiple of 4.
+    Both are (n,) bytes, and ``target`` is aligned. The function returns True if the bytes are finite floats, read as
+    float32 or float64, and False if some may not be finite or n is not a multiple of 4.
     """
     code = machine_code(kernels_blocks.copy_finite, types.boolean(_received("uint32"), _own("uint32")))
 
@@ -316,7 +316,7 @@ def finite_copy() -> Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], bo
 
 @dataclass(frozen=True, slots=True)
 class BlockKernels:
-    """Kernels that do not depend on the optimizer, for one dtype. Arrays are (n,), of equal length.
+    """Kernels that do not depend on the optimizer, for one dtype. Arrays are (n,) with equal n.
 
     ``accumulate_first(total, gradient, weight)``: ``total = weight * gradient``.
     ``accumulate(total, gradient, weight)``: ``total += weight * gradient``.
@@ -345,9 +345,9 @@ def block_kernels(dtype: str) -> BlockKernels:
 
 @dataclass(frozen=True, slots=True)
 class HalfKernels:
-    """Conversion between float32 and one kind of 16-bit floats, given as their bits.
+    """Conversion between float32 and one kind of 16-bit floats, which are passed as their bits.
 
-    Arrays are (n,), of equal length; sources may be unaligned and read-only.
+    Arrays are (n,) with equal n; sources may be unaligned and read-only.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Machine code of the loops over rows, and the updates of rows by an optimizer. ``compiled`` has the theory."""
+"""Machine code of the loops over rows, and the updates of rows by an optimizer. ``compiled`` explains the theory."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ _HALF = types.NamedTuple(  # type: ignore[no-untyped-call]
 
 @cache
 def row_kernel(loop: Callable[..., Any]) -> Any:
-    """Return the machine code of a function of ``rows``, ``row_cuts``, ``row_rules`` or ``distinct``."""
+    """Return the machine code of a function in ``rows``, ``row_cuts``, ``row_rules`` or ``distinct``."""
     return machine_code(loop, _SIGNATURES.get(loop) or _DISTINCT[loop], allocates=False)
 
 
 @cache
 def distinct_kernels() -> Any:
-    """Return the machine code of the functions of ``distinct``, as attributes."""
+    """Return the machine code of the functions in ``distinct``, as attributes."""
     return SimpleNamespace(**{loop.__name__: row_kernel(loop) for loop in _DISTINCT})
 
 
@@ -138,7 +138,7 @@ def _loop(made: _Made, is_half: bool) -> Any:
     return machine_code(row_updates.loop_of(*made), _I64(*_UPDATE, _HALF if is_half else types.none), allocates=False)
 
 
-#: Optimizer -> its rule. SGD and the row-wise optimizers have rules for whole rows; the others share those of blocks.
+#: Optimizer -> its rule. SGD and the row-wise optimizers have rules for whole rows; the others share blocks' rules.
 _RULES: dict[type[Optimizer], Callable[[Any], Rule | None]] = {
     SGD: lambda _: Rule(row_rules.sgd, 0, lambda rate: (rate,)),
     RowAdagrad: lambda o: Rule(row_rules.row_adagrad, 1, lambda rate: (rate, o.eps)),
@@ -150,7 +150,7 @@ _CORRECTIONS_LIMIT = 1 << 18
 
 
 class RowPush(NamedTuple):
-    """Arguments that all rows of an update share, see ``RowTables.update``."""
+    """Arguments that all rows of an update share; see ``RowTables.update``."""
 
     version: int
     epoch: int
@@ -185,7 +185,7 @@ class RowUpdate:
         *,
         is_beside: bool,
     ) -> int:
-        """Update the existing rows, see ``RowTables.update``.
+        """Update the existing rows; see ``RowTables.update``.
 
         Args:
             handles: Handles of all tables.
@@ -247,7 +247,7 @@ def _corrections(beta: float) -> Any:
 
 
 def init_numbers(init: Init) -> tuple[int, float, float]:
-    """Return the arguments ``kind``, ``a`` and ``b`` of ``row_rules.first_values`` for an init."""
+    """Return the arguments ``kind``, ``a`` and ``b`` of ``row_rules.first_values`` for an initializer."""
     if isinstance(init, Constant):
         return row_rules.CONSTANT, init.value, 0.0
     if isinstance(init, Uniform):

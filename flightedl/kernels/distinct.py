@@ -21,7 +21,7 @@ _index_size = register_jitable(index_size)
 
 @register_jitable
 def _number_ids(ids: Any, index: Any, distinct: Any, places: Any) -> Any:
-    """Number the ids of one table in order of appearance. ``index`` is scratch memory; its size is a power of two."""
+    """Number a table's distinct ids by appearance. ``index`` is scratch memory whose size is a power of two."""
     mask, count = index.size - 1, 0
     bits = 0
     while index.size >> bits > 1:
@@ -47,7 +47,7 @@ def _number_ids(ids: Any, index: Any, distinct: Any, places: Any) -> Any:
 
 
 def number_ids(ids: Ids, counts: Places, index: npt.NDArray[np.int32], distinct: Ids, places: Places) -> int:
-    """Number the ids of several tables in order of appearance, each table separately.
+    """Number the distinct ids of several tables in order of appearance, separately for each table.
 
     Args:
         ids: (n,), the ids of all tables, table after table.
@@ -70,7 +70,7 @@ def number_ids(ids: Ids, counts: Places, index: npt.NDArray[np.int32], distinct:
 
 
 def add_up(gradients: Floats, bits: npt.NDArray[np.uint32], places: Places, sums: Floats) -> int:
-    """Add up gradients by the numbers of their ids. Stop at the first row with NaN or infinity.
+    """Add up the gradients of each id, given the ids' numbers. Stop at the first row with NaN or infinity.
 
     Args:
         gradients: (n, dim).
@@ -109,7 +109,7 @@ _spread = register_jitable(spread)
 
 
 def spread_tables(rows: Floats, starts: Places, widths: Places, counts: Places, places: Places, out: Floats) -> None:
-    """Copy rows of several tables to ``out``, see ``spread``.
+    """Copy rows of several tables to ``out``; see ``spread``.
 
     Args:
         rows: Rows of all tables, flat.

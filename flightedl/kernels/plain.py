@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-#: Mask of a float32 number's bits without the sign.
+#: Mask that selects a float32's bits without the sign.
 MAGNITUDE = np.uint32(0x7FFFFFFF)
-#: Lowest magnitude of a number that is infinite or NaN.
+#: Lowest bits, without the sign, of an infinite float32 or NaN.
 INFINITY = np.uint32(0x7F800000)
 
 
 def index_size(count: int) -> int:
-    """Return the size of an open-addressing index of ``count`` ids: a power of two, greater than ``2 * count``."""
+    """Return the size of an open-addressing index for ``count`` ids: a power of two, greater than ``2 * count``."""
     size = 1
     while size <= 2 * count:
         size *= 2

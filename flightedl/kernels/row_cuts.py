@@ -56,7 +56,7 @@ def remove(t: Table, records: Records, salt: int) -> None:
 
 
 def place(t: Table, ids: Ids, salt: int, records: Records) -> None:
-    """Find or create the records of ids from a checkpoint; -1 without room. ``count_touches`` counts them by age."""
+    """Find or create records of ids from a checkpoint; -1 if there is no room. ``count_touches`` counts them by age."""
     for i in range(ids.size):
         mixed = mixed_id(ids[i], salt)
         record = find(t, ids[i], mixed)
@@ -69,7 +69,7 @@ def place(t: Table, ids: Ids, salt: int, records: Records) -> None:
 
 
 def count_touches(t: Table, records: Records, salt: int) -> None:
-    """Count records by age, after they were filled. Entries of -1 are skipped."""
+    """Count records by age after they have been filled. Entries of -1 are skipped."""
     for i in range(records.size):
         if records[i] >= 0:
             count_touch(t, records[i], _bucket(t, records[i], salt), 1)
@@ -91,8 +91,8 @@ def collect(words: Words, stride: int, at: int, width: int, records: Records, ou
 def next_wanted(t: Table, salt: int, line: int, oldest: Records, oldest_epoch: int, records: Records) -> int:
     """Find the next records of a cut that have not changed since it began. Return their number, 0 at the end.
 
-    ``line`` is the cut's line of ``cuts``, and ``oldest`` has a version for each bucket. The cursor moves past the
-    records, so a later change does not copy them: the caller copies them before it releases the lock.
+    ``line`` is the cut's line of ``cuts``, and ``oldest`` contains a version for each bucket. The cursor moves past the
+    records, so later changes do not copy them. The caller copies them before it releases the lock.
     """
     found, cursor, end = 0, line * CUT_SIZE + CURSOR, t.cuts[line * CUT_SIZE + END]
     wanted = longs_at(t.cuts, line * CUT_SIZE + WANTED)

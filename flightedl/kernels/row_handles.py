@@ -1,10 +1,10 @@
-"""Access to tables by number, for loops over the rows of many tables in one call.
+"""Access to tables by number, for loops that process rows of many tables in one call.
 
-A call of compiled code takes longer with every array that is passed to it, and each table has many. So the store keeps
-a *handle* for each table: the addresses and sizes of its arrays and the settings that every call needs. A table's
-arrays never move; when one of them is replaced, the handle is written again.
+Every array that is passed to compiled code makes the call slower, and each table has many arrays. So the store keeps a
+*handle* for each table: the addresses and sizes of its arrays and the settings that every call needs. A table's arrays
+never move; when one of them is replaced, the handle is written again.
 
-The *work* of a call has a line of numbers for each section of the request: its table, ids and values.
+The *work* of a call has a line of numbers for each section of the request, which locates its table, ids and values.
 """
 
 from __future__ import annotations

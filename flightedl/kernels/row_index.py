@@ -65,14 +65,14 @@ def _segment_of(t: Table, mixed: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def _tag(mixed: Any) -> Any:
-    """Return the byte that a line of the index stores for an id; never zero."""
+    """Return the byte that a line of the index stores for an id. It is never zero."""
     tag = (mixed >> _U6) & _BYTE
     return tag if tag != _ZERO else _U1
 
 
 @register_jitable(forceinline=True)
 def _zero_bytes(word: Any) -> Any:
-    """Return the high bits of the bytes that are zero. Only the lowest bit set is reliable."""
+    """Return a number with the high bit set in each byte that is zero. Only the lowest set bit is reliable."""
     return (word - _ONES) & ~word & _HIGHS
 
 
@@ -83,7 +83,7 @@ def _next_line(line: Any) -> Any:
 
 @register_jitable
 def _find_from(t: Table, row_id: Any, tag: Any, line: Any) -> Any:
-    """Return the record of an id, searching from a line on; -1 if there is none."""
+    """Return the record of an id, searching from a given line; -1 if there is none."""
     stride = t.layout[STRIDE]
     pattern = tag * _ONES
     for _ in range(LINES):
@@ -114,7 +114,7 @@ def find(t: Table, row_id: Any, mixed: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def _first_match(t: Table, tag: Any, line: Any) -> Any:
-    """Return the record that probably has the id, to prefetch it; -1 if the line has no candidate."""
+    """Return the record that probably belongs to the id, to prefetch it; -1 if the line has no candidate."""
     pattern = tag * _ONES
     matches = _zero_bytes(t.lines[line * 8] ^ pattern)
     if matches != _ZERO:
@@ -185,7 +185,7 @@ def _has_room(t: Table, mixed: Any, salt: Any) -> Any:
     """Return True if there is room for an id, splitting its segment if necessary."""
     while True:
         segment = _segment_of(t, mixed)
-        # A segment has 768 places. The limit varies, so that segments do not split all at once.
+        # A segment has 768 places. The limit varies, so that segments do not all split at once.
         if t.segments[2 * segment] < 560 + segment * 37 % 101:
             return True
         if not _split(t, segment, mixed, salt):
@@ -194,7 +194,7 @@ def _has_room(t: Table, mixed: Any, salt: Any) -> Any:
 
 @register_jitable
 def made_record(t: Table, row_id: Any, mixed: Any, salt: Any) -> Any:
-    """Add a record with an id, and zeros for its history; -1 if there is no room."""
+    """Add and return a record with an id and a zero history; -1 if there is no room."""
     state, stride = t.state, t.layout[STRIDE]
     if (state[FREE] == 0 and state[HIGH] >= state[RECORD_LIMIT]) or not _has_room(t, mixed, salt):
         return -1
@@ -247,7 +247,7 @@ def remove_record(t: Table, record: Any, salt: Any) -> None:
 def ask_for(t: Table, ids: Ids, start: Any, count: Any, salt: Any, shift: Any, stride: Any) -> None:
     """Prefetch the records of a group of ids.
 
-    Leaves its results for ``found``: tags in ``t.tags``; lines, candidate records and buckets in ``t.places``.
+    The results are stored for ``found``: tags in ``t.tags``; lines, candidate records and buckets in ``t.places``.
     """
     tags, lines, records, buckets = t.tags, t.places, t.places[GROUP:], t.places[2 * GROUP :]
     for i in range(count):
@@ -280,7 +280,7 @@ def found(t: Table, row_id: Any, i: Any, stride: Any, has_age: Any, oldest_versi
 
 @register_jitable
 def in_bucket(t: Table, bucket: Any, salt: Any, records: Any) -> Any:
-    """Fill ``records`` with the records of a bucket, in the order of the index. Return their number."""
+    """Fill ``records`` with the records of a bucket, in index order. Return their number."""
     depth, found, last = t.state[DEPTH], 0, np.int64(-1)
     first, stop = bucket << MAX_DEPTH - 10 >> MAX_DEPTH - depth, (bucket + 1 << MAX_DEPTH - 10) - 1 >> MAX_DEPTH - depth
     for place in range(first, stop + 1):

@@ -1,7 +1,7 @@
 """Memory layout of one table's rows, and the bookkeeping of versions, limits and cuts.
 
 **Records.** A row is a record of 32-bit words in one array: id (low word, high word), history, slots, values.
-``layout`` has their places. The array is reserved address space whose pages are allocated when they are first
+``layout`` contains their places. The array is reserved address space whose pages are allocated when they are first
 written, so a record never moves. Removed records form a chain of free records.
 
 **Index.** Extendible hashing (Fagin et al. 1979). The highest bits of the mixed id select an entry of the *directory*,
@@ -9,21 +9,21 @@ which points to a *segment*: 4 KiB, 64 lines of one cache line each. The ten hig
 index of a bucket is a range of the directory, and a scan of a bucket visits no other rows. A line has twelve places.
 Each has a byte of the mixed id (0 if the place is free; eight are compared at once) and the number of the record. If a
 line is full, the record goes to the next line, and a flag marks the overflow. A full segment is split in two, so the
-index grows by a few microseconds at a time. Segments split at different loads, so they do not split all at once.
+index grows by a few microseconds at a time. Segments split at different loads, so they do not all split at once.
 
-**Versions.** Each bucket has its own versions in its records: the store's version plus the bucket's entry in
+**Versions.** A bucket's records use the bucket's own versions: the store's version plus the bucket's entry in
 ``shifts``. A bucket that arrives from another store keeps its versions, and its rows expire as they would have there.
 
-**Limits.** If the number of a table's rows is limited, each bucket has a share of the limit. ``runs`` counts the live
-rows of a bucket by the version that updated them last: pairs of version and row count, rising, from a head to a tail.
-If a bucket has too many rows, the runs at its head are dropped, and ``ages`` records the lowest version of the rows
-that still exist.
+**Limits.** If the number of a table's rows is limited, each bucket has a share of the limit. ``runs`` counts a bucket's
+live rows by the version of their last update, as ascending pairs of version and row count, from a head to a tail. If a
+bucket has too many rows, the runs at its head are dropped; ``ages`` records the lowest version that remains.
 
-**Batches.** A row outside the cache costs one wait for memory, and its place in the index another. Ids are therefore
-processed in groups: the loop prefetches the index lines of all ids of a group, then their records, then does the work.
+**Batches.** A row outside the cache costs one wait for memory, and its place in the index costs another. Ids are
+therefore processed in groups: the loop prefetches the index lines of all ids in a group, then their records, and then
+works.
 
 **Cuts.** Up to ``MAX_CUTS`` consistent cuts can be read at once. ``dirty`` has a bit for each record that has changed
-since the newest cut began. Each cut has a line of numbers in ``cuts``: a cursor, the address of a bit for each record
+since the newest cut began. Each cut has a line of numbers in ``cuts``: a cursor, the address of the bits of records
 that the cut wants, and the address of the memory for old contents. The first change of a record after the newest cut
 began copies the record for each cut that wants it and whose cursor has not passed it. When another cut begins, changed
 records are removed from ``wanted`` of the earlier cuts, and ``dirty`` is cleared. A cut whose memory is full is lost;
@@ -50,18 +50,18 @@ class Table(NamedTuple):
 
     #: Records.
     words: Words
-    #: Index: lines of 8 words of 64 bits, and the same memory as lines of 16 words of 32 bits.
+    #: Index, as lines of eight 64-bit words, and the same memory as lines of sixteen 32-bit words.
     lines: npt.NDArray[np.uint64]
     entries: Words
     directory: Words
-    #: For each segment: its number of entries, and how many bits of the mixed id select it.
+    #: For each segment: its number of entries, and the number of bits of the mixed id that select it.
     segments: npt.NDArray[np.int32]
-    #: A bit for each record: in use, changed since the newest cut.
+    #: A bit for each record: set if in use, and set if changed since the newest cut began.
     used: npt.NDArray[np.uint64]
     dirty: npt.NDArray[np.uint64]
     #: (MAX_CUTS * CUT_SIZE,), see ``CURSOR`` and the following.
     cuts: npt.NDArray[np.int64]
-    #: Numbers of rows by the store's version at their last update, for tables without a limit, and by the epoch.
+    #: Numbers of rows by the store's version at their last update (for tables without a limit), and by epoch.
     by_version: npt.NDArray[np.int32]
     by_epoch: npt.NDArray[np.int32]
     #: (buckets,), see "Versions".
@@ -123,7 +123,7 @@ BUCKETS = 1024
 LINES = 64  # lines of a segment
 PLACES = 12  # places of a line
 MAX_DEPTH = 28
-#: Ids of a group, see "Batches".
+#: Number of ids in a group; see "Batches".
 GROUP = 32
 SCRATCH_SIZE = LINES * PLACES
 
@@ -176,7 +176,7 @@ def count_touch(t: Table, record: Any, bucket: Any, step: Any) -> None:
     """Add ``step`` to the counts of rows by age. Ids that wait for admission are not counted."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and t.by_version.size > 0:
-        # Rows last updated before the store's first version count for that version.
+        # Rows that were last updated before the store's first version are counted for that version.
         version: Any = max(np.int64(t.words[at + t.layout[AT_VERSION]]) - t.shifts[bucket], 0)
         t.by_version[version] += step
         if version >= t.state[OLDEST]:
@@ -190,7 +190,7 @@ def count_touch(t: Table, record: Any, bucket: Any, step: Any) -> None:
 
 @register_jitable
 def _make_room(t: Table, bucket: Any, size: Any) -> None:
-    """Compact the runs of a bucket. If most of them have rows, as only files can cause, drop the oldest runs."""
+    """Compact a bucket's runs. If most runs have rows, which only restored files can cause, drop the oldest runs."""
     first, tail, used = bucket * size, 0, 0
     for place in range(t.ages[HEAD + bucket], t.ages[TAIL + bucket]):
         used += t.runs[2 * (first + place) + 1] > 0
@@ -267,7 +267,7 @@ def exists(t: Table, record: Any, bucket: Any, oldest_version: Any, oldest_epoch
 
 @register_jitable(forceinline=True)
 def is_young(t: Table, record: Any, oldest: Any, oldest_epoch: Any) -> Any:
-    """Return True if a row has at least these versions: ``oldest`` of its bucket, and ``oldest_epoch``."""
+    """Return True if a row is at least as new as its bucket's version in ``oldest``, and as ``oldest_epoch``."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) < oldest:
         return False

@@ -1,4 +1,4 @@
-"""Rules that need a whole row, conversion of 16-bit values, first values of rows, and sums of rounds.
+"""Rules that need a whole row, conversion of 16-bit values, rows' initial values, and sums of rounds.
 
 The formulas are those of ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32. The
 conventions for constants in ``flightedl.kernels.rules`` apply here, too.
@@ -53,14 +53,14 @@ def _descend(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any, rate: Any) -> 
 def nothing(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Change nothing: the rate is zero, and the optimizer's rule would divide by it."""
+    """Change nothing, because the rate is zero and the optimizer's rule would divide by it."""
 
 
 @register_jitable(forceinline=True)
 def sgd(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Gradient descent, vectorized by hand: compilers do not vectorize if arrays may overlap and rows are short."""
+    """Gradient descent, vectorized by hand because compilers do not vectorize short rows in arrays that may overlap."""
     _descend(w, at, g, row, dim, c, c.rate)
 
 
@@ -100,7 +100,7 @@ def scrambled(bits: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def to_float32(bits: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
-    """Convert a 16-bit float exactly. ``box`` is scratch memory of one number, ``box_bits`` the same memory as bits."""
+    """Convert a 16-bit float exactly. ``box`` is scratch memory for one number; ``box_bits`` is its memory as bits."""
     wide = np.uint32(bits)
     if is_bfloat16:
         box_bits[0] = wide << np.uint32(16)
@@ -109,7 +109,7 @@ def to_float32(bits: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
         box_bits[0] = (wide & np.uint32(0x7FFF)) << np.uint32(13)
         value = box[0] * np.float32(2.0**112)
     else:
-        # Its bits would be a subnormal float32, which counts as zero here.
+        # Its bits would form a subnormal float32, which is treated as zero here.
         value = np.float32(wide & np.uint32(0x3FF)) * np.float32(2.0**-24)
     return -value if wide & np.uint32(0x8000) else value
 
@@ -140,7 +140,7 @@ ZEROS, CONSTANT, UNIFORM, NORMAL = range(4)
 def first_values(
     ids: npt.NDArray[np.uint64], places: Records, key: int, kind: int, a: float, b: float, out: Any
 ) -> None:
-    """Fill ``out`` at ``places`` with the first values of ids. ``a``: constant, scale or deviation; ``b``: mean."""
+    """Fill ``out`` at ``places`` with ids' initial values. ``a``: constant, scale or deviation; ``b``: mean."""
     dim = out.shape[1]
     for place in places:
         stream = scrambled(key ^ ids[place])
@@ -169,7 +169,7 @@ def combine(
     sums: Any,
     count: int,
 ) -> int:
-    """Add a contribution to the sums of a round by id.
+    """Add a contribution to a round's sums by id.
 
     Args:
         ids: (n,), the ids of the contribution.

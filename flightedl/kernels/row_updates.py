@@ -65,7 +65,7 @@ def _chance(stream: Any, element: Any) -> Any:
 
 @register_jitable
 def _updates_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
-    """Return the number of a row's updates so far, at most ``size - 1``, and count this one; 0 without a count."""
+    """Count this update of a row. Return the number of earlier updates, at most ``size - 1``; 0 if not counted."""
     if at_updates < 0:
         return 0
     step = np.int64(t.words[at + at_updates])
@@ -82,14 +82,14 @@ class Half(NamedTuple):
     seed: Any
     #: Scratch memory of a row.
     values: Any
-    #: Scratch memory of one number, and the same memory as bits.
+    #: Scratch memory for one number, and the same memory as bits.
     box: Any
     box_bits: Any
 
 
 @cache
 def loop_of(step: Loop, rule: Loop | None = None, get: Loop | None = None, put: Loop | None = None) -> Loop:
-    """Return the loop of a rule: one of ``row_rules``, or ``by_element`` with a rule of one element."""
+    """Return the loop for a rule: one of ``row_rules``, or ``by_element`` with a rule for one element."""
 
     def update(
         handles: Handles,

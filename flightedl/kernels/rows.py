@@ -1,4 +1,4 @@
-"""Reads of rows, and everything about pushes but the updates, which are in ``row_updates``."""
+"""Reads of rows, and all steps of pushes except the updates, which are in ``row_updates``."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def wait(
     admit_after: int,
     places: npt.NDArray[np.int64],
 ) -> int:
-    """Count pushes of ids that wait for admission, exactly.
+    """Count exactly the pushes of ids that wait for admission.
 
     Args:
         w: The table of waiting ids.
@@ -198,7 +198,7 @@ def wait(
 def make(
     t: Table, ids: Ids, salt: int, version: int, epoch: int, places: npt.NDArray[np.int64], records: Records
 ) -> int:
-    """Create rows for ids without a row or with an expired one.
+    """Create rows for ids that have no row or an expired row.
 
     Args:
         t: The table.
@@ -233,7 +233,7 @@ def make(
 
 
 def advance(t: Table, oldest: int) -> None:
-    """Raise ``OLDEST``, and subtract the rows that expire from ``LIVE``."""
+    """Raise ``OLDEST``, and subtract the number of rows that expire from ``LIVE``."""
     state = t.state
     while state[OLDEST] < oldest:
         state[LIVE] -= t.by_version[state[OLDEST]]
@@ -241,7 +241,7 @@ def advance(t: Table, oldest: int) -> None:
 
 
 def give_up(t: Table, version: int, oldest: Records, most: int, limit: int) -> None:
-    """Evict the oldest rows of buckets, see ``ReferenceTable``.
+    """Evict the oldest rows of buckets; see ``ReferenceTable``.
 
     Args:
         t: The table.
@@ -305,7 +305,7 @@ def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.
 
 
 _index_size = register_jitable(index_size)
-# Rows of the array that ``received`` fills. Its columns: sections with gradients, then sections of wanted rows.
+# Rows of the array that ``received`` fills. Its columns are sections with gradients, then sections of wanted rows.
 RECEIVED_TABLE, RECEIVED_DIM, RECEIVED_COUNT, RECEIVED_FIRST, RECEIVED_VALUES = range(5)
 RECEIVED_SIZE = 5
 
@@ -362,7 +362,7 @@ def received(
     seen: npt.NDArray[np.int32],
     found: npt.NDArray[np.int64],
 ) -> int:
-    """Decode and check a trainer's message about rows, see ``wire.table_rows``.
+    """Decode and check a trainer's message about rows; see ``wire.table_rows``.
 
     Args:
         words: The whole message.

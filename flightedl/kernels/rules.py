@@ -11,8 +11,8 @@ These functions work only in compiled code. They are fast and exact because of t
 
 * Every constant has the block's own type. A literal in a loop would be float64, and LLVM would convert each float32
   element to float64 and back. ``_ZERO`` and ``_ONE`` are float32, which converts to float64 at compile time.
-* No fastmath: the loops vectorize without it, are bound by memory, and give the same bits on every machine.
-* An infinite ``clip`` disables clipping and a zero ``decay`` weight decay, at no cost compared with memory traffic.
+* No fastmath: the loops are vectorized without it, are memory-bound, and give the same bits on every machine.
+* An infinite ``clip`` disables clipping, and a zero ``decay`` disables weight decay, at negligible cost.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def gradient_at(w: Any, at: Any, g: Any, row: Any, i: Any, c: Any) -> Any:
 def update_element(
     w: Any, at: Any, g: Any, row: Any, i: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Apply a rule to one element. The loop is in the caller, since LLVM vectorizes loops of the outermost function.
+    """Apply a rule to one element. The loop is in the caller, because LLVM vectorizes the outermost function's loops.
 
     Args:
         w: Values; element ``at + i`` changes.
@@ -86,7 +86,7 @@ def update_element(
 def by_element(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Apply a rule to each of the ``dim`` elements of a row, see ``update_element``."""
+    """Apply a rule to each of the ``dim`` elements of a row; see ``update_element``."""
     for i in range(dim):
         update_element(w, at, g, row, i, s, slot, stride, c, rule, get, put)
 
@@ -138,7 +138,7 @@ PUTS = _put_0, _put_1, _put_2, _put_3
 
 @register_jitable(forceinline=True)
 def divided(dividend: Any, divisor: Any) -> Any:
-    """Return a quotient; 0 if both are zero, as before the first gradient if eps is 0."""
+    """Return a quotient; 0 if both numbers are zero, as they are before the first gradient if eps is 0."""
     return dividend / (divisor if divisor != _ZERO else _ONE)
 
 

@@ -1,10 +1,10 @@
-"""Treatment of subnormal numbers as zero inside kernels.
+"""Treats subnormal numbers as zero inside kernels.
 
 When the gradients of an element become zero, its average decays into the subnormal range (float32 below 1.2e-38) and,
-because of rounding to nearest, never leaves it. x86 processors handle such operands in microcode: an Adam update was
-measured to be 20 times slower, for the rest of the job. Each kernel therefore sets the two processor flags that treat
-subnormals as zero, and restores the thread's flags before it returns; both take nanoseconds. Other processors have no
-such penalty, so the flags remain unchanged there.
+because of rounding to nearest, never leaves it. x86 processors handle such operands in microcode, which made an Adam
+update 20 times slower for the rest of the job. Each kernel therefore sets the two processor flags that treat subnormals
+as zero, and restores the thread's flags before it returns; both take nanoseconds. Other processors have no such
+penalty, so the flags remain unchanged there.
 
 As a result, each operation differs from plain arithmetic by less than 1.2e-38 (float32) or 2.3e-308 (float64).
 """
