@@ -11,7 +11,7 @@
 * ``reference_table``: life cycle of a table's rows in plain Python
 * ``simulation``: a cluster in one process, determined by one seed
 
-A test replaces the clock, etcd and storage of the code under test by their twins, and plans a fault, such as the death
-of the process just before a checkpoint is published. It then checks what the code left behind. Because the twins pass
-the same contracts as the real adapters, the result also holds with etcd and S3.
+A test replaces the clock, etcd and storage of the code under test with their twins, and plans a fault, such as the
+death of the process just before a checkpoint is published. It then checks the state that the code left behind. Because
+the twins pass the same contracts as the real adapters, the result also holds with etcd and S3.
 """

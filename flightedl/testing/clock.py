@@ -41,7 +41,7 @@ class FakeClock:
                 self._sleepers -= 1
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock and wake all threads whose sleep is over."""
+        """Advance the clock and wake all threads whose sleep has ended."""
         if seconds < 0:
             raise ValueError("the clock does not go back: pass seconds >= 0")
         with self._condition:
@@ -50,6 +50,6 @@ class FakeClock:
 
     @property
     def sleepers(self) -> int:
-        """Number of threads that are in ``sleep`` now."""
+        """Number of threads that are currently in ``sleep``."""
         with self._condition:
             return self._sleepers

@@ -1,4 +1,4 @@
-"""A real etcd for tests, which starts in a fraction of a second and can be killed, frozen and compacted."""
+"""A real etcd for tests. It starts in a fraction of a second and can be killed, frozen and compacted."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class EtcdServer:
         return copy
 
     def restore(self, backup: Path | None, cluster: str = "") -> None:
-        """Restart from a backup (None: with no data) at the same address; a new ``cluster`` changes the cluster id."""
+        """Restart from a backup (None: without data) at the same address. A new ``cluster`` changes the cluster id."""
         self.process.kill()
         shutil.rmtree(self._directory / "data")
         if backup is not None:
@@ -146,7 +146,7 @@ class EtcdServer:
         except UnavailableError:
             return False
         except AuthenticationError:
-            return True  # etcd is up; access control is on.
+            return True  # etcd is up, with access control enabled.
         finally:
             coordinator.close()
         return True

@@ -1,7 +1,7 @@
 """Faults at named points, planned by the test.
 
-A point is a name that an in-memory twin, or a test's own double, reports each time its code passes there. The plan
-counts and records every pass. A test can run once to learn which points it passes, and then fail at each in turn.
+A point is a name that an in-memory twin, or a test's own double, reports each time execution passes it. The plan counts
+and records every pass. A test can run once to learn which points it passes, and then fail at each point in turn.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import Counter
 
 
 class InjectedFault(Exception):  # noqa: N818 - it represents a crash, not an error of flightedl
-    """Simulated death of the process at a point."""
+    """The simulated death of a process at a point."""
 
 
 class FaultPlan:
-    """Plan of which points fail, and when. Thread-safe."""
+    """Plan that determines which points fail, and when. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""In-memory twin of ``ports.Cluster``: stores objects as applied and collects garbage. It has no other controllers."""
+"""In-memory twin of ``ports.Cluster``: stores objects as applied, and collects garbage. It has no other controllers."""
 
 from __future__ import annotations
 

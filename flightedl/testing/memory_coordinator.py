@@ -1,7 +1,7 @@
 """In-memory twin of the Coordinator: one store with any number of connections, each of which can be disconnected.
 
-Leases expire by the given clock. The store reads it at every request and, while a watch waits, every few milliseconds.
-Advancing a FakeClock is therefore enough to expire a lease.
+Leases expire according to the given clock. The store reads it at every request and, while a watch waits, every few
+milliseconds. Advancing a FakeClock is therefore enough to expire a lease.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POLL_S = 0.005
 
 
 class _Store:
-    """State shared by all connections; used under ``condition``."""
+    """State shared by all connections; accessed under ``condition``."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -112,7 +112,7 @@ class MemoryCoordinator:
     # --- faults ---
 
     def fail_next(self, kind: FaultKind) -> None:
-        """Plan a fault for the next request without one."""
+        """Plan a fault for the next request that has none yet."""
         with self._store.condition:
             self._faults.append(kind)
 
@@ -230,7 +230,7 @@ class MemoryCoordinator:
             return reply
 
     def look(self) -> None:
-        """Record the store's present cluster and revision as seen; call it under the lock."""
+        """Record the store's current cluster and revision as seen. The caller holds the lock."""
         self._witness.saw(self._witness.seen, Sighting(self._store.cluster, self._store.revision))
         self.require_same()
 

@@ -11,7 +11,7 @@ class MemoryInstruments:
     """See ``ports.Instruments``. Not thread-safe."""
 
     def __init__(self) -> None:
-        #: Sums and observed values, both by (name, label).
+        #: Sums, and observed values, by (name, label).
         self.counts: Counter[tuple[str, str]] = Counter()
         self.values: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
 

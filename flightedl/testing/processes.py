@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _POLL_S = 0.01
-#: Below the range from which Linux assigns ports itself (``ip_local_port_range``).
+#: Lies below the range from which Linux itself assigns ports (``ip_local_port_range``).
 _PICKED_PORTS = range(20_000, 32_000)
 _FREEZE_TIMEOUT_S = 5.0
 
 
 def free_port(count: int = 1) -> int:
-    """Return the first of ``count`` consecutive ports of 127.0.0.1 that were free a moment ago.
+    """Return the first of ``count`` consecutive ports on 127.0.0.1 that were free a moment ago.
 
-    The ports are outside the range from which the system assigns ports to connections, so that a connection of another
-    test cannot occupy one before the caller binds it. Only another caller of this function can.
+    The ports are outside the range from which the system assigns ports to connections, so that another test's
+    connection cannot occupy one before the caller binds it. Only another caller of this function can.
     """
     while True:
         first = _PICKED_PORTS.start + secrets.randbelow(len(_PICKED_PORTS))

@@ -1,4 +1,4 @@
-"""TCP proxy that breaks connections as networks and dying processes do.
+"""TCP proxy that breaks connections the way networks and dying processes do.
 
 One thread serves all connections with a selector. Fault methods may be called from any thread. They affect open
 connections and, unless documented otherwise, all later connections until ``heal``.
@@ -72,7 +72,7 @@ class TcpProxy:
             self._flip_in = None
 
     def forget(self) -> None:
-        """After ``half_open``, forward new connections; present ones remain open and silent for ever."""
+        """After ``half_open``, forward new connections; existing connections remain open and silent forever."""
         with self._lock:
             self._is_half_open = False
             for pair in self._pairs:
@@ -86,13 +86,13 @@ class TcpProxy:
             self.cut()
 
     def cut(self) -> None:
-        """Reset all open connections; new ones are accepted."""
+        """Reset all open connections. New connections are accepted."""
         with self._lock:
             for pair in list(self._pairs):
                 self._drop(pair)
 
     def refuse(self) -> None:
-        """Reset all open connections and every new one at once."""
+        """Reset all open connections, and every new connection immediately."""
         with self._lock:
             self._is_refusing = True
             self.cut()
@@ -103,7 +103,7 @@ class TcpProxy:
             self._delay_s = seconds
 
     def cut_after_request(self) -> None:
-        """Forward the next request, swallow the server's reply, then reset that connection; once."""
+        """Once: forward the next request, swallow the server's reply, and reset that connection."""
         with self._lock:
             self._swallowed.clear()
             self._is_swallowing = True
@@ -114,7 +114,7 @@ class TcpProxy:
             self._is_half_open = True
 
     def flip_bit(self, smallest_bytes: int = 1) -> None:
-        """Flip one bit in the middle of the client's next chunk of at least ``smallest_bytes`` bytes; once."""
+        """Once: flip one bit in the middle of the client's next chunk of at least ``smallest_bytes`` bytes."""
         with self._lock:
             self._flipped.clear()
             self._flip_in = smallest_bytes

@@ -1,10 +1,10 @@
-"""Life cycle of a table's rows in plain Python: the semantics of the pserver's store, without its speed.
+"""Life cycle of a table's rows in plain Python: the semantics of the pserver's store, but not its speed.
 
-The push that admits an id creates its row and updates it; later pushes update it again. Reads change nothing: an id
-without a row reads as the first values that its row would have. An update that makes version v stores v and the epoch
-in each row, and in each id waiting for admission, that it touched. These two ages, the declared rules (``Evict``) and
-``oldest`` determine if a row exists at a version and an epoch. A row that no longer exists is treated as if it never
-had. An update that makes version v sees the rows that existed at v - 1, because its trainer read those.
+The push that admits an id creates its row and updates it; later pushes update it again. Reads change nothing: reading
+an id without a row returns the initial values that its row would have. An update that produces version v stores v and
+the epoch in each row, and in each id waiting for admission, that it touched. These two ages, the declared rules
+(``Evict``) and ``oldest`` determine if a row exists at a version and an epoch. Rows that no longer exist are treated as
+if they had never existed. The update sees the rows that existed at v - 1, because its trainer read those.
 
 Versions and epochs never decrease. ``epoch`` is the highest epoch of all batches applied so far.
 """
@@ -34,9 +34,9 @@ class Row:
     slots: list[Values]
     #: Number of updates of the row, or number of pushes of a waiting id.
     updates: int
-    #: Version made by the last of these updates or pushes.
+    #: Version produced by the last of these updates or pushes.
     version: int
-    #: Highest epoch of all batches applied by then.
+    #: Highest epoch of all batches applied up to then.
     epoch: int
 
 
@@ -52,10 +52,10 @@ class ReferenceTable:
         self.spec = spec
         self._limit = spec.bucket_limit
         self.bucket_of = bucket_of or partial(placement.bucket_of, salt=spec.salt)
-        #: Rows and waiting ids by 64-bit id; may include expired ones.
+        #: Rows and waiting ids by 64-bit id; may include expired rows.
         self.rows: dict[int, Row] = {}
         self.waiting: dict[int, Row] = {}
-        #: Bucket -> lowest version of its rows: older rows were evicted to respect the limit.
+        #: Bucket -> lowest version of its rows; older rows were evicted to respect the limit.
         self.oldest: defaultdict[int, int] = defaultdict(int)
 
     def exists(self, row_id: int, row: Row, version: int, epoch: int) -> bool:
@@ -141,7 +141,7 @@ class ReferenceTable:
         rows = (row for row_id, row in self.rows.items() if self.bucket_of(row_id) == bucket)
         kept = sorted((row.version for row in rows if row.version >= oldest), reverse=True)
         if len(kept) > self._limit:
-            # If not all rows of a version can be kept, none of them is.
+            # If not all rows of a version can be kept, none of them are.
             self.oldest[bucket] = max(oldest, min(kept[self._limit] + 1, version))
 
     def oldest_at(self, bucket: int, version: int) -> int:
@@ -150,7 +150,7 @@ class ReferenceTable:
         return self.oldest[bucket] if unused is None else max(self.oldest[bucket], version - unused)
 
     def remove_small(self, version: int, epoch: int) -> list[int]:
-        """Remove rows with a small norm, as a checkpoint does. Return their ids in ascending order."""
+        """Remove rows whose norm is too small, as a checkpoint does. Return their ids in ascending order."""
         evict = self.spec.evict
         if evict is None or evict.norm_below is None:
             return []
@@ -168,7 +168,7 @@ class ReferenceTable:
             self.waiting.pop(row_id, None)
 
     def restore(self, row_id: int, row: Row) -> None:
-        """Restore a row or a waiting id; it replaces an older one with this id."""
+        """Restore a row or a waiting id. It replaces any older row or waiting id with this id."""
         copied = replace(row, values=list(row.values), slots=[list(slot) for slot in row.slots])
         if row.values:
             self.waiting.pop(row_id, None)

@@ -5,7 +5,7 @@ table. Constants are computed in float64 and rounded once to the block's type. A
 the order written here. The step number t of bias corrections is ``version + 1``, so the first update has t = 1.
 
 Each rule's docstring gives its formula and its source. g is the gradient after scaling, clipping and (if coupled)
-weight decay; w are the values. Rules that torch.optim also has give the same results as torch.
+weight decay; w are the values. Rules that exist in torch.optim give the same results as torch.
 """
 
 # ruff: noqa: ARG001 - every rule takes the same arguments, so that a table can call it
@@ -146,8 +146,8 @@ def _rmsprop(optimizer: RMSprop, w: Floats, g: Floats, slots: Sequence[Floats], 
     """``s = alpha s + (1-alpha) g**2``; ``d = g / (sqrt(s) + eps)``; ``w -= rate * d``.
 
     Centered (Graves 2013, eq. 38-45): ``a = a + (1-alpha)(g - a)``, and ``s - a**2`` replaces s. With momentum:
-    ``u = momentum u + d``, ``w -= rate * u``. Both are torch's forms. ``s - a**2`` counts as zero if rounding makes it
-    negative.
+    ``u = momentum u + d``, ``w -= rate * u``. Both are torch's forms. ``s - a**2`` is treated as zero if rounding makes
+    it negative.
     """
     rest = list(slots)
     square_average = rest.pop(0)
@@ -195,7 +195,7 @@ def _row_adam(optimizer: RowAdam, w: Floats, g: Floats, slots: Sequence[Floats],
 
 
 def _divided(dividend: Floats, divisor: Floats) -> Floats:
-    """Return the quotient, or 0 where the divisor is 0: with eps = 0, a value without gradients does not move."""
+    """Return the quotient, or 0 where the divisor is 0: with eps = 0, a value without gradients does not change."""
     return np.divide(dividend, divisor, out=np.zeros_like(dividend), where=divisor != 0)
 
 

@@ -1,4 +1,4 @@
-"""A real S3 server for tests: the ``weed`` binary of SeaweedFS, with all its ports on 127.0.0.1."""
+"""A real S3 server for tests: SeaweedFS's ``weed`` binary, with all its ports on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def weed_binary() -> str:
 
 
 class S3Server:
-    """One S3 endpoint with its data in a temporary directory; a context manager."""
+    """An S3 endpoint with its data in a temporary directory; a context manager."""
 
     def __init__(self, binary: str | None = None) -> None:
         self._binary = binary or weed_binary()
@@ -152,7 +152,7 @@ class S3Server:
         connection = http.client.HTTPConnection("127.0.0.1", self._ports["s3.port"], timeout=2.0)
         try:
             connection.request("GET", "/")
-            # S3 refuses a request without credentials; another server on this port would answer differently.
+            # S3 rejects a request without credentials; another server on this port would answer differently.
             return connection.getresponse().status == HTTPStatus.FORBIDDEN
         except (OSError, http.client.HTTPException):
             return False

@@ -64,7 +64,7 @@ class World(Protocol):
         ...
 
     def lose_reply(self, coordinator: Coordinator) -> None:
-        """Let the store carry out this connection's next request, and drop the reply."""
+        """Let the store carry out this connection's next request, but drop the reply."""
         ...
 
 
@@ -76,7 +76,7 @@ class RestorableWorld(World, Protocol):
         ...
 
     def begin_again(self) -> None:
-        """Replace the store by an empty one with another cluster id."""
+        """Replace the store with an empty one that has a different cluster id."""
         ...
 
 
@@ -92,7 +92,7 @@ def eventually(look: Callable[[], Result | None], timeout_s: float = _PATIENCE_S
 
 
 def collect(watch: Watch, count: int, timeout_s: float = _PATIENCE_S) -> list[WatchEvent]:
-    """Return at least ``count`` events: those delivered together with the last one are included."""
+    """Return at least ``count`` events, including any that are delivered together with the last one."""
     events: list[WatchEvent] = []
     deadline = time.monotonic() + timeout_s
     while len(events) < count:
@@ -428,7 +428,7 @@ class CoordinatorOutageContract:
         revisions: list[int] = []
         for _ in range(3):
             revisions += [persistently(lambda: put(writer, world.prefix + "a")) for _ in range(3)]
-            # Some of the events are delivered before the outage, some are not.
+            # Some of the events are delivered before the outage, and some are not.
             seen += collect(watch, 1)
             world.stop()
             seen += watch.next(0.1)

@@ -13,7 +13,7 @@ from flightedl.ports import Storage, StoredFile
 
 
 class CrashError(Exception):
-    """Error that a test's own iterable raises."""
+    """Error raised by a test's own iterable."""
 
 
 class StorageContract:

@@ -31,7 +31,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the seeds and print what was found."""
+    """Run the seeds and print the findings."""
     chosen = _arguments()
     if chosen.list:
         sys.stdout.writelines(f"{name}: {text}\n" for name, text in BUGS.items())

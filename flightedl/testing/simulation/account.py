@@ -1,4 +1,4 @@
-"""Check of a run's invariants: a record of everything that was assigned, done, stored and reported."""
+"""Check of a run's invariants, based on a record of everything that was assigned, done, stored and reported."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from flightedl.testing.simulation.pserver import Pserver
     from flightedl.testing.simulation.trainer import Trainer
 
-#: A master may give up a store that failed less than this ago.
+#: A master may give up a store if it failed less than this many seconds ago.
 _GIVEN_UP_S = 30.0
 
 
 class Account:
-    """Receives the events of a run; each method raises ``Violation`` for an event that breaks an invariant."""
+    """Receives the events of a run. Each method raises ``Violation`` if an event breaks an invariant."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -58,18 +58,18 @@ class Account:
         self._admitted: set[int] = set()
         #: Members whose program has left its loop, or continued after a failed push.
         self.out_of_step: set[int] = set()
-        #: Counts of manifests, increments in them, evaluation results, quarantined batches, and completed drains.
+        #: Counts of manifests, of increments in them, of evaluation results, quarantined batches and completed drains.
         self.checkpoints = self.increments = self.evaluations = self.quarantined = self.drains = 0
 
     def given(self, trainer: str, evaluation: str, assignment: Any) -> None:
-        """Note an assignment. Only a trainer with the same name may get the attempt again, and for the same piece."""
+        """Record an assignment. Only a trainer with the same name may get the attempt again, for the same piece."""
         place = (trainer, assignment.epoch, assignment.position)
         known = self._attempts.setdefault((*self._cluster.lives, evaluation, assignment.attempt), place)
         if known != place:
             raise Violation(f"attempt {assignment.attempt} was assigned twice: {known} and {place}")
 
     def watch(self, master: Master) -> None:
-        """Observe every report that counts and every admission in a new master's core."""
+        """Observe every counted report and every admission in a new master's core."""
         core = master.core
         assert core.work is not None, "a master that leads has a queue"
         assert core.members is not None, "... and a membership"
@@ -118,7 +118,7 @@ class Account:
             raise Violation(f"{master.name} names member {member_id}, which not all pservers have accepted")
 
     def contributed(self, member: int, round_number: int) -> None:
-        """Check a gradient that was added to a round: every block that waits for its trainer is at that round, too."""
+        """Check a gradient added to a round: every block that waits for its trainer is also at that round."""
         if member in self.out_of_step:
             return
         for pserver in self._cluster.serving().values():
@@ -142,7 +142,7 @@ class Account:
         self.evaluations += 1
 
     def accepted(self, master: Master, report: FinishedTask, is_current: bool) -> None:
-        """Check a report that counted: it belongs to a current attempt and names no old generation."""
+        """Check a report that was counted: it belongs to a current attempt and names no old generation."""
         if not is_current:
             raise Violation(f"{master.name} accepted a report of attempt {report.attempt}, which is not current")
         settled = master.core.pservers.settled()
@@ -153,7 +153,7 @@ class Account:
                 )
 
     def _note_done(self, master: Master, queue: TaskQueue, report: FinishedTask) -> None:
-        """Note the batches that count as done, once the master's state is stored."""
+        """Record the batches that count as done, once the master's state is stored."""
         lives, place = self._cluster.lives, (report.epoch, queue.order(report.epoch).at(report.position))
         done = IntervalSet(queue.batches(*place).done)
 
@@ -163,7 +163,7 @@ class Account:
         master.after_stored(master.core.revision + 1, stored)
 
     def set_aside(self, master: Master, piece: FailedPiece) -> None:
-        """Check a quarantined piece: one batch that failed often enough, and a faulty one if nothing else fails."""
+        """Check a quarantined piece: one batch that failed often enough, and is faulty if nothing else fails."""
         shape = self._cluster.shape
         if piece.end_batch - piece.first_batch != 1 or piece.attempts < shape.attempts_limit + shape.confirmations:
             raise Violation(f"{master.name} has quarantined {piece}")
@@ -231,7 +231,7 @@ class Account:
         return False
 
     def serves(self, pserver: Pserver) -> None:
-        """Check the values of a pserver that begins to serve, possibly merged from several files."""
+        """Check a pserver's values, which may be merged from several files, when it begins to serve."""
         blocks = [(block.number, block.values, block.slot, block.updates) for block in pserver.ordered]
         assert pserver.shard is not None, "a pserver that serves has blocks"
         self._require_exact(pserver.name, blocks, pserver.shard.protocol.applied())
@@ -249,7 +249,7 @@ class Account:
     def _require_exact(
         self, name: str, blocks: Sequence[tuple[int, Sequence[int], int, int]], applied: AppliedBatches
     ) -> None:
-        """Check that applied sets name the batches in the values of the blocks (number, values, slot, updates)."""
+        """Check that applied sets name the batches in the blocks' values. Block: (number, values, slot, updates)."""
         shape = self._cluster.shape
         for number, values, slot, updates in blocks:
             require_sound(name, number, values, slot, updates)
@@ -260,7 +260,7 @@ class Account:
                 if is_marked == bool(values[shape.element_of(batch)]):
                     continue
                 task_count = AppliedBatches.rebuilt({number: applied}).completed_task_count(batch.epoch)
-                if task_count is None or batch.task < task_count:  # Otherwise its file joined after this epoch.
+                if task_count is None or batch.task < task_count:  # Otherwise, the task's file joined after this epoch.
                     word = "names, but lacks" if is_marked else "has, but does not name"
                     raise Violation(f"{name}: block {number} {word} {batch}")
 
@@ -291,7 +291,7 @@ class Account:
         self.drains += 1
 
     def check_done(self, master: Master, pservers: Sequence[int]) -> None:
-        """Check a report that the job is done: each pserver process that it names, and a checkpoint, have every batch.
+        """Check a report that the job is done: each pserver process that it names, and a checkpoint, has every batch.
 
         The master decided this before its state was stored; processes may have been replaced since then.
         """
@@ -318,11 +318,11 @@ class Account:
         self._require_whole(master, blocks, "the pservers")
 
     def _require_saved(self, leader: Master) -> None:
-        """Check that the last checkpoint has everything, unless the store was given up.
+        """Check that the last checkpoint contains everything, unless the store was given up.
 
-        The checkpoint that was complete when the end was decided has everything, even if the master has begun another
-        since then, for example for a restarted pserver. A later one cannot have replaced it, because the pointer moves
-        in a later write than the one that the answer waited for.
+        The checkpoint that was complete when the end was decided contains everything, even if the master has begun
+        another since then, for example for a restarted pserver. A later checkpoint cannot have replaced it, because the
+        pointer moves in a later write than the write for which the answer waited.
         """
         if not self._cluster.scenario.keeps_checkpoints:
             return
@@ -351,7 +351,7 @@ class Account:
     def _require_whole(self, master: Master, blocks: Sequence[tuple[int, Sequence[int]]], what: str) -> None:
         """Check that work once done is done or quarantined at the end, and that all blocks have the same batches.
 
-        A batch that was done, lost with a pserver and repeated may fail too often, as any other batch.
+        A batch that was done, lost with a pserver and repeated may fail too often, like any other batch.
         """
         work = master.core.work
         assert work is not None, "a master that leads has a queue"
@@ -380,7 +380,7 @@ class Account:
         return wrong(values, block, self._cluster.shape, work.queue, is_stopped=master.core.training.is_stopped)
 
     def job_ended(self, leader: Master, serving: Mapping[int, Pserver]) -> None:
-        """Check the end of a run, when the job is done and faults have stopped: everything is present."""
+        """Check that everything is present at the end of a run, when the job is done and faults have stopped."""
         found = 0
         models = {block.model for p in serving.values() for block in p.ordered} - {None}
         if len(models) > 1:

@@ -1,4 +1,4 @@
-"""Body of a simulated program's loop: the calls for one batch, and the reaction to errors."""
+"""Loop body of a simulated program: the calls for one batch, and the reaction to errors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 #: Share of errors that a program ignores.
 _SWALLOWED_SHARE = 0.7
-#: Longest time to compute a slow batch, and the share of slow batches.
+#: Maximum time to compute a slow batch, and the share of slow batches.
 _SLOWEST_S = 2.0
 _SLOW_SHARE = 0.06
 
 
 class Body:
-    """One pass through the loop's body, with one batch.
+    """A pass through the loop body, with one batch.
 
-    Most passes make one step. Some push in two parts, or pull before or after. Every block gets the gradient that the
-    batch has for it, unless a push fails.
+    Most passes make a single step. Some push in two parts, or pull before or after. Every block gets the batch's
+    gradient for it, unless a push fails.
 
     Args:
         trainer: The process that runs the program.
@@ -44,7 +44,7 @@ class Body:
         trainer.later(longest_s * trainer.own.random(), self._go_on)
 
     def fail(self, error: Exception) -> None:
-        """Let the call that the program waits for fail, with an error that the program ignores."""
+        """Make the call that the program waits for fail with an error that the program ignores."""
         if self._trainer.worker.is_travelling:
             self._swallows_next = True
             self._trainer.worker.fail(error)

@@ -21,7 +21,7 @@ from flightedl.testing.simulation.strikes import Strikes
 from flightedl.testing.simulation.trainer import Trainer
 from flightedl.testing.simulation.world import Process, Violation, World
 
-#: Simulated seconds that a job may take with faults, and after them. Hundreds of jobs ended within 12 s.
+#: Simulated seconds that a job may take with faults, and after faults end. Hundreds of jobs ended within 12 s.
 _FAULTY_S = 90.0
 _CALM_S = 100.0
 #: Time for which a pserver may still find a checkpoint damaged after its repair.
@@ -46,7 +46,7 @@ class Outcome:
 
 
 class Cluster:
-    """One run, which is determined by the seed, the planted flaws and ``fault_scale``."""
+    """A run, determined by the seed, the planted flaws and ``fault_scale``."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Cluster:
         self.pserver_count = scenario.pserver_count
         #: Number of tasks whose files exist.
         self.joined = self.shape.first_count
-        # Separate generators, so that their draws do not change others.
+        # Separate generators, so that their draws do not change other draws.
         self._holding, self.fates = (
             Random(f"{kind} {seed}")  # noqa: S311 - repeatable on purpose
             for kind in ("holding", "fates of")
@@ -105,7 +105,7 @@ class Cluster:
             strikes.plan()
 
     def recorder(self, process: str, name: str) -> Recorder | None:
-        """Return a recorder for a process that begins now; None if nothing is recorded."""
+        """Return a recorder for a process that starts now, or None if nothing is recorded."""
         return None if self._recordings is None else self._recordings.recorder(process, name)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Cluster:
         return f"{role}-{self._names}"
 
     def cover_s(self) -> float:
-        """Return for how many seconds the tasks that a trainer holds should last."""
+        """Return the number of seconds for which the tasks that a trainer holds should last."""
         return self._holding.choice((0.0, 0.3, 1.0, 3.0)) if self.scenario.has_many_tasks else 0.0
 
     def start_pserver(self) -> None:
@@ -146,7 +146,7 @@ class Cluster:
     def gave_up(self, pserver: Pserver, why: str) -> None:
         """Handle a pserver that ends the job because it can load no checkpoint.
 
-        Repairs the store as a person would. Raises Violation if no checkpoint is damaged.
+        Repairs the store as an operator would. Raises Violation if no checkpoint is damaged.
         """
         self.world.note("{} ends the job: {}", pserver.name, why)
         loadable, now = self.loadable(), self.world.now
@@ -199,7 +199,7 @@ class Cluster:
 
     @property
     def lives(self) -> tuple[int, int, int]:
-        """Lives of the job and of etcd. Counting starts over in each of them."""
+        """Lives of the job and of etcd. Counts start over in each life."""
         return self.life, self.rewinds, self.etcd.life
 
     def next_etcd(self) -> int:
@@ -207,7 +207,7 @@ class Cluster:
         return self._etcd_count - 1
 
     def refused(self, master: Master, why: str) -> None:
-        """End a master that refuses etcd's state. Some time later a person restarts the whole job."""
+        """End a master that refuses etcd's state. Some time later an operator restarts the whole job."""
         master.end(f"it refuses the state in etcd: {why}")
 
         def see_to_it() -> None:
@@ -232,7 +232,7 @@ class Cluster:
             self.etcd.die()
             self.etcd = Etcd(self.world, self.next_etcd())
             self.pserver_count = self.world.random.choice((1, 2, 3))
-        # Let the leases of the dead processes run out.
+        # Let the leases of dead processes expire.
         self.etcd.review()
         self.world.note("the whole job is restarted with {} pservers", self.pserver_count)
         self._boot()
@@ -279,7 +279,7 @@ class Cluster:
         )
 
     def _look_at_audit(self) -> None:
-        """Raise Violation if an audit found that done work is missing. The audit repeats it and so hides the error."""
+        """Raise Violation if an audit found that finished work is missing. The audit repeats it, hiding the error."""
         leader = self.leader()
         if leader is not None and (count := leader.core.pservers.missing_count):
             raise Violation(f"{leader.name} finds that {count} tasks are missing that counted as done")
@@ -292,7 +292,7 @@ class Cluster:
         self.etcd.review()
 
     def leader(self) -> Master | None:
-        """Return the master that leads according to itself and to etcd."""
+        """Return the master that is the leader according to both itself and etcd."""
         return next((p for p in self.processes if isinstance(p, Master) and p.is_leading and p.lease.is_held()), None)
 
     @property

@@ -1,10 +1,10 @@
-"""Model of etcd: keys with revisions, leases, transactions, and watches that lag a little.
+"""Model of etcd: keys with revisions, leases, transactions, and watches that lag slightly.
 
 * A lease is renewed while its owner is alive, awake and connected, and etcd is up; no messages are sent for it. When
-  renewals stop, the last one was up to a sixth of the time to live ago. The lease ends one time to live after it.
-* The owner gives up the lease after the product's part of its time to live (``domain.tenure``), permanently.
-* While etcd is down or frozen, no lease ends; a restart extends all of them. A frozen etcd carries out requests when it
-  wakes. By then the requesters have given up, so the outcome is unknown to them.
+  renewals stop, the last renewal was up to a sixth of the time to live ago. The lease ends one time to live after it.
+* The owner permanently gives up the lease after the part of its time to live that ``domain.tenure`` defines.
+* While etcd is down or frozen, no lease ends; a restart extends all of them. A frozen etcd carries out pending requests
+  when it wakes. By then the requesters have given up without an outcome.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ADDRESS = "master/addr"
 #: Prefix of the keys with a master's state; the rest is a name of ``MasterCore.encode``.
 STATE = "state/"
 DECLARATION, POINTER = STATE + "declaration", STATE + "checkpoints"
-#: Key of the trainer that gives the model its first values; its value is ``DONE`` when the model has them.
+#: Key of the trainer that provides the model's initial values. The key's value is ``DONE`` once the model has them.
 INIT = "init_params"
 DONE = "done"
 #: Key of the ``History``.
 HISTORY = "history"
-#: Maximum number of writes that a restored backup lacks.
+#: Maximum number of writes that are missing from a restored backup.
 _KEPT = 400
 
 
@@ -95,7 +95,7 @@ def pointer_in(keys: Mapping[str, Key | None]) -> bytes | None:
 
 
 def claimed(result: Any, key: str, value: Any) -> int:
-    """Return the revision at which a claim, or a repeated one, created ``key``; 0 if another process has it."""
+    """Return the revision at which a claim, possibly repeated, created ``key``; 0 if another process has the key."""
     committed, revision, found = result
     if committed:
         return int(revision)
@@ -113,7 +113,7 @@ class Etcd(Process):
         self.revision = 1
         self.keys: dict[str, Key] = {}
         self.is_down = False
-        #: Number of the etcd cluster, in place of its id.
+        #: Number of the etcd cluster, used as its id.
         self.cluster_number = cluster_number
         #: Life of the job that the keys belong to; see ``store_history``.
         self.life = 0
@@ -130,14 +130,14 @@ class Etcd(Process):
         return Sighting(f"{self.cluster_number:016x}", self.revision)
 
     def restore(self, backup: tuple[int, dict[str, Key]], cluster_number: int) -> None:
-        """Restore a backup with the leases of its time. Leases whose owners are gone end some time later."""
+        """Restore a backup with the leases that existed then. Leases whose owners are gone end some time later."""
         self.revision, self.keys = backup[0], dict(backup[1])
         self.cluster_number = cluster_number
         record = self.keys.get(HISTORY)
         self.life = 0 if record is None else record.value.life
         self.has_gone_back = True
         self.history.clear()
-        # A dict, because the order of a set would differ between runs of the same seed.
+        # Use a dict, because the order of a set would differ between runs of the same seed.
         kept = dict.fromkeys(key.lease for key in self.keys.values() if key.lease is not None)
         for lease in [lease for lease in self._leases if lease.keys and lease not in kept]:
             lease.is_ended = lease.is_lost = True
@@ -153,7 +153,7 @@ class Etcd(Process):
         self._changed("")
 
     def _begin_life(self, life: int) -> None:
-        """Continue with revisions of another life, which are higher than all revisions before."""
+        """Continue with revisions of another life, which are higher than all previous revisions."""
         base = (life - self.life) * LIFE_REVISIONS
         self.life, self.has_gone_back = life, False
         self.revision += base
@@ -178,7 +178,7 @@ class Etcd(Process):
     # requests
 
     def grant(self, owner: Process, ttl_s: float) -> Lease:
-        """Return a new lease, which the first transaction that uses it creates."""
+        """Return a new lease. The first transaction that uses the lease creates it."""
         lease = Lease(owner, ttl_s)
         self._leases.append(lease)
         return lease
@@ -242,13 +242,13 @@ class Etcd(Process):
             self._changed(key)
 
     def steal(self, key: str) -> None:
-        """Delete a key as a person would, while its owner is alive."""
+        """Delete a key as an operator would, while its owner is alive."""
         self._delete(key)
 
     # leases
 
     def review(self) -> None:
-        """Start and stop renewals after a change that leases depend on."""
+        """Start or stop renewals after a change that affects leases."""
         is_up = not self.is_down and not self.is_frozen
         for lease in self._leases:
             owner = lease.owner

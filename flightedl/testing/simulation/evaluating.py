@@ -1,7 +1,7 @@
 """A simulated trainer's part of an evaluation: the product's feed, and sums over the batches.
 
-Batch k of the evaluation's data measures 16**k as the mean over its records, of which it has fewer than 8. So the mean
-that every trainer receives at the end shows how often each batch is in it, and with what weight.
+Batch k of the evaluation's data has fewer than 8 records, and measures 16**k as the mean over them. So the mean that
+every trainer receives at the end shows how often it contains each batch, and with what weight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Driver of a simulated trainer's part in the election of first values."""
+"""Driver of a simulated trainer's part in the election of initial values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PAUSE_S = 0.3
 
 
 class FirstValues:
-    """One trainer's election of first values for a declared model.
+    """One trainer's part in the election of initial values for a declared model.
 
     Args:
         trainer: The candidate.

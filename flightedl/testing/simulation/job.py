@@ -1,7 +1,7 @@
-"""A simulated job: its tasks, its blocks, and the content that the blocks should have.
+"""A simulated job: its tasks, its blocks, and the blocks' expected content.
 
-The job is the ledger program: each block has an element for each batch of each epoch, at which the batch's gradient
-is 1. So an update adds the batch's share to the element: the share of its records in a mean, 1 in a sum.
+The job is the ledger program: each block has an element for each batch of each epoch, and the batch's gradient is 1 for
+that element. So an update adds the batch's share to the element: its records' share in a mean, 1 in a sum.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ class JobShape:
     """Properties of a job that never change."""
 
     mode: Mode
-    #: Batches of each task, including tasks that join while the job runs.
+    #: Number of batches of each task, including tasks that join while the job runs.
     batch_counts: tuple[int, ...]
     epochs: int
     seed: int
     shuffle: bool
-    #: Number of pservers that the parameters were cut for.
+    #: Number of pservers for which the parameters were cut.
     cut_for: int
     recovery: str
-    #: Tasks at the beginning; the dataset grows if ``batch_counts`` has more.
+    #: Number of tasks at the beginning; the dataset grows if ``batch_counts`` has more.
     first_count: int
-    #: Batches of each task of the data that trainers evaluate before and after training; empty without evaluations.
+    #: Number of batches of each task in the data that is evaluated before and after training; may be empty.
     evaluation: tuple[int, ...] = ()
-    #: (task, batch) that cannot be trained in any epoch -> True if reading it kills the trainer.
+    #: (task, batch) that cannot be trained on in any epoch -> True if reading it kills the trainer.
     faulty: Mapping[tuple[int, int], bool] = field(default_factory=dict)
-    #: Failures of a piece before it is split, and further failures of a single batch before it is quarantined.
+    #: Failures of a piece before it is split, and additional failures of a single batch before it is quarantined.
     attempts_limit: int = 100_000
     confirmations: int = 2
     #: Minimum time before a running piece is taken back, once a task is finished.
@@ -122,7 +122,7 @@ class JobShape:
         )
 
     def declared_evaluation(self) -> DeclaredDataset:
-        """Return the evaluation's dataset as a master declares it, but without files and records."""
+        """Return the evaluation's dataset as a master declares it, without files and records."""
         declaration = DatasetDeclaration(urls=[], batch_size=1)
         count = len(self.evaluation)
         return DeclaredDataset(index_hash="", task_count=count, record_count=0, schema="", declaration=declaration)
@@ -151,17 +151,17 @@ class JobShape:
         return buckets_of(pserver_count, self.cut_for, index) if has_any else range(0)
 
     def shard(self, pserver_count: int, index: int) -> list[int]:
-        """Return a pserver's blocks as a trainer's core knows them: the first bucket stands for all."""
+        """Return a pserver's blocks as a trainer's core knows them: the first bucket represents all buckets."""
         others = self.buckets(pserver_count, index)[1:]
         return [number for number in blocks_of(pserver_count, self.cut_for, index) if number not in others]
 
     def has_gradient(self, batch: Batch, block: int) -> bool:
-        """Return True if a batch has a gradient for a block. Some batches lack it for some blocks, or for all."""
+        """Return True if a batch has a gradient for a block. Some batches have no gradient for some or all blocks."""
         return (batch.epoch + 2 * batch.task + 3 * batch.batch + (block if self.is_patchy else 0)) % 7 != 5
 
     @staticmethod
     def records_of(batch: Batch) -> int:
-        """Return the number of a batch's records, its weight in a mean."""
+        """Return a batch's number of records, which is its weight in a mean."""
         return _RECORDS[(batch.epoch + 3 * batch.task + 5 * batch.batch) % len(_RECORDS)]
 
     def shares(self, batches: Sequence[Batch], block: int, mode: Mode) -> Gradient:
@@ -182,12 +182,12 @@ class JobShape:
 
 
 def batch_of(identity: BatchIdentity) -> Batch:
-    """Return the batch that a message names."""
+    """Return the batch named in a message."""
     return Batch(identity.epoch, identity.task, identity.batch)
 
 
 def some_async(random: Random) -> Async:
-    """Draw an asynchronous mode, with the batches of a push and the steps between two pulls."""
+    """Draw an asynchronous mode, with its batches per push and its steps between pulls."""
     return Async(
         push_every=random.choice((1, 2, 2, 3)),
         pull_every=random.choice((1, 1, 2, 3)),
@@ -216,10 +216,10 @@ def tasks_of(declaration: JobDeclaration) -> int:
 
 
 def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, *, is_stopped: bool) -> list[int]:
-    """Return the elements of a block that should have their batch and do not, or have it and should not.
+    """Return the elements of a block that lack a batch they should have, or have a batch they should not.
 
     Quarantined batches may be present or absent: a trainer may have died of another batch right after pushing one.
-    Batches that cannot be trained must be absent. After a stop, batches that are not done may be present or absent.
+    Batches that cannot be trained on must be absent. After a stop, batches that are not done may be present or absent.
     """
     found = []
     for epoch in range(shape.epochs):

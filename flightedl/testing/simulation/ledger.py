@@ -1,15 +1,15 @@
-"""Ledger of a simulated pserver in place of arrays: which update added each batch to each block, and how much of it.
+"""Ledger that replaces a simulated pserver's arrays: which update added each batch to each block, and with what share.
 
 It carries out the decisions of ``domain.pserver.blocks``, checks all of them, and raises ``Violation`` if
 
-* a block gets a batch twice, or an update contains other batches than it names;
+* a block gets a batch twice, or an update contains batches other than those it names;
 * a gradient has a wrong weight, or is not divided as the mean or the learning rate requires;
-* the optimizer runs with a wrong step number, or from another version than that of the values;
+* the optimizer runs with a wrong step number, or from a version that is not the values' version;
 * a round has closed without an expected member.
 
 A block keeps for each element the number of the update that added it. Its *slot* represents an optimizer's state: the
-sum over all updates of their number times the elements that they moved. So values, slot and update count must belong
-to the same moment, which ``require_sound`` checks.
+sum, over all updates, of the update's number times the elements that it changed. So values, slot and update count must
+belong to the same moment, which ``require_sound`` checks.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Block:
     """A block's values and slot."""
 
     number: int
-    #: Element -> number of the update that added its batch, counted from 1; 0 if none did.
+    #: Element -> number of the update that added its batch, counted from 1; 0 if its batch has not been added.
     values: list[int]
     slot: int = 0
     updates: int = 0
-    #: Version that the last update made.
+    #: Version produced by the last update.
     updated_to: int = 0
-    #: The first values that it descends from; see ``StoredShard``.
+    #: The initial values that the block descends from; see ``StoredShard``.
     model: tuple[int, int] | None = None
     #: Elements changed since the last cut.
     changed: set[int] = field(default_factory=set)
-    #: History of its rows, if it is treated as a bucket.
+    #: History of the block's rows, if the block is treated as a bucket.
     history: list[Moment] = field(default_factory=list)
     span: LedgerSpan = field(init=False, repr=False)
 
@@ -73,7 +73,7 @@ class LedgerSpan(SpanPlace):
         self.arrived: set[int] = set()
 
     def parts(self, into: Sequence[range]) -> list[Self]:
-        """Divide the span; each part takes its share of the ledger."""
+        """Split the span. Each part gets its part of the ledger."""
         parts = []
         for numbers in into:
             first = numbers.start - self.numbers.start
@@ -108,7 +108,7 @@ class LedgerSpan(SpanPlace):
             moved = {element: factor * amount for element, amount in added.items()}
             right = self.shape.shares(batches, block.number, mode)
             if not effect.is_of_round and moved.keys() == right.keys():
-                # The sender's worker checks the shares of a sum that is pushed again.
+                # If a sum is pushed again, the sender's worker checks its shares.
                 rate = Fraction(1, 1 + effect.from_version - base) if _slows(mode) else 1
                 right = {element: rate * amount for element, amount in added.items()}
             if moved != right:

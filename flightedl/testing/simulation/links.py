@@ -1,4 +1,4 @@
-"""Calls of a simulated master to one pserver, one at a time, as a thread makes them."""
+"""A simulated master's calls to one pserver, one at a time, as a thread would make them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _STATUS_S = 0.5
 
 
 class PserverLink:
-    """Connection to the pserver with an index, whichever process holds it."""
+    """Connection to the pserver with this index, whichever process holds the index."""
 
     def __init__(self, master: Master, index: int) -> None:
         self._master = master
         self._index = index
         self._is_busy = False
-        #: True if there may be something to send since it became busy.
+        #: True if something to send may have arrived since the link became busy.
         self._is_woken = False
-        #: Rises with each call and each pause; answers to older calls are ignored.
+        #: Incremented with each call and each pause; answers to older calls are ignored.
         self._token = 0
         #: Generation of the process that is called.
         self._generation = 0
@@ -37,11 +37,11 @@ class PserverLink:
 
     @property
     def key(self) -> Any:
-        """Key of the process that holds the index, as far as the master knows. None if there is none."""
+        """Key of the process that holds the index, as far as the master knows. None if no process does."""
         return self._master.directory.get(f"ps/{self._index}")
 
     def looked_around(self) -> None:
-        """Note that processes may have changed, and drop a call to a replaced process, which may be frozen."""
+        """Handle a change of processes: drop any call to a replaced process, because it may be frozen."""
         if self._is_busy and (self.key is None or self.key.created != self._generation):
             self.pause(0.0)
 
@@ -117,7 +117,7 @@ class PserverLink:
                 self._master.apply(events.Answered(call.index, call.generation, call.request, outcome, call.audit))
                 over(call.pause_s)
 
-        # Answers that nothing waits for any more are ignored.
+        # Answers that are no longer awaited are ignored.
         self._master.world.call(
             self._master,
             pserver,

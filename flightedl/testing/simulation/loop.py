@@ -1,4 +1,4 @@
-"""Loop of a simulated program over its data: the product's feed and loop, and a reader that reads ahead."""
+"""A simulated program's loop over its data: the product's feed and loop, and a reader that reads ahead."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from flightedl.testing.simulation.world import Action, Violation
 if TYPE_CHECKING:
     from flightedl.testing.simulation.trainer import Trainer
 
-#: Items read ahead of the loop's body.
+#: Number of items read ahead of the loop body.
 _AHEAD = 4
 _UNREADABLE_SHARE = 0.002
 _SLOW_SHARE = 0.05
 
 
 class Loop:
-    """One loop over the training data or an evaluation, until the program leaves it or all is done."""
+    """One loop over the training data or an evaluation, until the program leaves it or everything is done."""
 
     def __init__(self, trainer: Trainer, cover_s: float, evaluation: str = "") -> None:
         self.evaluation = evaluation
@@ -47,10 +47,10 @@ class Loop:
         self.world = trainer.world
         self.feed = recorded(trainer.recorder, {"trainer": trainer.name, "evaluation": evaluation}, Feed, cover_s)
         self.steps: BatchLoop = recorded(trainer.recorder, {"trainer": trainer.name}, BatchLoop)
-        #: The batch that the body works on.
+        #: The batch that the loop body is working on.
         self.at: HandOut | None = None
         self.is_left = False
-        #: True if its feed has nothing more to report.
+        #: True if the loop's feed has nothing more to report.
         self.is_over = False
         self._items: deque[Item] = deque()
         #: The task that is being read, and its next batch.
@@ -61,7 +61,7 @@ class Loop:
         self._timer = 0
         #: Attempt -> generation of the registration that it was assigned to.
         self._assigned_to: dict[int, int] = {}
-        #: The newest epoch that has begun according to a master.
+        #: The latest epoch that has begun, according to a master.
         self._begun_epoch = 0
 
     def begin(self) -> None:
@@ -75,7 +75,7 @@ class Loop:
         self._pump()
 
     def _pump(self) -> None:
-        """Do what the feed's thread does after a change."""
+        """Act as the feed's thread does after a change."""
         self.feed.check()
         if self._is_asking or self.is_over:
             return
@@ -182,7 +182,7 @@ class Loop:
             self._do(self.steps.next_step(self.trainer.worker.take_changes()))
 
     def _do(self, step: LoopStep) -> None:
-        """Carry out one step of the loop, and the steps that follow at once."""
+        """Carry out one step of the loop, and any steps that immediately follow."""
         while not self.is_left and self.trainer.is_alive:
             self.steps.check()
             match step:
@@ -257,7 +257,7 @@ class Loop:
     # the end
 
     def leave(self) -> None:
-        """Leave the loop by a break or an error. The current task is returned a moment later, unless it is reported."""
+        """Leave the loop by a break or an error. The current task is returned a moment later unless it was reported."""
         if not self.is_left:
             self.is_left = True
             self.feed.retire(None if self.at is None else self.at.task, self.world.now)

@@ -1,9 +1,9 @@
-"""A master of the simulated cluster: driver of the product's core, with a modeled etcd, store and network.
+"""A master of the simulated cluster: drives the product's core with a modeled etcd, store and network.
 
-The core makes all decisions. The driver passes events to it, and carries out the effects once the state that they are
-based on is stored. One write at a time stores everything that has changed. Each write compares the lock's generation
-and the revision of what it overwrites. A write with an unknown outcome is repeated unchanged until it is known to have
-happened or to be impossible.
+The core makes all decisions. The driver passes events to it, and carries out the effects once the state on which they
+are based is stored. One write at a time stores everything that has changed. Each write checks the lock's generation and
+the revision of the value that it overwrites. A write with an unknown outcome is repeated unchanged until it is known to
+have happened or to be impossible.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Master(Process):
         self._calls: dict[int, Reply] = {}
         self._call_count = 0
         self._links = [PserverLink(self, index) for index in range(cluster.pserver_count)]
-        #: True while files have joined that are not stored yet.
+        #: True while files that have joined are not stored yet.
         self._is_growing = False
         self._store_work = StoreWorker(self)
         cluster.etcd.watch(self, self._look_around)
@@ -109,7 +109,7 @@ class Master(Process):
         self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.end("no answer to its claim"))
 
     def lead(self, core: MasterCore, found: Found) -> None:
-        """Publish its address once its first state is stored. ``found``: the state's keys in etcd, by name."""
+        """Publish the master's address once its first state is stored. ``found``: the state's keys in etcd, by name."""
         self.core, self._stored_keys = core, StoredKeys(found)
         self._is_ready = True
         self.cluster.account.watch(self)
@@ -133,12 +133,12 @@ class Master(Process):
             etcd = self.cluster.etcd
             self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.later(0.2, publish))
 
-        # Write the first state even if it is unchanged, because a model is declared once that is stored.
+        # Write the first state even if it is unchanged, because the model counts as declared once the state is stored.
         self._write()
         self.after_stored(core.revision, publish)
 
     def is_held(self) -> bool:
-        """Return True if it may still act; otherwise end."""
+        """Return True if this master may still act; otherwise end it."""
         if not self.lease.is_held():
             self.end("its lease could not be renewed")
             return False
@@ -180,7 +180,7 @@ class Master(Process):
         self.after_stored(revision, lambda: answer(reply))
 
     def _ask(self, request: events.Request, reply: Reply, *, is_last: bool = False) -> None:
-        """Pass a request to the core, and its answer to ``reply``."""
+        """Pass a request to the core, and the core's answer to ``reply``."""
         self._call_count += 1
         call = self._call_count
         self._calls[call] = reply
@@ -202,7 +202,7 @@ class Master(Process):
     def _write(self) -> None:
         if not self._is_writing and self.durable < self.core.revision and self.is_alive:
             self._is_writing = True
-            # Include everything that is decided within this event.
+            # Wait until the event has been handled completely, so that one write includes all of its decisions.
             self.later(0.0, self._write_now)
 
     def _write_now(self) -> None:
@@ -287,7 +287,7 @@ class Master(Process):
             self.apply(events.TimePassed(progressed))
 
     def _look_for_files(self) -> None:
-        """Add files that have joined the dataset, one step after the other as a real master does."""
+        """Add files that have joined the dataset, one step after the other, as a real master does."""
         if not self.queue.is_growing or self._is_growing:
             return
         cluster = self.cluster
@@ -313,7 +313,7 @@ class Master(Process):
             self._ask(request, lambda _: None)
 
     def drain(self) -> None:
-        """SIGTERM: make a last checkpoint if that is possible within some time."""
+        """Handle SIGTERM: write a last checkpoint if that is possible within a time limit."""
         self.later(_DRAIN_S, lambda: self.end("it was told to end"))
         if self.is_leading:
             self._drain(None)
@@ -342,7 +342,7 @@ class Master(Process):
     # trainers
 
     def _may_answer(self, reply: Reply) -> bool:
-        """Return True if this master leads; otherwise refuse the request. Ends without a reply if its lease is over."""
+        """Return True if this master leads; otherwise reject the request. Ends silently if the lease has expired."""
         if not self.is_leading:
             reply(NotReadyError("this master does not lead"))
         return self.is_leading and self.is_held()
@@ -366,7 +366,7 @@ class Master(Process):
         self._ask(ticket, answer)
 
     def declare_evaluation(self, wanted: tuple[str, int], reply: Reply) -> None:
-        """Declare an evaluation; its first declaration begins it. Replies once that is stored, or with an error."""
+        """Declare an evaluation. The first declaration begins it. Replies once this is stored, or with an error."""
         if not self._may_answer(reply):
             return
         name, life = wanted
@@ -383,7 +383,7 @@ class Master(Process):
         self._ask(declared, begin)
 
     def _begin_evaluation(self, name: str) -> None:
-        """Index the data of an evaluation, unless this master has; indexing takes no time here."""
+        """Index the data of an evaluation, unless this master already has. Indexing takes no time here."""
         known, shape = self.core.evaluations.known(name), self.cluster.shape
         if known is None or (known.work is None and not known.is_done):
             self.apply(events.EvaluationIndexed(name, shape.declared_evaluation(), shape.evaluation_settings()))
@@ -400,7 +400,7 @@ class Master(Process):
 
 
 class Text:
-    """A text of the core that is formatted only when it is read."""
+    """A message from the core that is formatted only when it is read."""
 
     def __init__(self, text: str, noted: tuple[object, ...]) -> None:
         self._text = text

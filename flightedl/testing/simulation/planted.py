@@ -1,11 +1,11 @@
-"""Bugs that are planted in the product's code, to show that the simulation finds them. The product does not know them.
+"""Bugs planted in the product's code, to show that the simulation finds them. The product does not refer to them.
 
 A bug is a mistake in one place, or in a few places that belong together, written as the code before and after:
 
-* ``answers``: a function always returns the same;
+* ``answers``: a function always returns the same value;
 * ``drops``: a statement is left out;
 * ``swaps``: an expression is replaced, as the operators of ``tests/mutation`` replace a guard;
-* ``rewrites``: statements are replaced by others that are written by hand for this bug.
+* ``rewrites``: statements are replaced by others, written by hand for this bug.
 
 The current source of the function is edited and compiled, and the function gets the new code for one run. If the code
 to replace is missing or not unique, ``StalePatchError`` says so, and the bug must be adapted to the changed source.
@@ -44,7 +44,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One bug: its description and its edits."""
+    """A bug, with its description and its edits."""
 
     what: str
     edits: tuple[Edit, ...]
@@ -56,7 +56,7 @@ def bug(what: str, *edits: Edit) -> Planted:
 
 
 def answers(place: str, value: str = "None") -> Edit:
-    """Let a function always return the same."""
+    """Make a function always return the same value."""
     return Edit(place, "", f"return {value}")
 
 
@@ -107,7 +107,7 @@ def _function(place: str) -> FunctionType:
 
 @cache
 def _edited(edit: Edit) -> CodeType:
-    """Return the function's code with the edit."""
+    """Return the function's code after the edit."""
     module, qualified = _module(edit.place)
     lines, first = inspect.getsourcelines(_function(edit.place))
     source = edited_source("".join(lines), edit)
@@ -121,7 +121,7 @@ def _edited(edit: Edit) -> CodeType:
 
 
 def edited_source(source: str, edit: Edit) -> str:
-    """Return a function's source with the edit.
+    """Return a function's source after the edit.
 
     Raises:
         StalePatchError: The code to replace is missing or not unique.

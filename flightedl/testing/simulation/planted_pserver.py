@@ -263,7 +263,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
 }
 
-#: Runs with one of these are runs with rows.
+#: Runs with one of these bugs are runs with rows.
 ROW_BUGS: dict[str, Planted] = {
     "a failed increment swallows changes": bug(
         "changes in a file that was not written are missing from later increments",

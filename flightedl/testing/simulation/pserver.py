@@ -1,4 +1,4 @@
-"""A pserver of the simulated cluster: the product's lifecycle and blocks, with a ledger, modeled etcd and store."""
+"""A pserver of the simulated cluster: the product's lifecycle and blocks, a ledger, and a modeled etcd and store."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Pserver(Process):
 
     @property
     def index(self) -> int:
-        """Index of the pserver, -1 before it has one."""
+        """Index of the pserver; -1 before it has one."""
         return self.life.index
 
     @property
@@ -238,7 +238,7 @@ class Pserver(Process):
     # values
 
     def initialize(self, message: tuple[int, int], reply: Reply) -> None:
-        """Receive first values of an election, block by block; the stream may break anywhere."""
+        """Receive an election's initial values, block by block; the stream may break at any point."""
         generation, election = message
         if generation != self.generation or not self._has_lease():
             return
@@ -323,7 +323,7 @@ class Pserver(Process):
         return self.is_alive
 
     def _serves(self, pserver_generation: int, reply: Reply) -> bool:
-        """Return True if a request may be carried out, otherwise reply with the refusal."""
+        """Return True if a request may be carried out; otherwise reply with the reason for the rejection."""
         if not self._has_lease():
             return False
         if pserver_generation != self.generation:
@@ -395,7 +395,7 @@ class Pserver(Process):
         )
 
     def drain(self) -> None:
-        """SIGTERM: wait a little for a checkpoint of everything that has been pushed until now."""
+        """Handle SIGTERM: wait briefly for a checkpoint of everything that has been pushed until now."""
         if self.life.state is not State.SERVING:
             self.end("it was told to end")
             return
@@ -417,7 +417,7 @@ class Pserver(Process):
 
     def _publish(self, order: OrderNumber, name: str, shard: StoredShard) -> None:
         snapshots = self._blocks().snapshots
-        # Sizes with which a base gets a chain of some increments if there are rows.
+        # File sizes for which a base gets a chain of several increments if there are rows.
         row_bytes = 0 if not self.cluster.shape.has_rows else 300 if shard.after else 3000
         size_bytes = 100 + len(shard.applied) + len(shard.blocks) + row_bytes
         file = WrittenFile(
@@ -471,6 +471,6 @@ class Pserver(Process):
             self._blocks().pull(request.member, request.wanted, reply)
 
     def check(self) -> None:
-        """Assert the invariants of its blocks and rows."""
+        """Assert the invariants of this pserver's blocks and rows."""
         self._blocks().protocol.check()
         self._blocks().require_sound_rows()

@@ -26,7 +26,7 @@ class _WorldClock:
 
 
 class RunRecorder:
-    """The files of one run; they are complete once it is closed.
+    """The files of one run. They are complete once this object is closed.
 
     Args:
         directory: Directory for the files; created if it does not exist.
@@ -40,7 +40,7 @@ class RunRecorder:
         self._files: list[BinaryIO] = []
 
     def recorder(self, process: str, name: str) -> Recorder:
-        """Return a recorder for a process that begins now. Successive processes may have the same name."""
+        """Return a recorder for a process that starts now. Successive processes may have the same name."""
         path = self._directory / f"{len(self._files):04d}-{name}{SUFFIX}"
         file = path.open("wb")
         self._files.append(file)

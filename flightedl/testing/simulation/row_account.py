@@ -1,9 +1,9 @@
-"""Check of rows: which rows must exist, whatever was killed, restored on other pservers and repeated.
+"""Check of which rows must exist, whatever was killed, restored on other pservers or repeated.
 
-Every block has a *history* of the updates that its rows had and the cuts that removed some. The rows follow from the
-history alone, computed in another way than in the product: each id has a *stretch*, the touches since it last ceased to
-exist. The touches that admission requires make it a row, and the others are its updates. So the check finds a row that
-is missing, came back, is too old, or has another number of updates.
+Every block has a *history* of its rows' updates and of the cuts that removed rows. The rows follow from the history
+alone, and are computed in a different way than in the product: each id has a *stretch*, the pushes to it since it last
+ceased to exist. The pushes that admission requires turn it into a row, and the other pushes are its updates. So the
+check finds a row that is missing, reappeared, is too old, or has a wrong number of updates.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rows of a table in the simulated pservers and in files; ``row_account`` checks them.
 
-The product (``domain.tables``) decides which rows exist. Spans keep them as a pserver does: they update, cut and divide
+The product (``domain.tables``) decides which rows exist. Spans keep rows as a pserver does: they update, cut and split
 them, and merge them from a base and its increments.
 
-A batch touches two ids of each block, one of them with gradients of both signs, so that norms fall to zero.
+A batch touches two ids of each block, one of them with gradients of both signs, so that its norm can fall to zero.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Moment(NamedTuple):
 
     #: Version that the update made, or version of the cut.
     version: int
-    #: Highest epoch of all batches so far.
+    #: Highest epoch of all batches applied so far.
     epoch: int
-    #: Rows of the block with lower versions were evicted; see ``ReferenceTable``.
+    #: The block's rows with lower versions were evicted; see ``ReferenceTable``.
     oldest: int
     #: The update's batches, as elements of the block. None for a cut, which removes small rows.
     elements: tuple[int, ...] | None

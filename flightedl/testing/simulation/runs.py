@@ -22,7 +22,7 @@ _STORY_LINES = 60
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A violation that a run has found."""
+    """A violation found by a run."""
 
     seed: int
     problem: str
@@ -156,7 +156,7 @@ def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str, bool]) 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Collect garbage after the runs instead of during them, which would take a sixth of the time."""
+    """Collect garbage after the runs, because collection during the runs would take a sixth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -20,7 +20,7 @@ _STOPPED_SHARE = 0.25
 _EVALUATED_SHARE = 0.25
 _NO_CHECKPOINTS_SHARE = 0.07
 _FAULTY_DATA_SHARE = 0.15
-#: Share of jobs with faulty data in which nothing else fails, so that no other batch may be quarantined.
+#: Share of the jobs with faulty data in which nothing else fails, so that no other batch may be quarantined.
 _FAULTY_DATA_ALONE_SHARE = 0.4
 #: Share of faulty batches that kill the process that reads them.
 _DEADLY_SHARE = 0.4
@@ -42,13 +42,13 @@ class Scenario:
     has_many_tasks: bool
     pserver_count: int
     trainer_count: int
-    #: Usual maximum time to compute a batch; the longer it is, the more trainers meet in a round.
+    #: Usual maximum time to compute a batch; the longer it is, the more trainers contribute to the same round.
     batch_s: float
-    #: Additional masters and pservers, which take over at once from one that dies.
+    #: Additional masters and pservers, which immediately take over from a process that dies.
     standby_masters: int
     spare_pservers: int
     checkpoints: CheckpointSettings
-    #: False if there is no store: the model then starts over when a pserver dies.
+    #: False if there is no store; the model then starts over when a pserver dies.
     keeps_checkpoints: bool
     network: NetworkFaults
     #: Rate of faults: 0 disables them, 1 is normal.
@@ -88,11 +88,11 @@ def drawn(
         confirmations=data.randint(1, 2),
         # If nothing else fails, no piece may time out either, although a round waits for each trainer that dies.
         timeout_floor_s=100.0 if faulty and is_alone else 4.0,
-        # A sum has one weight in a round, even if some of its batches have no gradient for a block.
+        # A sum has a single weight in a round, even if some of its batches have no gradient for a block.
         is_patchy=mode_name != "sync" and data.random() < _PATCHY_SHARE,
     )
     if has_rows:
-        # Blocks that were cut for three pservers are not neighbors on two.
+        # Blocks that were cut for three pservers are not adjacent on two.
         shape = replace(shape, table=_table(Random(f"rows {seed}")), is_patchy=False, cut_for=min(2, pserver_count))  # noqa: S311
     return Scenario(
         shape=shape,
@@ -130,7 +130,7 @@ def drawn(
 
 
 def _table(random: Random) -> TableSpec:
-    """Draw a table with rules for admission and eviction; its limits hold for all buckets of the job."""
+    """Draw a table with rules for admission and eviction. Its limits apply to all buckets of the job."""
     most, versions = BUCKETS * random.randint(1, 3), random.randint(2, 6)
     rules: tuple[Evict | None, ...] = (
         None,

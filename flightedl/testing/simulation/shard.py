@@ -39,7 +39,7 @@ from flightedl.testing.simulation.store import UNCHANGED, StoredShard
 from flightedl.testing.simulation.world import Process, Reply, Violation
 
 _PULL_S = 1.0
-#: The longest time between the copies of two blocks.
+#: Maximum time between the copies of two blocks.
 _COPY_S = 0.03
 
 
@@ -86,7 +86,7 @@ class Shard:
         self._first_rounds: dict[int, int] = {}
         self._newest_view = (0, 0)
         self.snapshots = recorded(recorder, {}, PserverSnapshots)
-        #: Decides when blocks are copied. A separate generator, so that its draws do not change others.
+        #: Decides when blocks are copied. A separate generator, so that its draws do not change other draws.
         self._copying = Random(f"{process.world.seed} {process.name}")  # noqa: S311 - repeatable on purpose
         self._is_copying = False
         #: Numbers of blocks to be copied.
@@ -147,7 +147,7 @@ class Shard:
             span.rows.restore([shard.chain for _, shard in found])
 
     def require_sound_rows(self) -> None:
-        """Raise Violation unless all rows are right."""
+        """Raise Violation unless all rows are correct."""
         for span in self._bucket_spans():
             span.require_sound(self._process.name)
 
@@ -211,7 +211,7 @@ class Shard:
     # snapshots
 
     def take_order(self, order: SnapshotRequest) -> SnapshotReply:
-        """Begin a snapshot if the order is newer than all before. Returns the progress of the newest one."""
+        """Begin a snapshot if the order is newer than all previous orders. Returns the newest one's progress."""
         protocol = self.protocol
         if self.snapshots.take(order, list(protocol.versions().values()), protocol.highest_open_round()):
             protocol.drop_cut(self._cut)
@@ -235,7 +235,7 @@ class Shard:
             self._process.later(_COPY_S * self._copying.random(), self._copy_next)
 
     def _copy_next(self) -> None:
-        """Copy one of the blocks that are due. A push to such a block copies it first."""
+        """Copy one of the blocks that are due. A push to a due block copies it first."""
         self._is_copying = False
         if self._due:
             number = self._copying.choice(sorted(self._due))
@@ -270,7 +270,7 @@ class Shard:
             self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut, command))
 
     def _save(self, cut: int, command: SnapshotRequest) -> None:
-        """Write the file when all blocks are copied."""
+        """Write the file once all blocks are copied."""
         applied = self.protocol.end_cut(cut)
         if applied is None or not self.snapshots.taken(command.order):
             return
@@ -299,7 +299,7 @@ class Shard:
         weight: float,
         step: int,
     ) -> tuple[tuple[int, Outcome, Sequence[int]], ...]:
-        """Apply the rows of a push by a trainer (name, generation, member).
+        """Apply the rows of a push from a trainer (name, generation, member).
 
         Each row is (block, base version, gradient); the gradient of an arrival is empty.
 

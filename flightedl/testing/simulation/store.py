@@ -1,6 +1,6 @@
-"""Model of the store of checkpoints: whole files or none, errors, unknown outcomes, and damaged files.
+"""Model of the checkpoint store: atomic files, errors, unknown outcomes, and damaged files.
 
-The store carries out a request some time later, even if the requester is frozen or dead by then. Nothing fences it.
+The store carries out a request after a while, even if the requester is frozen or dead by then. There is no fencing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class StoredShard:
     values: tuple[tuple[int, ...], ...]
     slots: tuple[int, ...]
     applied: bytes
-    #: (life of the job, election) of the first values that the blocks descend from; None if they have none.
+    #: (life of the job, election) of the initial values that the blocks descend from; None if they have no values.
     model: tuple[int, int] | None = None
     #: History of each block's rows, and the rows of each span. ``chain`` includes the files below an increment.
     histories: tuple[tuple[Moment, ...], ...] = ()
     tables: tuple[StoredTable, ...] = ()
     chain: tuple[tuple[StoredTable, ...], ...] = ()
-    #: Name of the file that this is an increment on; elements that have not changed since then are ``UNCHANGED``.
+    #: Name of the file that this increment builds on. Elements that have not changed since then are ``UNCHANGED``.
     after: str = ""
 
 
@@ -50,7 +50,7 @@ def put_together(chain: Sequence[StoredShard]) -> StoredShard:
 
 
 def whole(files: Mapping[str, Any], name: str) -> StoredShard | None:
-    """Return a file merged with the files that it is an increment on. None if one of them is missing."""
+    """Return a file merged with the files that it builds on, or None if one of these is missing."""
     chain: list[StoredShard] = []
     while name:
         if name not in files:
@@ -105,7 +105,7 @@ class Store(Process):
         self._soon(carry_out)
 
     def read(self, process: Process, name: str, done: Reply, failed: Action) -> None:
-        """Reply with (content, whether the file is damaged), or None if there is no such file."""
+        """Reply with (content, True if the file is damaged), or with None if there is no such file."""
 
         def carry_out() -> None:
             if self._fails():
@@ -145,7 +145,7 @@ class Store(Process):
             self.deleted(name)
 
     def rot(self, name: str, is_torn: bool) -> None:
-        """Damage a file: cut it off, or change some of its bytes."""
+        """Damage a file: truncate it or change some of its bytes."""
         content = self.files[name]
         if name not in self.rotten:
             self._whole[name] = (content, self.sizes[name])
@@ -160,7 +160,7 @@ class Store(Process):
             self.sizes[name] //= 2
 
     def mend(self) -> None:
-        """Restore all damaged files from copies, as a person would."""
+        """Restore all damaged files from copies, as an operator would."""
         for name in self.rotten:
             self.files[name], self.sizes[name] = self._whole[name]
         self.rotten.clear()

@@ -1,4 +1,4 @@
-"""A simulated master's work in the store, one operation after the other: manifests, and deleting old files."""
+"""A simulated master's work in the store, one operation at a time: writing manifests and deleting old files."""
 
 from __future__ import annotations
 

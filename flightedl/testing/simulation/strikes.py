@@ -23,16 +23,16 @@ _LOST_WRITES = 30
 
 
 class Strikes:
-    """Injects faults by their weights; on average ``fault_scale`` faults in two seconds."""
+    """Injects faults according to their weights; on average ``fault_scale`` faults every two seconds."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._world = cluster.world
-        #: For events in programs. A separate generator, so that its draws do not change other faults.
+        #: Generator for events in programs. It is separate, so that its draws do not change other faults.
         self._programs = Random(f"programs {cluster.world.seed}")  # noqa: S311 - repeatable on purpose
 
     def plan_fates(self) -> None:
-        """Plan events that are not faults: files join the dataset, and the job may be stopped early."""
+        """Plan events other than faults: files join the dataset, and the job may be stopped early."""
         cluster, fates = self._cluster, self._cluster.fates
 
         def join() -> None:
@@ -185,7 +185,7 @@ class Strikes:
         self._world.after(self._world.random.choice((0.3, 1.0, 3.0, 6.0)), mended)
 
     def _steal(self) -> None:
-        """Delete a key as a person would. Its owner continues and notices some time later."""
+        """Delete a key as an operator would. The key's owner continues and notices some time later."""
         keys = sorted(key for key in self._cluster.etcd.keys if not key.startswith(STATE))
         if not keys or self._cluster.etcd.is_down:
             return
@@ -246,7 +246,7 @@ class Strikes:
         """Restore etcd from an older backup as another cluster, or let it lose its last writes in a power failure."""
         cluster, etcd, random = self._cluster, self._cluster.etcd, self._world.random
         has_lost_writes = random.random() < 0.5
-        # A process that looks late may find etcd at a later revision than before; there is no promise to notice that.
+        # By the time a process looks, etcd may have passed the revision seen before. Detection is not guaranteed then.
         may_miss_it = self._world.is_parted or any(process.is_frozen for process in cluster.processes)
         if etcd.is_down or etcd.is_frozen or len(etcd.history) < _LOST_WRITES or (has_lost_writes and may_miss_it):
             return
@@ -256,14 +256,14 @@ class Strikes:
         self._world.fault("etcd went back")
         self._world.note("etcd loses its last {} writes", writes_ago)
         cluster.rewinds += 1
-        # There is no promise to notice it by a manifest that cannot be read.
+        # Detection is not guaranteed if the manifest cannot be read.
         cluster.store.mend()
         etcd.restore(etcd.history[-writes_ago], etcd.cluster_number if has_lost_writes else cluster.next_etcd())
 
     def _names_deleted_key(self, keys: Mapping[str, Key]) -> bool:
-        """True if a backup was made between a checkpoint's order and its pointer, and the checkpoint before is deleted.
+        """True if a backup was made between a checkpoint's order and its pointer, and the previous one is deleted.
 
-        Such a backup does not look older than the newest checkpoint, and no pserver finds the one that it names.
+        Such a backup does not look older than the newest checkpoint, and no pserver finds the checkpoint that it names.
         """
         pointer, files = pointer_in(keys), self._cluster.store.files
         latest = None if pointer is None else latest_of(pointer)
@@ -303,7 +303,7 @@ class Strikes:
         random, pointer = self._world.random, self._cluster.pointer()
         names = sorted(self._cluster.store.files)[-6:]
         if pointer is not None and random.random() < 0.5:
-            # The files that are loaded next.
+            # The files that will be loaded next.
             names = [name for name in sorted(self._cluster.store.files) if number_of(name) == pointer] or names
         if names:
             name = random.choice(names)

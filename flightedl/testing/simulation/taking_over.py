@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TakingOver:
-    """The steps until a master leads with a core, or ends."""
+    """The steps until a master leads with a core or ends."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
@@ -98,7 +98,7 @@ class TakingOver:
                     if found is not None:
                         return number, Manifest.decode(found[0]).etcd
         except NoAnswerError:
-            # There is no promise to notice an older etcd while the store cannot be read.
+            # An older etcd is not guaranteed to be detected while the store cannot be read.
             if self._etcd.has_gone_back:
                 raise
         return 0, None
@@ -142,7 +142,7 @@ class TakingOver:
             self._master.lead(core, found)
 
     def _begin_from_store(self) -> Steps:
-        """Begin in a new etcd, from the newest checkpoint if there is one."""
+        """Begin in a new etcd, from the newest checkpoint if any."""
         shape, count, generation = self._cluster.shape, self._cluster.pserver_count, self._master.generation
         sizes: dict[str, int] = yield self._list()
         rejected: list[int] = []
@@ -176,7 +176,7 @@ class TakingOver:
 
 
 def _next_number(stored: Found) -> int | None:
-    """Return the number of the next checkpoint according to the stored state, or None without stored state."""
+    """Return the number of the next checkpoint according to the stored state, or None if no state is stored."""
     if "checkpoints" in stored:
         return decode_pointer(stored["checkpoints"][0]).next_number
     return 1 if stored else None

@@ -1,6 +1,6 @@
 """A trainer of the simulated cluster: the product's trainer cores, driven by a model of a user's program.
 
-``domain.trainer`` makes the decisions; this module has the registration, the calls to servers, and time. The program
+``domain.trainer`` makes the decisions; this module models the registration, the calls to servers, and time. The program
 may leave its loop and begin another, raise and end, or ignore an error and continue. The process may be frozen, or lose
 its registration and come back under the same name with a new generation.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LEASE_TTL_S = 2.0
 _CALL_S = 2.0
 _JOIN_AGAIN_S = 0.1
-#: Time that a loop waits for its last reports when it is left.
+#: Time for which a loop that is left waits for its last reports.
 _CLOSE_S = 4.0
 
 
@@ -48,7 +48,7 @@ class Trainer(Process):
         self.cluster = cluster
         self.fault_scale = cluster.fault_scale
         self.recorder = cluster.recorder("trainer", name)
-        #: A separate generator, so that its draws do not change others.
+        #: A separate generator, so that its draws do not change other draws.
         self.own = Random(f"{cluster.world.seed} {name} {cluster.world.events}")  # noqa: S311 - repeatable on purpose
         self._cover_s = cluster.cover_s()
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
@@ -56,22 +56,22 @@ class Trainer(Process):
         self.membership = recorded(self.recorder, {"trainer": name}, TrainerMembership)
         mode, count = cluster.shape.mode, cluster.pserver_count
         self.membership.has_model(mode)
-        #: Buckets of each pserver in this job. Another start of the job may have other numbers.
+        #: Number of buckets of each pserver in this job. Another start of the job may have different numbers.
         self.buckets = [cluster.shape.buckets(count, index) for index in range(count)]
         shards = [cluster.shape.shard(count, index) for index in range(count)]
         self.steps = recorded(self.recorder, {"trainer": name}, Steps, shards, mode, self.buckets)
         self.job_end = recorded(self.recorder, {}, JobEnd)
-        #: True if the values that it pulls now are the result of the job.
+        #: True if the values that this process pulls now are the job's result.
         self.reads_result = False
-        #: Time after which its program gives up on a pserver that does not answer.
+        #: Time after which the program gives up on a pserver that does not answer.
         self.give_up_s = self.own.choice((math.inf, 0.1, 0.1, 2.0))
         self.worker = Worker(self)
         #: The loop's body with the current batch.
         self.body: Body | None = None
-        #: Election of the first values of the model that it trains.
+        #: Election of the initial values of the model that this process trains.
         self._elected: FollowedElection | None = None
         self.loop: Loop | None = None
-        #: Loops that were left and still have something to report.
+        #: Loops that have been left but still have something to report.
         self._left: list[Loop] = []
         self._evaluating: Evaluating | None = None
         self._when_over: Action = lambda: None
@@ -85,7 +85,7 @@ class Trainer(Process):
         self.cluster.ended(self)
 
     def describe(self) -> str:
-        """Return a description of its state for people."""
+        """Return a readable description of this trainer's state."""
         feed = None if self.loop is None else self.loop.feed
         if feed is None:
             return f"{self.name} has no loop"
@@ -95,7 +95,7 @@ class Trainer(Process):
 
     # registration
     def _register(self, then: Action, failed: Callable[[Exception], None]) -> None:
-        """Register if necessary, again if the lease was lost."""
+        """Register if necessary; register again if the lease was lost."""
         if self.generation and self.lease.is_held():
             then()
             return
@@ -105,7 +105,7 @@ class Trainer(Process):
         self._is_claiming = True
         key, etcd = f"trainers/{self.name}", self.cluster.etcd
         lease = etcd.grant(self, LEASE_TTL_S) if self.generation else self.lease
-        # Identifies this registration; the one before may still have the key.
+        # Identifies this registration; the previous registration may still hold the key.
         claim = object()
 
         def answered(result: Any) -> None:
@@ -131,7 +131,7 @@ class Trainer(Process):
         self.world.call(self, etcd, etcd.transact, transaction, answered, refused)
 
     def lose_registration(self) -> None:
-        """Notice that the lease is lost, without consequences for the work yet."""
+        """Detect that the lease is lost. This does not affect the work yet."""
         self.lease.is_lost = True
         if not self.cluster.etcd.is_down and not self.cluster.etcd.is_frozen:
             self.cluster.etcd.revoke(self.lease)
@@ -139,7 +139,7 @@ class Trainer(Process):
     # the model
 
     def _await_model(self) -> None:
-        """Wait until the model is declared, then take part in the election of its first values."""
+        """Wait until the model is declared, then take part in the election of its initial values."""
         if DECLARATION in self.cluster.etcd.keys:
             FirstValues(self, self._begin).go_on()
         else:
@@ -147,13 +147,13 @@ class Trainer(Process):
             self.later(0.3, self._await_model)
 
     def _begin(self, elected: Elected) -> None:
-        """Begin to train once the model has its first values."""
+        """Begin training once the model has its initial values."""
         self._elected = recorded(self.recorder, {}, FollowedElection, elected)
         self.worker.run(self.steps.refresh(self.membership.member), self._begin_loop)
 
     @property
     def life(self) -> int:
-        """Life of the model that it trains."""
+        """Life of the model that this process trains."""
         return 0 if self._elected is None else self._elected.life
 
     def require_same_model(self) -> None:
@@ -201,11 +201,11 @@ class Trainer(Process):
         self._register(lambda: self.later(0.0, send), lambda error: self.later(0.0, lambda: answered(error)))
 
     def ask_for_end(self, answered: Callable[[TasksReply | Exception], None]) -> None:
-        """Ask how far the job is, without reports or a request for work."""
+        """Request the job's progress, without sending reports or requesting work."""
         self.ask_master(Ask(Reports(), (), 0, 0.0, 0), answered)
 
     def ask_to_join(self, attempt: int, answered: Callable[[JoinReply], None]) -> None:
-        """Ask to join until there is an answer."""
+        """Repeat the request to join until it is answered."""
 
         def again(_: Any = None) -> None:
             self.later(_JOIN_AGAIN_S, lambda: self.ask_to_join(attempt, answered))
@@ -232,7 +232,7 @@ class Trainer(Process):
     # batches
 
     def open_batch(self, batch: Batch, opened: Action, denied: Action) -> None:
-        """Open a batch: become a member and get values as recent as a member needs."""
+        """Open a batch: become a member and get values that are as recent as a member needs."""
         again = lambda: self.open_batch(batch, opened, denied)  # noqa: E731
         begun = self.membership.begin_batch(batch.epoch)
         if begun is not None:
@@ -298,7 +298,7 @@ class Trainer(Process):
             self.world.call(self, address.value, address.value.declare_evaluation, (name, self.life), replied, again)
 
     def feed_over(self, loop: Loop) -> None:
-        """Note that a loop's feed has sent all its reports."""
+        """Record that a loop's feed has sent all its reports."""
         if loop in self._left:
             self._left.remove(loop)
             self.later(0.0, self._when_over)
@@ -330,7 +330,7 @@ class Trainer(Process):
         self._close(loop, 2.0 * self.own.random(), then)
 
     def drain(self) -> None:
-        """SIGTERM: the program leaves its loop or evaluation and returns its tasks."""
+        """Handle SIGTERM: the program leaves its loop or evaluation and returns its tasks."""
         if self._evaluating is None:
             self.leave_loop(is_begun_again=False, raises=False)
         else:
@@ -363,6 +363,6 @@ class Trainer(Process):
         self._begin_loop()
 
     def swallow_error(self) -> None:
-        """Let the call that the loop's body waits for fail, with an error that the program ignores."""
+        """Make the call that the loop body waits for fail with an error that the program ignores."""
         if self.body is not None:
             self.body.fail(UnavailableError("gave up"))

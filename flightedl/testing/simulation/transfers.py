@@ -51,7 +51,7 @@ class Travel:
         self._open = {index for index, call in enumerate(transfer.calls) if call is not None}
         self._is_given_up = False
         self._error: BaseException | None = None
-        #: Pserver -> time since when it has not answered.
+        #: Pserver -> time since which it has not answered.
         self._trouble_since: dict[int, float] = {}
 
     def begin(self) -> None:
@@ -65,7 +65,7 @@ class Travel:
         self._is_given_up = True
 
     def _ask(self, index: int, call: core.Call) -> None:
-        """Call the process that holds the index now, once."""
+        """Call the process that now holds the index, once."""
         trainer = self._trainer
         if self._is_given_up:
             return
@@ -83,7 +83,7 @@ class Travel:
             self._call(index, call, key)
 
     def _look_at_end(self, index: int, call: core.Call, key: Any) -> None:
-        """Call this process only if the master confirms that it has everything."""
+        """Call this process only if the master confirms that the process has everything."""
 
         def handle_answers(reply: TasksReply | Exception) -> None:
             try:
@@ -143,7 +143,7 @@ class Travel:
         )
 
     def _answers(self, pserver: Any, call: core.Call, reply: Any) -> list[core.Answer]:
-        """Return a reply's answers in the form that the core takes."""
+        """Return a reply's answers in the form that the core expects."""
         kind, *rows = reply
         if kind == "pushed":
             assert self._transfer.batch is not None, "a batch is pushed"

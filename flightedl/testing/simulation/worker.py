@@ -28,13 +28,13 @@ class Worker:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        #: A new object for each effect; answers to earlier effects are ignored.
+        #: Identity of the current effect; answers to earlier effects are ignored.
         self._awaited: object = None
         self._over: tuple[Action, Failed]
         self._travel: Travel | None = None
         #: Block -> its gradient in the current push.
         self._gradients: Mapping[int, Gradient] = {}
-        #: Block -> the current sum of weighted gradients; and the sum's identity.
+        #: Block -> the current sum of weighted gradients; also the sum's identity.
         self._sum: dict[int, dict[int, Fraction | int]] = {}
         self._sum_identity = -1
         #: id of a task that is read -> the task, and (block, element) -> the batch's share in the first asynchronous
@@ -55,7 +55,7 @@ class Worker:
         failed: Failed | None = None,
         gradients: Mapping[int, Gradient] = MappingProxyType({}),
     ) -> None:
-        """Begin an operation and drop the one before.
+        """Begin an operation and drop the previous one.
 
         Args:
             step: The core's first step of the operation.
@@ -69,14 +69,14 @@ class Worker:
         self._go_on(step)
 
     def drop(self) -> None:
-        """Drop the current operation, which nothing waits for any more."""
+        """Drop the current operation, because nothing waits for it any more."""
         self._awaited = None
         self._trainer.steps.drop()
         self._leave_travel()
         self._changed.clear()
 
     def abandon_batch(self) -> None:
-        """Forget the batches of a loop that was left."""
+        """Forget the batches of a loop that has been left."""
         self.end(self._trainer.steps.abandon_batch())
         self._changed.clear()
 
@@ -92,7 +92,7 @@ class Worker:
         return happened
 
     def fail(self, error: Exception) -> None:
-        """Let the current operation fail with this error."""
+        """Make the current operation fail with this error."""
         if self._awaited is not None:
             self._leave_travel()
             self._go_on(self._trainer.steps.failed(error))
@@ -103,7 +103,7 @@ class Worker:
         return changed
 
     def end(self, done: Done) -> None:
-        """Take note of the end of an operation, which may have failed."""
+        """Record the end of an operation, which may have failed."""
         self._changed += done.batches
         if done.is_member_lost:
             self._trainer.membership.lost()
@@ -129,7 +129,7 @@ class Worker:
         self._require_shares(prepared)
 
     def _require_shares(self, prepared: PrepareSum) -> None:
-        """Check the shares in a sum: by record count, or as in the first sum that contained the batch."""
+        """Check the shares in a sum: they follow the record counts, or the first sum that contained the batch."""
         steps, shape, batch = self._trainer.steps, self._trainer.cluster.shape, prepared.batch
         keeps_shares = isinstance(steps.mode, Async) and steps.mode.reduce == "mean"
         loop = self._trainer.loop

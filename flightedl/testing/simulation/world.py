@@ -1,10 +1,10 @@
 """Time, the network and the processes of a simulated cluster: one heap of events, from one seed.
 
-* Only events of the heap happen; ties are broken by the order of insertion. So a seed determines the run.
+* Only events in the heap happen; ties are broken by order of insertion. So a seed determines the run.
 * A *process* is alive, frozen or dead. Messages, replies and timers of a frozen process wait. It gets them in order
   when it wakes, and continues as if nothing had happened, as a zombie does. A dead process gets nothing.
-* A *call* is a request and a reply. Either may be lost, duplicated, late, or cut off by a partition; the caller then
-  gets nothing until its time limit. A dead server refuses at once, as a closed port does.
+* A *call* is a request and a reply. Either may be lost, duplicated, late, or blocked by a partition; the caller then
+  gets nothing until its time limit. A dead server refuses a call at once, as a closed port does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NoAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
-    """Probabilities of faults of a message, while faults are on."""
+    """Probabilities of a message's faults, while faults are enabled."""
 
     drop: float
     duplicate: float
@@ -55,12 +55,12 @@ class Process:
         self.name = name
         self.is_alive = True
         self.is_frozen = False
-        #: Its view of etcd's keys, which lags.
+        #: The process's view of etcd's keys, which lags behind.
         self.directory: dict[str, Any] = {}
         #: Revision of the view.
         self.directory_revision = 0
         self._inbox: deque[Action] = deque()
-        #: The last state of etcd that it has seen, and the job's life at that time. None before its first request.
+        #: The last state of etcd that the process has seen, and the job's life then. None before the first request.
         self.witness = Witness()
         self.etcd_life: int | None = None
 
@@ -110,13 +110,13 @@ class Process:
         self.is_frozen = True
 
     def wake(self) -> None:
-        """SIGCONT: deliver everything that has arrived since the freeze."""
+        """Handle SIGCONT: deliver everything that has arrived since the freeze."""
         self.is_frozen = False
         while self._inbox and self.is_alive and not self.is_frozen:
             self._inbox.popleft()()
 
     def die(self) -> None:
-        """End by kill -9 or by an exit."""
+        """End the process, by SIGKILL or an exit."""
         self.is_alive = False
         self._inbox.clear()
 
@@ -172,11 +172,11 @@ class World:
         self._heap: list[tuple[float, int, Action]] = []
         self._made = 0
         self._notes: deque[tuple[float, str, tuple[Any, ...]]] = deque(maxlen=80)
-        #: Kind of fault -> number of faults so far.
+        #: Kind of fault -> number of such faults so far.
         self.faults: Counter[str] = Counter()
         self.are_faults_on = True
         self.network = NetworkFaults(0.0, 0.0, 0.0, 0.0)
-        #: Pairs of names that cannot reach each other. The pair of a name and "" cuts it off from all.
+        #: Pairs of names that cannot reach each other. A pair of a name and "" isolates the process from all others.
         self._cuts: set[frozenset[str]] = set()
 
     # time
@@ -186,7 +186,7 @@ class World:
         heapq.heappush(self._heap, (self.now + delay_s, self._made, action))
 
     def step(self) -> bool:
-        """Run the next event; False if there is none."""
+        """Run the next event. Return False if there is none."""
         if not self._heap:
             return False
         self.now, _, action = heapq.heappop(self._heap)
@@ -197,7 +197,7 @@ class World:
     # for people
 
     def note(self, text: str, *values: Any) -> None:
-        """Note an event, which is shown if this run finds a violation."""
+        """Record an event, to be shown if this run finds a violation."""
         self._notes.append((self.now, text, values))
 
     def story(self) -> Iterable[str]:
@@ -209,7 +209,7 @@ class World:
     # network
 
     def is_connected(self, one: Process, other: Process) -> bool:
-        """True if messages pass between two processes now."""
+        """True if two processes can currently exchange messages."""
         if not self._cuts:
             return True
         return not any(len(cut) == len(cut & {one.name, other.name, ""}) for cut in self._cuts)
