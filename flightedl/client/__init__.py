@@ -1,11 +1,11 @@
 """A trainer's side of a job: the session that a script gets from ``fe.connect()``, its data and its parameters.
 
-* ``session``: ``connect`` and :class:`~flightedl.client.session.Job`, the script's interface
+* ``session``: the script's interface, ``connect`` and :class:`~flightedl.client.session.Job`
 * ``process``: the parts of a trainer process, opened and closed in order
 * ``data``, ``model``, ``tables``: the job's data, dense parameters, and embedding tables
 * ``registration``: the trainer's lease in etcd
 * ``participation``: membership in the view, and the current batch
-* ``connections``: calls to master and pservers, through their restarts
+* ``connections``: calls to master and pservers, retried when these restart
 * ``arguments``: validation of the script's arguments
 * ``waiting``: messages to the user about long waits
 * ``probe``: the time that the loop spends in each activity

@@ -1,4 +1,4 @@
-"""Calls to the master and the pservers, through their restarts.
+"""Calls to the master and the pservers, which are retried when these restart.
 
 Each call carries the generation of the server that it is intended for. When a server is replaced, its new address and
 generation come from the directory (a watch on etcd), and calls go to the new process. A call in flight to the old
@@ -24,7 +24,7 @@ from flightedl.rpc.identity import ServerIdentity
 
 Result = TypeVar("Result")
 
-#: Longest time that a single call may block the user's thread, so that Ctrl-C works.
+#: Maximum seconds for which a single call may block the user's thread, so that Ctrl-C works.
 SLICE_S = 4.0
 
 
@@ -86,7 +86,7 @@ class Servers:
         if self._election is None:
             return
         key, followed = self._election
-        # Read the revision before the key: the next call sees any change in between.
+        # Read the revision before the key, so that the next call sees any change in between.
         revision = directory.revision
         now = directory.entry(key)
         followed.require_same(None if now is None else now.create_revision, revision)

@@ -85,7 +85,7 @@ class Participation:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the newest batch; higher than all epochs when all are done."""
+        """Epoch of the newest batch; higher than any epoch when all epochs are done."""
         return self.membership.epoch
 
     @property

@@ -19,7 +19,7 @@ from flightedl.client.waiting import Conversation
 
 #: Activities of the loop. "data": waiting for the next batch or for membership. "script": running the user's code.
 DATA, SCRIPT = "data", "script"
-#: Activities with the parameter servers, and phases of a conversation with one of them.
+#: Activities with the parameter servers, and phases of a conversation with one parameter server.
 PUSH, WAIT, PULL = "push", "wait", "pull"
 
 

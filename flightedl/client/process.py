@@ -155,7 +155,7 @@ class TrainerProcess:
         return RequestStream("tasks", self.clock)
 
     def task_feed(self, fetch: Fetch, requests: RequestStream, evaluation: str = "") -> TaskFeed:
-        """Return a feed of tasks of the training data, or of an evaluation."""
+        """Return a feed of the training data's or an evaluation's tasks."""
         feed = recorded(self.recorder, {"trainer": self.trainer, "evaluation": evaluation}, Feed, self._cover_s)
         return TaskFeed(fetch, requests.close_idle, self.clock, feed=feed)
 

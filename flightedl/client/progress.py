@@ -43,7 +43,7 @@ _SIGN_OF_LIFE_S = 5.0
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the trainer's process started. Only the user's thread counts batches, which needs no lock."""
+    """Counts since the trainer's process started. Only the user's thread counts batches, so no lock is needed."""
 
     batches: int = 0
     idle_batches: int = 0
@@ -91,7 +91,7 @@ class ProgressReporter:
         #: The totals that were reported to the master.
         self._sent = Totals()
         self._lock = threading.Lock()
-        #: Name -> sum of value times weight, sum of weights, since the last message. Guarded by the lock.
+        #: Name -> weighted sum and sum of weights since the last message. Guarded by the lock.
         self._metrics: dict[str, tuple[float, float]] = {}
         self._waiting_for = ""
         self._sent_waiting_for = ""
@@ -119,7 +119,7 @@ class ProgressReporter:
             self._totals.skipped_records += records
 
     def metrics(self, values: Mapping[str, SupportsFloat], weight: float, epoch: int | None = None) -> None:
-        """Add metrics of a batch with this weight and this epoch (from 0); None if they belong to no batch.
+        """Add metrics with the weight and epoch (from 0) of their batch; None if they belong to no batch.
 
         Raises:
             UsageError: there are too many different names.

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 class Registration:
     """Keeps ``trainers/<id>`` alive, and creates it again after it was lost. Thread-safe.
 
-    ``name`` is the launcher's name for the trainer, for people.
+    ``name`` is the launcher's name for the trainer, shown to people.
     """
 
     def __init__(self, coordinator: Coordinator, clock: Clock, keys: JobKeys, ttl_s: float, name: str = "") -> None:

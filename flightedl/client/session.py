@@ -469,7 +469,7 @@ class Job:
         return self._data.evaluate(name, declaration, measure, decode)
 
     def log(self, **metrics: SupportsFloat) -> None:
-        """Report metrics of the current batch; ``status`` and the progress bar show their mean over records.
+        """Report metrics of the current batch; ``status`` and the progress bar show their means over records.
 
         With an output directory, they are also written to files there; see ``curves.files``.
         """

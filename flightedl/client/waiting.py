@@ -75,7 +75,7 @@ class Waiting:
         self._lock = threading.Lock()
 
     def since(self, began: float) -> Waiting:
-        """Set when the wait began, and return it, because the first attempt was made without a wait."""
+        """Set the time when this wait began, because the first attempt was made without a wait. Returns the wait."""
         self._start = self._trouble_since = began
         return self
 
@@ -164,7 +164,7 @@ class Conversation:
         self._since = 0.0
         #: The pserver's name, for people.
         self.whom = f"pserver {index}"
-        #: Phase of the conversation, see ``probe``; empty between conversations.
+        #: Phase of the conversation (see ``probe``); empty between conversations.
         self.phase = ""
         #: Seconds of each phase of the newest conversation.
         self.seconds: dict[str, float] = {}

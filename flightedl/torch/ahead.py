@@ -78,7 +78,7 @@ class PrefetchDetector:
         self._thread = threading.get_ident()
         #: Description of the caller's mistake; empty if none was found.
         self._wrong = ""
-        #: The batch before the current one and its tensors, if that batch had no step.
+        #: The previous batch and its tensors, if there was no step for that batch.
         self._left_out = ""
         self._tensors: list[weakref.ref[torch.Tensor]] = []
 

@@ -1,4 +1,4 @@
-"""Declared tensors of a module: its parameters, and the buffers that training changes, by name.
+"""A module's declared tensors by name: its parameters, and the buffers that training changes.
 
 * Names are those in the original module, without the prefixes that wrappers (``torch.compile``,
   ``DistributedDataParallel``) add. A shared parameter is declared under the first of its names.

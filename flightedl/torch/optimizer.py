@@ -18,7 +18,7 @@ parameters and to buffers.
 * Requesting the next batch fails if gradients of the current batch were computed but not pushed, because the batch
   would count as done without them.
 
-Not guaranteed: writes through ``.data`` may go unnoticed; the next values overwrite them.
+Writes through ``.data`` may go unnoticed; the next values overwrite them.
 """
 
 from __future__ import annotations

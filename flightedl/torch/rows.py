@@ -94,9 +94,9 @@ class OnTable(nn.Module):
         self.scale_grad_by_freq = scale_grad_by_freq
         self.rows = nn.Parameter(torch.empty(0, table.dim))
         self._in_use: list[InUse] = []
-        #: The batch that ``_in_use`` belongs to.
+        #: The batch to which ``_in_use`` belongs.
         self._batch: object = None
-        #: None unless an optimizer has this module.
+        #: None unless an optimizer contains this module.
         self.listener: RowListener | None = None
         leave_uncompiled(type(self))
 

@@ -9,7 +9,7 @@
 * ``ranks``, ``start_name``, ``attendance``: this process's rank, the name of its group's start, and its attendance
 * ``numbered_dataset``: batches by number
 * ``evaluation``: this trainer's part of ``job.evaluate``
-* ``snapshots``: files of Delta and Iceberg tables
+* ``snapshots``: lists of the files of Delta and Iceberg tables
 
 The feed receives a task, ``read_ahead`` reads its batches and puts them into the queue, and the loop hands them out and
 reports the task when all of them are done.

@@ -40,7 +40,7 @@ _WATCHED_S = 2.0
 #: Minimum time to live of a rank's lease, because a script that loads a model may block other threads for seconds.
 #: A long lease delays nothing, because a group's next start ends the previous one without waiting for leases.
 _LEASE_S = 30.0
-#: Number of report intervals without a reply after which a rank asks the master before it takes a round.
+#: After this many report intervals without a reply, a rank asks the master before it takes a round.
 _UNCONFIRMED_PART = 4
 _CONFIRM_S = 0.5
 #: Time limit for the last report of a rank whose script has raised an exception.
@@ -208,7 +208,7 @@ class GroupAttendance:
     # leaving
 
     def finish(self) -> None:
-        """Note that this rank has seen the end of the data."""
+        """Note that this rank has reached the end of the data."""
         self._has_finished = True
 
     def leave(self, error: BaseException | None) -> None:

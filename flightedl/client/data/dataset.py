@@ -118,7 +118,7 @@ class Dataset:
         self._require_lease = require_lease
         #: True if the script acknowledges batches with ``done``.
         self.explicit_done = explicit_done
-        #: State of the current loop if ``explicit_done``.
+        #: State of the current loop; used only with ``explicit_done``.
         self._acknowledged: AcknowledgedLoop | None = None
         self._is_finished = False
         #: The current loop. Only the script holds a strong reference: when the script leaves the loop, by ``break`` or
@@ -225,7 +225,7 @@ class Dataset:
         self._end_growth()
 
     def prefetching(self, columns: Mapping[Table, Column]) -> Self:
-        """Fetch the rows of the next batch with each step, if that batch has been read by then.
+        """Let each step also fetch the next batch's rows, if that batch has been read by then.
 
         A lookup of exactly these ids then costs no round trip. In synchronous mode it returns the same rows as without
         prefetching; in other modes it returns the rows as they were right after that step.
@@ -354,7 +354,7 @@ class Dataset:
                     step = loop.next_step()
 
     def _kept(self, item: Item) -> readings.Item:
-        """Keep the records of an item for as long as its batch may be handed out."""
+        """Keep an item's records for as long as its batch may be handed out."""
         read, records = item
         if not isinstance(read, ReadBatch):
             return read

@@ -1,4 +1,4 @@
-"""This trainer's part of an evaluation: fetch tasks, measure their batches with the user's function, report sums.
+"""This trainer's part of an evaluation: fetches tasks, measures batches with the user's function, and reports sums.
 
 One thread reads and measures while the feed fetches the next task. The master adds up the trainers' sums.
 """
@@ -31,7 +31,7 @@ def run(
     waiting: Waiting,
     advanced: Callable[[], None],
 ) -> None:
-    """Measure tasks until the trainers have done all of them. Call ``advanced`` after each batch.
+    """Measure tasks until the trainers have measured all tasks. Call ``advanced`` after each batch.
 
     Raises:
         Exception: ``measure`` raised it; the task is reported as failed at that batch.

@@ -1,4 +1,4 @@
-"""Data of a group: ``for batch in data`` gives every rank one batch in each round, or ends on all ranks.
+"""Data of a group: in each round, ``for batch in data`` yields one batch on every rank, or ends on all ranks.
 
 ``domain.groups.plan`` decides which records a rank gets. Every rank computes the same plan without asking another rank.
 A reader thread follows the plan a few rounds ahead. A second plan, whose position ``state_dict`` returns, follows the
@@ -55,14 +55,14 @@ class Attendance(Protocol):
         """Return this rank's round without the excluded records."""
 
     def take(self, at: int, step: Round) -> None:
-        """Note that this rank starts a round. ``at`` records of all epochs were handed out before it.
+        """Note that this rank starts a round; ``at`` is the number of records handed out before it in all epochs.
 
         Raises:
             FencedError: this start of the group is over.
         """
 
     def finish(self) -> None:
-        """Note that this rank has seen the end of the data."""
+        """Note that this rank has reached the end of the data."""
 
 
 class GroupDataset:

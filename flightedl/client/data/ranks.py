@@ -1,4 +1,4 @@
-"""Rank of this process among those that share the data, and the number of ranks."""
+"""Rank of this process among the processes that share the data, and the number of ranks."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import ReadBatch, ReadFailure, TaskEnd
 
-#: Batches of a task that are read before the task is assigned.
+#: Number of a task's batches that are read before the task is assigned.
 _EARLY_BATCHES = 5
 
 #: A read batch with its records, or another event without records.
@@ -43,7 +43,7 @@ class ReadAhead:
         self._read = read
         self._transforming = transforming
         self._place = place
-        #: Items in the order of reading, then None.
+        #: Queue of items in reading order, followed by None.
         self.queue: ReadQueue[Item | None] = ReadQueue(limit_bytes)
         self.stopping = threading.Event()
         #: Error that ended reading; None at the end of the data.

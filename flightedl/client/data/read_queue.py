@@ -1,4 +1,4 @@
-"""Queue of batches between the reader's thread and the user's.
+"""Queue of batches between the reader's thread and the user's thread.
 
 The queue is bounded by the memory that its batches keep in use. Batches cut from one chunk share that chunk's memory,
 which is counted once. So all batches of a chunk may wait while the reader reads the next chunk, whatever its size.
@@ -127,7 +127,7 @@ class KeptBytes:
         self._last: pa.RecordBatch | None = None
 
     def of(self, batch: pa.RecordBatch) -> tuple[int, int]:
-        """Return ``new_bytes`` and ``own_bytes`` of the next batch, see ``ReadQueue.put``."""
+        """Return ``new_bytes`` and ``own_bytes`` of the next batch; see ``ReadQueue.put``."""
         last, self._last = self._last, batch
         is_shared = last is not None and (place := _place(batch)) is not None and place == _place(last)
         return 0 if is_shared else batch.get_total_buffer_size(), _BATCH_BYTES

@@ -1,7 +1,7 @@
 """Reads tasks: all batches of a task, or its first batches before it is assigned. Also locates errors.
 
-The master decides the order of records, because it depends on the epoch: this trainer's own declaration may name a seed
-that takes effect in a later epoch.
+The master decides the order of records, because this trainer's own declaration may name a seed that takes effect only
+in a later epoch.
 
 The master promises tasks of the next epoch before it assigns them, and the trainer reads promised tasks early. The
 script receives no batch of a task before the task is assigned, so early reading affects nothing but time. A task that
@@ -63,7 +63,7 @@ def report_skipped(counts: ReadCounts, report: Callable[[int], None]) -> None:
 
 
 class EarlyReads:
-    """The early reads of one reader. Not thread-safe.
+    """One reader's promised tasks and their early reads. Not thread-safe.
 
     Args:
         read: Reads a task.

@@ -80,7 +80,7 @@ def _of_jax() -> _JaxStore | None:
 
 
 def _of_agent() -> _TorchStore | None:
-    """Return the store of torchrun's agent. It outlives a start, so keys have the restart count as a prefix."""
+    """Return the store of torchrun's agent. The store outlives a start, so keys have the restart count as a prefix."""
     names = os.environ  # noqa: TID251 - torchrun sets them
     if names.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or "MASTER_PORT" not in names:
         return None

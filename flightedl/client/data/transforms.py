@@ -31,7 +31,7 @@ Transform = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table]
 
 #: Maximum number of batches that a reader holds.
 UNDER_WAY = 2
-#: Size of the text, size of the batch or 0, and True if its memory is new.
+#: Size of the text, size of the batch or 0, and True if the batch's memory is new.
 _HEAD = struct.Struct("<IQ?")
 _LEAST_BYTES = 1 << 20
 _SCRIPT = "__flightedl_reader__"
@@ -58,7 +58,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
     #: Script that defines the function; empty if a module defines it.
     file: str
     path: list[str]
-    #: None if the function itself is the transform.
+    #: None if the named function is itself the transform.
     form: ElementForm | None = None
 
     @classmethod
@@ -114,7 +114,7 @@ def mark_reader() -> None:
 
 
 def require_no_reader() -> None:
-    """Raise UsageError in a reader. It has run a script that joins the job at its top level."""
+    """Raise UsageError in a reader, because its script joins the job at the top level."""
     if _ThisProcess.is_reader:
         raise UsageError(
             "the script that has transform= joins the job when a reader runs it: "

@@ -5,11 +5,11 @@
 * ``election``: driver that elects the trainer whose values become the initial values
 * ``parameters``: the mapping of arrays that the user reads, and whose methods push and pull
 * ``step_plan``: gradients' checks and their layout in messages
-* ``kept``: sums of several batches' gradients, and rounding errors of 16-bit gradients
+* ``kept``: sums of several batches' gradients, and the rounding errors of 16-bit gradients
 * ``values``: memory that holds the model's values
 * ``lending``: values that are shown to the user in place instead of being stored
-* ``shard_client``: requests and answers of one pserver
-* ``step_channel``: the stream to one pserver, kept open from step to step
+* ``shard_client``: requests to one pserver, and its answers
+* ``step_channel``: the stream to one pserver, which stays open between steps
 * ``layout``: everything that depends on the owners of blocks, replaced as a whole
 * ``loading``, ``saving``: reading values from a file or checkpoint; choosing the trainer that writes a file
 

@@ -54,7 +54,7 @@ def elect_and_initialize(
     waiting: Callable[[], Waiting],
     recorder: Recorder | None = None,
 ) -> Elected:
-    """Return when the model has initial values, from this trainer or another."""
+    """Return once the model has initial values, from this trainer or another one."""
     driver = _Driver(plan, values, registration, coordinator, keys, directory, servers, recorder)
     wait = waiting()
     uploading: Upload | None = None
@@ -72,7 +72,7 @@ def elect_and_initialize(
                 wait.pause()
             case step:
                 if isinstance(step, Upload) and step != uploading:
-                    # Each upload has its own wait.
+                    # Each upload reports its own wait.
                     uploading, wait = step, waiting()
                 try:
                     driver.carry_out(step)

@@ -137,7 +137,7 @@ class JobModel:
             return known
         if self._parameters is not None:
             raise UsageError(f"declare table {spec.name!r} before job.parameters, which declares the whole model")
-        kernels()  # compiled now, so that no step waits for it
+        kernels()  # compile now, so that no step waits for compilation
         table = self._tables[spec.name] = Table(spec, self._declared, self.table_counts, self)
         self._participation.before_batches = self.require_declared
         return table
@@ -201,7 +201,7 @@ class JobModel:
         self.require_declared().rows.next_ids = lambda: self._ahead(wanted, peek())
 
     def _ahead(self, columns: Mapping[Table, Column], records: pa.RecordBatch | None) -> dict[int, DistinctIds] | None:
-        """Return the ids that a batch is going to look up, by table number; None if unknown."""
+        """Return the ids that a batch will look up, by table number; None if they are unknown."""
         if records is None:
             return None
         try:

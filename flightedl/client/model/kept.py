@@ -12,7 +12,7 @@ rules hold:
   applied the first copy answers "already applied" to the second.
 * A block's *residual* (the exact gradient minus the pushed one) changes once per push, when the block has answered. A
   gradient that came too late is computed again, and does not change the residual.
-* Residuals belong to this trainer. If it dies they are lost, and the last rounding errors are never corrected.
+* Residuals belong to this trainer. If it dies, they are lost, and the last rounding errors are never corrected.
 * If a block already had a batch, because another trainer pushed it or because it is repeated for other blocks, its
   answer looks like the answer to a repeated message. The residual is updated nevertheless; the resulting error is that
   of one rounding, and does not grow.
@@ -67,7 +67,7 @@ class GradientSums:
             total += gradient if weight == 1 else np.multiply(gradient, weight, dtype=total.dtype)
 
     def take(self, identity: object, divisors: Mapping[str, int]) -> dict[str, Array]:
-        """Return and drop the sum: the gradient of each parameter that has one, divided by its divisor, if any."""
+        """Return and drop the sum: the gradients of parameters that have one, divided by their divisors, if any."""
         sums, self._sums = self._sums, {}
         if identity != self._identity:
             return {}

@@ -40,7 +40,7 @@ class ModelLayout(NamedTuple):
 
     plan: ShardPlan
     owners: Owners
-    #: Conversations with the pservers, by index.
+    #: Conversation with each pserver, by index.
     shards: Sequence[ShardClient]
     #: Plans for pushes to these owners.
     plans: StepPlans

@@ -1,4 +1,4 @@
-"""Values that are shown to the user's function in the memory in which they arrive, without a copy in this process.
+"""Shows values to the user's function in the memory in which they arrive, without a copy in this process.
 
 A script that trains on a device keeps the model there and needs no other copy. If the trainer and a pserver share
 memory, the values shown are in the pserver's memory and are never copied.

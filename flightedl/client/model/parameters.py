@@ -52,7 +52,7 @@ _NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
 
 
 class Scope(Sender, Protocol):
-    """The identity and membership under which the parameters push."""
+    """The identity and membership under which gradients are pushed."""
 
     @property
     def membership(self) -> TrainerMembership: ...
@@ -120,7 +120,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
         #: Parameter -> its block numbers, cached because searching the plan takes as long as sending a small parameter.
         self._ranges = {spec.name: plan.block_range(spec.name) for spec in plan.parameters}
-        #: Pushes to tables and lookups; unused without tables.
+        #: Pushes to tables, and lookups; unused without tables.
         self.rows = TableRows(plan)
         self._values = ModelValues(plan, self._blocks, halves)
         owners = Owners.of(plan)
@@ -162,7 +162,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def swap(self, plan: ShardPlan) -> None:
         """Use the placement of another plan from the next operation on. Any thread may call it.
 
-        An operation in progress keeps the owners that it started with.
+        An operation in progress keeps the owners with which it started.
 
         Args:
             plan: Plan with the same blocks and another placement.
@@ -360,7 +360,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     # for the session
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """Note that the user's code has finished the batch, and will push no more for it."""
+        """Note that the user's code has finished the batch and will push no more gradients for it."""
         if self._listener is not None:
             self._listener.batch_ends(current)
 

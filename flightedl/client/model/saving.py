@@ -30,7 +30,7 @@ from flightedl.ports import Absent, Delete, ModifiedAt, Put
 
 
 class _TakenOverError(FencedError):
-    """Another trainer writes the file, because this trainer's lease had ended."""
+    """Another trainer writes the file, because this trainer's lease ended."""
 
 
 @dataclass(slots=True)

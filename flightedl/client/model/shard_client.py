@@ -256,7 +256,7 @@ class ShardClient:
         rows: RowMessages | None,
         connection: Connection,
     ) -> None:
-        """Send messages, the first of them with the request, and receive the answers."""
+        """Send messages, of which the first contains the request, and receive the answers."""
         if rows is not None:
             rows.begin(self._index)
         checksums, times = connection.has_checksums, self.conversation
@@ -332,7 +332,7 @@ class ShardClient:
         blocks = sorted(wanted)
         versions = [wanted[number] for number in blocks]
         has_one_version = len(set(versions)) == 1
-        # After blocks have moved, a pserver may have blocks that this trainer does not know of.
+        # After blocks have moved, a pserver may have blocks that are not in this trainer's placement.
         is_everything = has_one_version and len(blocks) == len(self._run_of) and self._placement <= 1
         ticket = PullTicket(
             plan_hash=self._plan_hash,

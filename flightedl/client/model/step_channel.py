@@ -1,7 +1,7 @@
 """Channel for the messages of steps to one pserver: a stream that stays open between steps (``rpc.channel``).
 
 A stream to a pserver on the same host shares memory and gets a line (``rpc.same_host``) before its first step. If
-memory cannot be shared, the reason is logged once and values are sent by TCP.
+memory cannot be shared, the reason is logged once and values are sent over TCP.
 
 Messages are sent in lock-step, with at most a few messages unanswered. This keeps data in the processor's cache, and
 the limit on unanswered bytes prevents a deadlock of the two sides. A message larger than the limit is sent alone. An
@@ -149,7 +149,7 @@ class StepStream(Channel):
         self._ahead = ahead
         self._joined_bytes = 0
         self._pair: SharedPair | None = None
-        #: For each unanswered message: its bytes on the line and on the stream, and True if its values are in memory.
+        #: For each unanswered message: its bytes on line and stream, and True if its values are in shared memory.
         self._unanswered: deque[tuple[int, int, bool]] = deque()
         self._by_line = self._by_stream = 0
         #: An encoded message that must wait until earlier messages are answered.

@@ -78,7 +78,7 @@ class Line(NamedTuple):
     kind: str
     #: The smallest value that is too large to be sent.
     limit: float
-    #: Memory in which several gradients are joined; None for a single one, which is not copied.
+    #: Memory in which several gradients are joined; None for a single gradient, which is not copied.
     memory: Array | None
 
 
@@ -193,7 +193,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     plan: StepPlan
     #: The plan's lines.
     lines: Sequence[Array]
-    #: Rows of tables, pushed and looked up.
+    #: Pushes and lookups of tables' rows.
     rows: RowMessages | None = None
     #: The gradients in the order of the plan's names: in the declared dtypes, or in the sent dtypes once encoded.
     arrays: Sequence[Array] = ()

@@ -48,7 +48,7 @@ class Bags:
         starts = _checked_offsets(table, offsets, id_count)
         counts = np.diff(np.append(starts, id_count))
         kept = np.ones(id_count, np.bool_) if left_out is None else ~left_out
-        #: (id_count,) True for ids that count.
+        #: (id_count,) True for ids that are looked up, not null or padding.
         self.kept = kept
         #: (n,) index of the bag of each id that counts, in ascending order.
         self._bag_of: Places = np.repeat(np.arange(len(starts)), counts)[kept]
@@ -61,7 +61,7 @@ class Bags:
         self._is_greatest: npt.NDArray[np.bool_] | None = None
 
     def _factors_of(self, weights: Floats | None, kept: npt.NDArray[np.bool_]) -> Floats | None:
-        """Return (n,) factors of the rows, or None if all are 1."""
+        """Return the (n,) factors of the rows, or None if all factors are 1."""
         chosen = np.ones(len(self._bag_of), np.float32) if weights is None else weights[kept]
         if self._combiner == "mean":
             total = self._summed(chosen)

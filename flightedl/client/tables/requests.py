@@ -120,7 +120,7 @@ class Divided:
         of_tables = [np.bincount(each, minlength=pserver_count) for each in owners]
         orders = [np.argsort(each, kind="stable") for each in owners]
         parts = [np.split(order, np.cumsum(n)[:-1]) for order, n in zip(orders, of_tables, strict=True)]
-        #: Positions in ``ids``, by pserver and table.
+        #: Positions of each pserver's ids in ``ids``, by table.
         self.places = [[part[pserver] for part in parts] for pserver in range(pserver_count)]
         #: (pservers, tables) number of ids.
         self.counts: Places = np.array(of_tables, np.int64).reshape(len(ids), pserver_count).T

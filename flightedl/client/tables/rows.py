@@ -37,7 +37,7 @@ class TableRows:
         self._looking_up: Lookup | None = None
         #: Rows that a step is prefetching or has prefetched.
         self._ahead: Lookup | None = None
-        #: Messages of the current batch, which a retry sends unchanged.
+        #: Messages for the current batch, which a retry sends unchanged.
         self._made: tuple[Pushed, RowMessages] | None = None
 
     def _place(self, plan: ShardPlan) -> None:

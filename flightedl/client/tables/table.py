@@ -53,10 +53,10 @@ class Traffic(Protocol):
 
 
 class Owner(Protocol):
-    """The model to which a table belongs, see ``model.job_model``."""
+    """The model to which a table belongs; see ``model.job_model``."""
 
     def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
-        """Have one of all trainers write the table's rows."""
+        """Have one of the trainers write the table's rows."""
         ...
 
     def begin_with(self, name: str, url: str) -> None:
@@ -105,7 +105,7 @@ class Table:
         self._owner = owner
         self._declared = declared
         self._counts = counts
-        #: Ids of the last pull or push, cached because most pushes have the ids of the pull before.
+        #: Ids of the last pull or push, cached because most pushes have the same ids as the previous pull.
         self._distinct: DistinctIds | None = None
         #: The same ids as a request, if they were given as a plain array of integers.
         self._plain: Asked | None = None
@@ -275,7 +275,7 @@ class Table:
         padding_idx: int | None = None,
         nulls: Nulls = "error",
     ) -> Asked:
-        """Return the ids of a request. Arguments and errors are those of ``pull``."""
+        """Return the ids of a request. Arguments and errors are the same as for ``pull``."""
         if padding_idx is offsets is weights is None and nulls == "error" and (plain := plain_ids(ids)) is not None:
             return self.known(plain) or self.asks_for(DistinctIds(plain))
         found = found_ids(self.name, ids)
@@ -366,7 +366,7 @@ class Table:
 
 
 def asked_of(wanted: Mapping[Table, Any], nulls: Nulls = "error") -> dict[Table, Asked]:
-    """Return requests to several tables, see ``Table.pull``. Plain arrays of ids are processed in one pass."""
+    """Return requests to several tables; see ``Table.pull``. Plain arrays of ids are processed in one pass."""
     found: dict[Table, Asked] = {}
     plain: dict[Table, Ids] = {}
     for table, given in wanted.items():

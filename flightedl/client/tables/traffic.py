@@ -84,7 +84,7 @@ class Lookup:
         ]
 
     def begin(self, pserver: int) -> None:
-        """Drop an earlier answer of a pserver before it answers again."""
+        """Drop a pserver's earlier answer before it answers again."""
         self._versions.pop(pserver, None)
         self._received[pserver] = 0
 
@@ -137,12 +137,12 @@ class Lookup:
         )
 
     def rows(self, table: int) -> Floats:
-        """Return (m, dim) rows of the distinct ids of a table."""
+        """Return the (m, dim) rows of a table's distinct ids."""
         place = self._place_of[table]
         return self._values[self._bounds[place] : self._bounds[place + 1]].reshape(-1, self._dims[place])
 
     def spread(self, tables: Sequence[int]) -> list[Floats]:
-        """Return for each of these tables (n, dim) rows of the ids as given, in new arrays."""
+        """Return the (n, dim) rows of the ids as given, for each of these tables, in new arrays."""
         places = [self._place_of[number] for number in tables]
         given = [self._ids[place] for place in places]
         if len(given) == 1:
