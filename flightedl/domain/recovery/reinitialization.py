@@ -4,11 +4,12 @@ Before the first checkpoint, or in a job without checkpoints, a pserver that die
 *lacks* them: an election shows that the model was initialized, but there is nothing to load. Reinitializing only a part
 of the model would leave it inconsistent, so the whole model is initialized again:
 
-1. The master restarts all pservers that have values, so that their successors lack them as well. 2. When all pservers
-lack the values of the same election, the master forgets which pservers are *settled*, then deletes the election in a
-transaction that is conditional on all their processes. 3. Pservers wait for initial values, as in a new job. Trainers
-see that their election is gone, and exit. They are restarted, because only the user's script can initialize a model,
-and one of them is elected. 4. Pservers announce that no batch is applied, so every task is assigned again.
+1. The master restarts all pservers that have values, so that their successors lack them as well.
+2. When all pservers lack the values of the same election, the master forgets which pservers are *settled*, then deletes
+   the election in a transaction that is conditional on all their processes.
+3. Pservers wait for initial values, as in a new job. Trainers see that their election is gone, and exit. They are
+   restarted, because only the user's script can initialize a model, and one of them is elected.
+4. Pservers announce that no batch is applied, so every task is assigned again.
 
 Only the deletion is stored. If the master dies before the deletion, its successor gets the same answers from the same
 pservers. Each answer contains the election's revision, so a late answer about an old election cannot end a newer one.

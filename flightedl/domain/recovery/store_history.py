@@ -5,11 +5,12 @@ lost and recreated, its revisions continue from a lower number. A new process wo
 replaces, and a late report of a lost process would look current. Therefore:
 
 1. A process stops using a store that belongs to another cluster, or that answers with a lower revision than the process
-had seen before it asked. This decision is final for the process (``Witness``). 2. A master starts only if the stored
-state is at least as new as the newest checkpoint that refers to this store (``older_than``). 3. If a job is resumed on
-such a store, it begins a new *life*: the revisions of life L start at L * 2**32. All processes of the job add this
-number to the store's revisions, so generations, elections and conditions remain comparable, and values of earlier lives
-always count as older.
+   had seen before it asked. This decision is final for the process (``Witness``).
+2. A master starts only if the stored state is at least as new as the newest checkpoint that refers to this store
+   (``older_than``).
+3. If a job is resumed on such a store, it begins a new *life*: the revisions of life L start at L * 2**32. All
+   processes of the job add this number to the store's revisions, so generations, elections and conditions remain
+   comparable, and values of earlier lives always count as older.
 
 Not guaranteed: that an older store is detected if, by the time a process asks again, the store's revision has exceeded
 every revision that the process has seen. This is possible if the backup is only a few writes old. The process's writes
