@@ -93,7 +93,7 @@ def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Life
 
 
 def renew_authority(directory: Path, members: Sequence[Member], *, authority_days: int) -> None:
-    """Create an additional authority to trust; ``renew`` then issues certificates signed by it.
+    """Create an additional trusted authority; ``renew`` then issues certificates signed by it.
 
     Raises:
         UsageError: there is no authority.

@@ -229,7 +229,7 @@ class _History:
         return self._witness.seen
 
     def require(self) -> Sighting | None:
-        """Return the highest revision seen. Raises RolledBackError once etcd has gone back."""
+        """Return the highest revision seen. Raises RolledBackError once etcd has been rolled back."""
         if self._witness.broken_because:
             raise RolledBackError(self._witness.broken_because)
         return self._witness.seen

@@ -1,4 +1,4 @@
-"""Spans and log records for OpenTelemetry, implemented with its own SDK, which is an extra.
+"""Spans and log records for OpenTelemetry, implemented with its SDK, an optional dependency.
 
 OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, ``OTEL_RESOURCE_ATTRIBUTES``
 and so on) configure the content and the destination; flightedl's setting only enables the export. The SDK exports on

@@ -3,7 +3,7 @@
 * ``keys``, ``records``: layout of the keys; values of those that identify processes
 * ``keeper``: a key that this process holds with a lease
 * ``directory``: a copy of the other processes' keys that follows etcd
-* ``lives``: revisions that keep increasing after etcd went back
+* ``lives``: revisions that keep increasing even if etcd is rolled back
 * ``process``: the common part of master and pserver processes
 * ``checkpoint_places``: the storage of a job's checkpoints, and of exported models
 

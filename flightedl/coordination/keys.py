@@ -32,7 +32,7 @@ class JobKeys:
         self.history = f"{prefix}history"
         #: Held by the active master; its create_revision is the master's generation.
         self.master_lock = f"{prefix}master/lock"
-        #: A ``ServerRecord`` with the lock's generation.
+        #: Address of the active master: a ``ServerRecord`` with the lock's generation.
         self.master_address = f"{prefix}master/addr"
         #: Held by the process that starts the complete job (``flightedl run``); a ``ServerRecord`` without an address.
         self.launcher = f"{prefix}launcher"

@@ -5,8 +5,8 @@ the job add the life's first revision to the revisions that etcd returns, and su
 is 0 in the first life, so it matters only to programs that also read the etcd of a resumed job. A condition on a
 revision of an earlier life never holds.
 
-If a process detects that etcd has gone back, or that its job has started another life, it cannot continue: from then on
-all methods raise the same error, and ``on_over`` is called once.
+If a process detects that etcd was rolled back, or that its job has started another life, it cannot continue: from then
+on all methods raise the same error, and ``on_over`` is called once.
 """
 
 from __future__ import annotations

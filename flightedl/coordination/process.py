@@ -1,8 +1,8 @@
 """Common part of master and pserver processes: settings, shutdown, and the record with the process's address.
 
 A process ends for the first of these reasons: a signal (exit code 0), a lost lease (75: restart it), a job that cannot
-continue, or an etcd that has gone back (3). A ``FlightedlError`` that reaches ``run_server`` becomes a sentence and an
-exit code.
+continue, or an etcd that was rolled back (3). A ``FlightedlError`` that reaches ``run_server`` becomes a sentence and
+an exit code.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         )
 
     def _instruments(self, index: int, measures: Iterable[Measure]) -> Instruments:
-        """Return instruments whose measures appear on the Prometheus page, if the settings enable it."""
+        """Return instruments whose measurements appear on the Prometheus page, if the settings enable it."""
         if not self._settings.metrics_port:
             return NoInstruments()
         if self._measured is None:

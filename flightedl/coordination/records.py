@@ -32,7 +32,7 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     generation: Natural = 0
-    #: Name given by its launcher, for people; empty if there is none.
+    #: Readable name given by the launcher; empty if there is none.
     name: str = ""
     host: str = ""
     pid: Natural = 0
@@ -41,7 +41,7 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 class HistoryRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The etcd on which the job's state was created, and the job's life."""
 
-    #: Number of the life, see ``domain.recovery.store_history``.
+    #: Number of the life (see ``domain.recovery.store_history``).
     life: Natural = 0
     #: Id of etcd's cluster, 16 hex digits.
     cluster: str = ""

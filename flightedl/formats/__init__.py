@@ -8,7 +8,7 @@ Training data:
 * ``following``: files joining a growing dataset
 * ``layout``, ``mixed_layout``: grouping chunks into tasks, for one or several sources
 * ``reader``: reading the batches of a task
-* ``record_places``: files and record numbers of a batch, for people
+* ``record_places``: readable list of a batch's files and record numbers
 * ``convert``: rewriting a dataset in another format
 * ``registry``: all formats, and the choice of a file's format
 * ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text``, ``json_lines``, ``tar_archive``: one

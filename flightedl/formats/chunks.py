@@ -147,7 +147,7 @@ class IndexOptions:
 
     #: Maximum records per chunk of a Parquet file; 0 means no limit. Reading a part decodes the row group up to there.
     max_records_per_chunk: int = 0
-    #: Approximate maximum size of chunks of text files, see ``formats.text``.
+    #: Approximate maximum size of a text file's chunks (see ``formats.text``).
     text_chunk_bytes: int = 16 << 20
     #: Skip corrupt content, and report it in ``FileIndex.skipped``.
     skip_corrupt: bool = False
@@ -172,7 +172,7 @@ def merged(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 def chunks_to_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
     """Return the chunks as rows of ``CHUNK_SCHEMA``."""
-    # Convert all columns at once: each conversion releases the GIL, for which many calls compete.
+    # Convert all columns at once: each conversion releases and reacquires the GIL, for which many calls compete.
     return pa.RecordBatch.from_struct_array(pa.array([_row(chunk) for chunk in chunks], _CHUNK_STRUCT))
 
 

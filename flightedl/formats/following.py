@@ -54,9 +54,9 @@ class Scan:
 
     #: Files to index. The caller reports each file's outcome with ``joined`` or ``failed``.
     stable: tuple[FileStat, ...]
-    #: More files are stable: scan again at once.
+    #: True if more files are stable, so that the next scan should follow at once.
     has_more: bool
-    #: No more files will arrive, and every file present has joined or been rejected.
+    #: True if no more files will arrive, and every file present has joined or been rejected.
     is_complete: bool
 
 
@@ -69,7 +69,7 @@ class DirectoryFollower:
 
     def __init__(self, taken: Iterable[FileStat] = ()) -> None:
         self._taken = {stat.url: stat for stat in taken}
-        #: Files seen once, or changed since the previous scan.
+        #: Files that have been seen only once, or that have changed since the previous scan.
         self._unstable: dict[str, FileStat] = {}
         self._refused: dict[str, tuple[FileStat, str]] = {}
         #: Temporarily unreadable files, with the time since when and the reason.

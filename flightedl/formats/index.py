@@ -1,4 +1,4 @@
-"""Finding the chunks of a dataset: its files, the chunks of each file, and their common schema.
+"""Building the index of a dataset: its files, the chunks of each file, and the common schema.
 
 A limited number of files are indexed in parallel. The first unusable file ends indexing with a DataError. An index and
 its ``content_hash`` depend only on the files and on how they are cut.
@@ -88,7 +88,7 @@ def build_index(
 def extended_index(
     files: Files, spec: DatasetSpec, known: ChunkIndex, stats: Sequence[FileStat], *, concurrency: int = 16
 ) -> tuple[ChunkIndex, dict[FileStat, Exception]]:
-    """Return the index extended by more files, and the files that cannot join, each with its error.
+    """Return the index extended by more files, and the files that cannot join, with their errors.
 
     The schema does not change: a file that would widen it cannot join.
     """

@@ -1,4 +1,4 @@
-"""Layout of the tasks of a declared dataset, which has one source or is a mixture of several."""
+"""Task layout of a declared dataset with one source or a mixture of several sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Location of a batch's records: files, chunks and record numbers.
+"""Locations of a batch's records: files, chunks and record numbers.
 
 In stored order, consecutive batches are consecutive records. In shuffled order, a batch's records are scattered over
 the task. That order depends only on seed, epoch and task, so this module can compute it just as trainers do. Pure.

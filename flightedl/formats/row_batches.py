@@ -102,7 +102,7 @@ class StoredRows:
 
     @property
     def sketch(self) -> Array:
-        """The counters of a ``TABLE`` by bucket; empty if they are not by bucket, and thus cannot be divided."""
+        """The counters of a ``TABLE`` by bucket; empty if the counters are not kept by bucket."""
         return self.values if self.epochs.size else self.values[:0]
 
     @property
@@ -112,7 +112,7 @@ class StoredRows:
 
     @property
     def shifts(self) -> npt.NDArray[np.int64]:
-        """The shifts of all buckets in a ``TABLE``; empty if all of them are zero."""
+        """The shifts of all buckets in a ``TABLE``; empty if all shifts are zero."""
         return self.versions.view(np.int32).astype(np.int64)
 
 

@@ -37,7 +37,7 @@ _BROKEN = (
 
 
 class WatchedFile(io.RawIOBase):
-    """A file that records whether one of its reads failed."""
+    """A file that records any failure of its reads."""
 
     def __init__(self, file: BinaryIO, url: str) -> None:
         super().__init__()

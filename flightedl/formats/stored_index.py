@@ -66,7 +66,7 @@ def load_or_build(
     progress: Progress | None = None,
     stats: Sequence[FileStat] | None = None,
 ) -> LoadedIndex:
-    """Return the index of a dataset, taking unchanged files from the storage and storing the result.
+    """Return the index of a dataset. Unchanged files are taken from the stored index, and the result is stored.
 
     ``stats`` are the files to index, in this order; None: the files matched by the spec's URLs, sorted by name. Without
     a working storage, the index is built but not stored. Raises the same errors as ``build_index``.

@@ -2,8 +2,7 @@
 
 * ``id``: int64. Ids from 2**63 on appear as negative numbers; the id of a string is the hash used for lookups.
 * ``values``: a list of ``dim`` float32, or of float16 (halffloat) for a float16 table. bfloat16 is written as float32.
-* With slots: ``updates`` (int64), and for each of the optimizer's slots, a float32 column of numbers or lists of
-  ``dim``.
+* With slots: ``updates`` (int64), and per optimizer slot a float32 column of numbers or of lists of ``dim`` numbers.
 
 Files from other programs can be read: ids may be any integers or strings, and values any floats, in lists of fixed or
 variable size. Unknown columns are ignored, as are slots of an optimizer that is not the table's.

@@ -1,4 +1,4 @@
-"""Common part of the text formats, CSV and JSON lines.
+"""Common part of the text formats CSV and JSON lines.
 
 A chunk is a range of bytes that ends with a record. Its size is about ``text_chunk_bytes``, or less if the file would
 otherwise have only a few chunks, so that a single file can keep many trainers busy. A compressed file (``.gz``,

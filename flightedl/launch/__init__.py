@@ -6,7 +6,7 @@ Processes:
 * ``orphan_reaper``: the process that kills orphaned children
 * ``fork_server``, ``forking``: the process from which a job's processes are forked, and its client
 * ``etcd``: an etcd for one job
-* ``trainer``: entry point of a trainer process, around the user's script
+* ``trainer``: entry point of a trainer process, which runs the user's script
 * ``programs``, ``places``: settings and commands of a job's processes; directories and free ports
 * ``certificates``: the certificates of a job's members
 

@@ -176,7 +176,7 @@ def _directory() -> str:
 
 
 def _adopted(connection: socket.socket, body: bytes, output: int) -> int:
-    """Return the pid of the child that the fork server created for this process, or 0 if it failed."""
+    """Return the pid of the child that the fork server created for this process, or 0 if forking failed."""
     with _adopting:
         if not _adopt(wanted=True):
             return 0

@@ -98,7 +98,7 @@ def _has_later(storage: Storage, number: int) -> bool:
 
 
 def forget(coordinator: Coordinator, keys: JobKeys) -> int:
-    """Remove all keys of a job that is not running, and return their number. Checkpoints are kept.
+    """Remove all keys of a job that is not running. Return the number of keys. Checkpoints are kept.
 
     Raises:
         NotFoundError: etcd has no keys of the job.

@@ -1,7 +1,7 @@
-"""Liveness of a job with leases in etcd: it may be running, or its leases may outlive it.
+"""Liveness check for a job with leases in etcd: it may be running, or its leases may have outlived it.
 
 A lease outlives its holder by its time to live. etcd extends it on every start, so an etcd restored from a backup has
-leases of processes that ended long ago. A lease is therefore no proof. Rules:
+leases of processes that ended long ago. A lease is therefore no proof that the job is running. Rules:
 
 1. The job is running if a master answers at its recorded address, belongs to this job and has the recorded generation.
 2. The job is running if a process writes a leased key after the first check.

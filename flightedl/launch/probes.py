@@ -58,7 +58,7 @@ def _free_bytes(url: str) -> int | None:
 
 
 def disk_of(path: Path) -> tuple[int, int] | None:
-    """Return free and total bytes of the disk for a path, which need not exist. None if they are unknown."""
+    """Return the free and total bytes of the disk for a path, which need not exist. None if they are unknown."""
     for place in (path.absolute(), *path.absolute().parents):
         try:
             usage = shutil.disk_usage(place)

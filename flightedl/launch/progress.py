@@ -42,7 +42,7 @@ _PERCENT_LINE = re.compile(r"(?P<title>\S.{0,80}?): +(?P<percent>\d{1,3}) ?%")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of a running job, from the master's status and from the launcher."""
+    """Figures for a running job, from the master's status and from the launcher."""
 
     elapsed_s: float
     #: None until the master has been reached.

@@ -75,7 +75,7 @@ class RunOptions:
     #: Derived from the target's name by default.
     job: str | None = None
     checkpoint: str | None = None
-    #: Start an additional master and pserver that take over immediately. None: only if checkpoints are written.
+    #: Start a standby master and a spare pserver, which take over immediately. None: only if checkpoints are written.
     standby: bool | None = None
     #: A new directory under ``runs/`` by default.
     output: Path | None = None

@@ -1,4 +1,4 @@
-"""Supervision of a job's processes, which carries out the decisions of the policy.
+"""Supervisor of a job's processes. It carries out the policy's decisions.
 
 One thread polls all children, asks :class:`RestartPolicy` about each one that ended, and starts new ones. It ends with
 an :class:`Outcome` when the policy gives up or all trainers have finished. It kills processes that are frozen for too
@@ -36,7 +36,7 @@ from flightedl.ports import Clock
 
 #: Starts a process. Called from the supervisor's thread with the number of starts in the slot, including this one.
 Starter = Callable[[int], Child]
-#: Receives one sentence for people. Called from the supervisor's thread.
+#: Receives a message for the user, one sentence. Called from the supervisor's thread.
 OnEvent = Callable[[str], None]
 
 _POLL_S = 0.05

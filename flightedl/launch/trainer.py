@@ -111,7 +111,7 @@ def main() -> int:
 
 
 def _flush_complete_lines() -> None:
-    """Flush the script's output only at line ends: the launcher shows complete lines, and each flush is a call."""
+    """Flush the script's output only at line ends: the launcher shows whole lines, and each flush is a system call."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)

@@ -10,7 +10,7 @@
 * ``shared_memory``, ``fence``: unnamed memory mapped by two processes of a host; the order of their accesses
 * ``host``, ``stacks``: facts about the process and its machine; stacks of its threads
 * ``tracing``: spans of steps, tasks, checkpoints and recoveries, across processes
-* ``log_format``: logs for people or for programs
+* ``log_format``: human-readable and machine-readable logs
 * ``http_page``: the small HTTP server of all pages
 * ``metrics_page``, ``health_page``: metrics for Prometheus; answers to a cluster's probes
 

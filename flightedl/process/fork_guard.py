@@ -23,7 +23,7 @@ _MESSAGE = (
 
 
 class ForkGuard:
-    """Records if Flight was used before this process was forked. One guard per process suffices."""
+    """Records whether Flight was used before this process was forked. One guard per process suffices."""
 
     __slots__ = ("_is_forked", "_used")
 

@@ -48,7 +48,7 @@ class Health:
         self._condition = Condition(is_started=False, is_ready=False, doing="starting", beat_at=None)
 
     def waiting(self, doing: str, *, is_ready: bool = False) -> None:
-        """Record that the process waits for others, which may take any time."""
+        """Record that the process waits for others. This may take any length of time."""
         self._condition = Condition(is_started=True, is_ready=is_ready, doing=doing, beat_at=None)
 
     def beat(self, doing: str, *, is_ready: bool) -> None:

@@ -1,4 +1,4 @@
-"""A small, read-only HTTP server for the pages of a process: probes, metrics, a page for people.
+"""A small, read-only HTTP server for a process's pages: probes, metrics, and the job's page.
 
 It withstands hostile clients: the number of concurrent requests is limited, idle connections are closed, and
 connections beyond the limits are rejected. With certificates it answers only members. Streams, which last until their

@@ -1,4 +1,4 @@
-"""Formats of a server's log: a line of text for people, or one JSON object per line for programs.
+"""Formats of a server's log: human-readable lines, or one JSON object per line for programs.
 
 Messages end in ``key=value`` pairs. In JSON, each such value is a separate field, so that programs need not parse the
 message.

@@ -6,8 +6,8 @@ SIGBUS. Therefore a received descriptor is checked before it is mapped: its seal
 must be that of memfds (pages of other files, such as huge pages that were never reserved, may be missing).
 
 The memory begins with the nonce of its stream, which proves to both sides that they map the memory of their Flight
-peer. Two words of the owner follow: the number of the peer's messages that the owner has consumed, and a flag with
-which the owner revokes memory that it has lent. Accesses are ordered relative to those of these words (``fence``).
+peer. Two words written by the owner follow: the number of the peer's messages that the owner has consumed, and a flag
+with which the owner revokes memory that it has lent. Accesses are ordered relative to those of these words (``fence``).
 
 Linux only. On other systems values travel over TCP.
 """

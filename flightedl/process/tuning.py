@@ -5,8 +5,8 @@ There are three settings. Together they raise a 64 MB push and pull on loopback 
 * glibc's allocator keeps freed memory up to 1 GiB instead of returning every received buffer to the kernel and faulting
   it in again. ``mallopt`` sets this in a running process, for all threads. All threads share one arena: with 8
   trainers, the threads of a pserver would otherwise keep 300 MB more.
-* gRPC's experiments for bigger TCP frames. gRPC reads the variable once, on first use, so it must be in the environment
-  before pyarrow.flight is imported: :mod:`flightedl.rpc.arrow_flight` ensures that.
+* gRPC's experiments with larger TCP frames are enabled. gRPC reads the variable once, on first use, so it must be in
+  the environment before pyarrow.flight is imported: :mod:`flightedl.rpc.arrow_flight` ensures that.
 * One more experiment, only for Flight's clients: their threads themselves wait for their sockets, as they did before
   gRPC's *event engine*, instead of being woken by another thread for each piece of a message (12 % less time). grpcio,
   used by the etcd client, has its own gRPC, which reads the same variable but must not use this experiment: calls that
@@ -155,7 +155,7 @@ def defer_pandas() -> bool:
 def avoid_preemption() -> bool:
     """Ask Linux not to preempt a running thread when a thread of this process wakes up (``SCHED_BATCH``).
 
-    Otherwise a message that arrives would interrupt a thread that works on another message, whose data is in the cache.
+    Otherwise, an arriving message would interrupt a thread that works on another message, whose data is in the cache.
     With 64 MB, a step takes 5 % less time. Threads started later inherit the policy. A thread that wakes up waits for
     at most one time slice, a few milliseconds. If other processes keep all processors busy, a step takes 5 % longer.
 

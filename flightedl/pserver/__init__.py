@@ -10,7 +10,7 @@
 * ``line_loop``: thread that serves small steps from all Unix sockets
 * ``shard``: operations on blocks (push, read, copy, move), as decided by ``domain.pserver.blocks``
 * ``held``: the stores, with their protocol and locks
-* ``soundness``: detection of interrupted changes, after which values and protocol no longer match
+* ``soundness``: detection of interrupted changes, which leave values and protocol inconsistent
 * ``changes``: notification of clients that wait for a version
 * ``stores``: interface of the two stores, ``dense`` for parameters and the package ``rows`` for embedding tables
 * ``spans``: arrays of adjacent blocks that are updated together

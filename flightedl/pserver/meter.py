@@ -44,12 +44,12 @@ class Meter:
         self._sent_bytes = 0
         #: Number of open step streams, and how many of them share memory.
         self._streams = self._shared_streams = 0
-        #: (member, whether it shares memory) -> number of its streams.
+        #: (member, True if the streams share memory) -> number of such streams.
         self._streams_of: Counter[tuple[int, bool]] = Counter()
         self._round_closed_at: float | None = None
         #: Member -> exponential moving average of the staleness of its gradients.
         self._staleness: dict[int, float] = {}
-        #: The latest ``what`` passed to ``waits_s``, and the time since which it has been the same.
+        #: The ``what`` of the latest call of ``waits_s``, and the time of the first call with it.
         self._waits: tuple[object, float] = (None, 0.0)
 
     # recording

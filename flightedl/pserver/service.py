@@ -134,7 +134,7 @@ class PserverService:
         #: Progress of loading the kernels, for messages.
         self._kernels_loaded = ""
         self._files: Files = PatientFiles(FsspecFiles(), Persistence(BRIEF, clock, self._is_closing))
-        #: True once the tables have their declared first rows; guarded by ``_loading``.
+        #: True once the tables have their declared initial rows; guarded by ``_loading``.
         self._has_first_rows = False
         self._loading = threading.Lock()
         #: The last logged reason why the storage could not be read.
@@ -402,7 +402,7 @@ class PserverService:
         return self._blocks()
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:
-        """Return the shard for first values, or None if it has values already and the new ones are ignored."""
+        """Return the shard for initial values, or None if it already has values, so that new ones are ignored."""
         if not self._life.is_visible:
             self.look()
         self._life.require_blocks(plan_hash)
@@ -411,7 +411,7 @@ class PserverService:
         return self._blocks() if self._life.accepts_first_values else None
 
     def first_values_received(self, election: int) -> tuple[int, int]:
-        """Record that first values were received. Return the number of blocks that have them, and of all blocks."""
+        """Record that initial values were received. Return the number of blocks that have them, and of all blocks."""
         shard = self._blocks()
         count = shard.initialized_count(election)
         if self._life.accepts_first_values and count == shard.block_count:
@@ -420,10 +420,10 @@ class PserverService:
         return self._life.first_value_count(election, count), shard.block_count
 
     def _load_first_rows(self, shard: Shard) -> None:
-        """Load the declared first rows of tables, once. A concurrent sender of first values waits."""
+        """Load the tables' declared initial rows, once. A concurrent sender of initial values waits."""
         if not any(table.first_rows for table in shard.rows.tables):
             return
-        # Imported lazily: few jobs declare first rows, and the import of Parquet is slow.
+        # Imported lazily: few jobs declare initial rows, and importing Parquet is slow.
         from flightedl.pserver.rows.first import load_first_rows
 
         with self._loading:
@@ -499,7 +499,7 @@ class PserverService:
         self._blocks().set_task_counts(request.epochs)
 
     def reload(self, request: ReloadRequest) -> None:
-        """End the process, so that a successor restores the values or waits for first values.
+        """End the process, so that a successor restores the values or waits for initial values.
 
         Raises:
             FencedError: The request belongs to a different shard plan, or comes from a deposed master.

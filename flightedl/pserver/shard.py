@@ -413,7 +413,7 @@ class Shard:
         return pieces, rest
 
     def all_rows(self, table: int) -> Iterator[StoredRows]:
-        """Yield the rows of a table in the state that they have at the first iteration.
+        """Yield the rows of a table, in their state at the time of the first iteration.
 
         Raises:
             BusyError: Another caller is reading a table, or there is no memory for concurrent changes; retry.
@@ -478,7 +478,7 @@ class Shard:
         return released, values
 
     def adopt(self, released: ReleasedBlocks, values: Any) -> Unmovable | None:
-        """Add blocks or buckets that another pserver has released. Returns ``Unmovable`` if nothing was changed.
+        """Add blocks or buckets released by another pserver. Returns ``Unmovable`` if nothing was changed.
 
         Raises:
             CorruptError: They are damaged, or belong to another job.

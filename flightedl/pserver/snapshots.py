@@ -13,7 +13,7 @@ reported, and its writing stops at the next block.
 
 Lock order: blocks, then the applied batches. No lock is held while writing.
 
-Not guaranteed: an order may never complete, because a newer order replaces it or the storage fails. The master detects
+Not guaranteed: completion of an order, because a newer order may replace it or the storage may fail. The master detects
 this by ``progress`` and sends a new order.
 """
 
@@ -79,9 +79,9 @@ class Snapshots:
         self._memory = CopyMemory()
         #: Copies of the newest order for which copying has begun; changed under all locks of the blocks.
         self._newest: SnapshotCopier | None = None
-        #: Seconds that copying took for the newest snapshot.
+        #: Seconds spent copying the newest snapshot.
         self.copied_s = 0.0
-        #: Seconds that writing took for the newest snapshot.
+        #: Seconds spent writing the newest snapshot.
         self.written_s = 0.0
 
     def prepare(self) -> None:

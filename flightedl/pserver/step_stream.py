@@ -42,7 +42,7 @@ _PATIENCE_S = 0.1
 _POLL_S = 0.00005
 #: Limits on an answer that is sent without waiting. The number of parts is limited to keep the header small.
 _AT_ONCE_BYTES, _AT_ONCE_PARTS = SMALL_BYTES - (4 << 10), 64
-#: Message on a line which announces that the next message will arrive on the stream.
+#: Message on a line that announces that the next message will arrive on the stream.
 BY_STREAM: LineMessage = (None, b"")
 
 
@@ -116,7 +116,7 @@ class StepStream(Channel):
         self._pair = self._inbox = self._outbox = self._line = None
 
     def serves(self, member: int) -> None:
-        """Record that the stream's steps are from this member (0: from no member)."""
+        """Record the member that sends the stream's steps; 0 if no member does."""
         is_shared = self._pair is not None
         self._meter.stream_of(self.member, -1, is_shared=is_shared)
         self._meter.stream_of(member, 1, is_shared=is_shared)

@@ -17,7 +17,7 @@ from typing import Self
 _POLL_S = 0.01
 _CHUNK_BYTES = 256 * 1024
 _BUFFER_LIMIT_BYTES = 4 << 20
-#: Seconds between the first swallowed byte of a reply and the cut of the connection.
+#: Seconds between swallowing the first byte of a reply and cutting the connection.
 _SWALLOW_S = 0.2
 
 
@@ -63,7 +63,7 @@ class TcpProxy:
     # --- faults ---
 
     def heal(self) -> None:
-        """Forward everything unchanged again, and cut connections that were half-open."""
+        """Forward everything unchanged again, and cut half-open connections."""
         with self._lock:
             if self._is_half_open:
                 self.cut()

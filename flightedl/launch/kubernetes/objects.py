@@ -18,7 +18,7 @@ The ranks of a group share one trainer's pod, in which torchrun restarts all ran
 The Job owns all other objects of the job, so the cluster deletes them with it: ``ttlSecondsAfterFinished`` after its
 end, or when a user deletes it.
 
-The autoscaler is a Deployment with one pod. It may read and change the trainers' Job, and list pods, and nothing else.
+The autoscaler is a Deployment with one pod. It may only read and change the trainers' Job, and list pods.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from flightedl.launch.kubernetes.views import QUEUE, component_of
 from flightedl.launch.policy import EXIT_TERMINATED
 from flightedl.launch.trainer import is_script
 
-#: Seconds after SIGTERM, beyond the drain, for closing on a busy machine.
+#: Additional seconds after the drain for shutting down on a busy machine.
 _CLOSING_S = 15
 #: Seconds to finish a step in progress.
 _TRAINER_GRACE_S = 60

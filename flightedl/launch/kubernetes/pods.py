@@ -23,7 +23,7 @@ _VERSIONS = {
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
 }
-#: User id of the image; the cluster requires a number.
+#: User id in the image; Kubernetes requires a number.
 USER = 10001
 
 
@@ -46,13 +46,13 @@ def deployment(job: ClusterJob, component: str, template: Object, **spec: Any) -
 
 
 def disruption_budget(job: ClusterJob, component: str) -> Object:
-    """Let drained machines evict a component's pods one at a time, each once the previous successor is ready."""
+    """Let drained machines evict a component's pods one at a time, each after the previous successor is ready."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(job, component)}}
     return make(job, "PodDisruptionBudget", job.name(component), component, spec=spec)
 
 
 def account(job: ClusterJob, name: str, component: str = "") -> Object:
-    """Return a ServiceAccount without rights and without a token."""
+    """Return a ServiceAccount with neither permissions nor a token."""
     return make(job, "ServiceAccount", name, component, automountServiceAccountToken=False)
 
 

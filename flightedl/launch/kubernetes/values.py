@@ -55,7 +55,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Settings of the autoscaler, see ``domain.scaling``."""
+    """Settings of the autoscaler (see ``domain.scaling``)."""
 
     minimum: int = 1
     maximum: int = 10

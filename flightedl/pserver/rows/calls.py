@@ -68,7 +68,7 @@ class RowCalls:
     def _read_half(
         self, wanted: TableRows, work: row_handles.Work, missing: Numbers, out: Floats
     ) -> dict[int, Numbers]:
-        """Read rows of one table with 16-bit values. Return the places of ids without a row, by table."""
+        """Read rows of one table with 16-bit values. Return the positions of ids without a row, by table."""
         number, _, count, at = work[0, : row_handles.OLDEST_VERSION].tolist()
         table = self._tables[number]
         words = np.empty(count * table.value_words, np.uint32)

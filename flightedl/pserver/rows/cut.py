@@ -52,7 +52,7 @@ def _parts_of(tables: Iterable[RowTable]) -> list[tuple[RowTable, bool]]:
 def changes_of(
     tables: Sequence[RowTable], removed: Iterable[npt.NDArray[np.uint64]], adopted: npt.NDArray[np.bool_]
 ) -> RowChanges:
-    """Return the changes since the newest cut for a file. ``removed``: ids that the cut being made removes."""
+    """Return the changes since the newest cut for a file. ``removed``: ids that the current cut removes."""
     records = tuple(table.changed(is_waiting=is_waiting) for table, is_waiting in _parts_of(tables))
     return RowChanges(records, tuple(removed), adopted)
 
@@ -196,7 +196,7 @@ class RowCut:
         return None
 
     def drop(self) -> None:
-        """Free the cut, whether or not it has been read to the end."""
+        """Free the cut, even if it has not been read to the end."""
         for part in self._left:
             part.end()
         self._left, self.is_over = [], True

@@ -1,4 +1,4 @@
-"""The rows of embedding tables in some buckets, as a span of the block protocol whose blocks are buckets.
+"""The rows of embedding tables in some buckets, as a span of the block protocol. The span's blocks are buckets.
 
 Every batch covers the whole span, so its cost depends neither on the number of buckets nor on the number of tables.
 This module determines when rows change; ``tables`` stores, finds and updates them.
@@ -35,7 +35,7 @@ _NAMED_UNKNOWN = 3
 class ReceivedRows(NamedTuple):
     """The validated content of a trainer's message about rows."""
 
-    #: Gradients of each table that the batch pushed to, which may have no ids.
+    #: Gradients for each table that the batch pushed to, possibly without ids.
     gradients: TableRows = NO_ROWS
     #: Ids of the rows that the sender wants, in this order and without gaps.
     wanted: TableRows = NO_ROWS
@@ -175,7 +175,7 @@ class RowSpan(SpanPlace):
     def piece(
         self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
     ) -> OutgoingBlocks:
-        """Return the version and the present values of the wanted rows."""
+        """Return the version and the current values of the wanted rows."""
         del is_for_many
         if not len(wanted):
             return OutgoingBlocks(numbers, version, outcome, NOTHING, ())
@@ -214,7 +214,7 @@ class RowSpan(SpanPlace):
         copies.copy_rows(self, copy.version, copy.updates)
 
     def begin_cut(self, version: int, *, file: str = "", after: str = "", is_base: bool = True) -> RowCut:
-        """Cut the present rows, whose version this is; see ``RowTables.begin_cut``."""
+        """Cut the current rows, whose version is ``version``; see ``RowTables.begin_cut``."""
         return self.rows.begin_cut(version, self.epoch, file=file, after=after, is_base=is_base)
 
     def begin_restore(self) -> None:

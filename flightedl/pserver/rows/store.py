@@ -173,7 +173,7 @@ class RowStore:
         self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 
     def borders(self, blocks: range) -> list[int]:
-        """Return the first bucket of each span after the first span, up to the first bucket that is not here."""
+        """Return the first bucket of each span after the first, up to the first bucket that is not on this pserver."""
         found: list[int] = []
         span = self.spans.get(blocks.start)
         while span and (number := span.numbers.stop) < blocks.stop and (span := self.spans.get(number)):

@@ -104,8 +104,7 @@ class RowTable:
         self._init = init_numbers(spec.init)
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
         self._removed = 0
-        #: A bit for each record of a row, and of a waiting id, that changed between the newest cut for a file and the
-        #: newest cut.
+        #: For rows and waiting ids: a bit per record that changed between the newest cut for a file and the newest cut.
         self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
         _compile_for(spec)
         #: True if rows may expire.

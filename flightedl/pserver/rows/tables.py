@@ -257,7 +257,7 @@ class RowTables:
         is_base: bool = False,
         most_bytes: int | None = None,
     ) -> RowCut:
-        """Cut the present content. Earlier cuts may still be read.
+        """Cut the current content. Earlier cuts may still be read.
 
         Args:
             version: Version of the span.
@@ -380,7 +380,7 @@ class RowTables:
         self._note_size()
 
     def restore_removed(self, table: int, removed: Ids, counting: npt.NDArray[np.bool_]) -> None:
-        """Remove the rows that were removed before an increment was cut; called before its rows are restored."""
+        """Remove the rows that an increment lists as removed; called before the increment's rows are restored."""
         found = buckets_of(removed, self.specs[table].salt)
         self._tables[table].remove(removed[counting[found]])
 

@@ -89,7 +89,7 @@ class TableRows:
         return replace(self, ids=self.ids.copy(), gradients=self.gradients.copy())
 
     def within(self, buckets: range, specs: Sequence[TableSpec]) -> TableRows:
-        """Return the part that belongs to some buckets. The output of a read has no gaps."""
+        """Return the part that belongs to some buckets. The output of a read is contiguous."""
         salts = np.repeat(np.array([specs[table].salt for table in self.tables.tolist()], np.uint64), self.counts)
         order = _all_of(self.starts, self.counts)
         found = buckets_of(self.ids[order], salts)

@@ -7,7 +7,7 @@ modules here simulate everything around the cores:
 * ``etcd``, ``store``: models of the two external systems, with outages, unknown outcomes and damaged files
 * ``master``: driver of the master's core, with ``taking_over``, ``links`` to the pservers and ``store_worker``
 * ``pserver``: driver of the pserver's core, with ``shard`` for its blocks, ``ledger`` for their values and ``rows``
-* ``trainer``: driver of the trainer's cores, with ``loop``, ``body``, ``worker``, ``transfers``, ``first_values`` and
+* ``trainer``: driver of a trainer's cores, with ``loop``, ``body``, ``worker``, ``transfers``, ``first_values`` and
   ``evaluating``
 * ``job``: the ledger program, including some data that no trainer can process
 * ``scenario``: the job, the programs and the fault rates that follow from a seed

@@ -349,7 +349,7 @@ class Account:
         self._require_whole(leader, saved, f"checkpoint {number}")
 
     def _require_whole(self, master: Master, blocks: Sequence[tuple[int, Sequence[int]]], what: str) -> None:
-        """Check that work once done is done or quarantined at the end, and that all blocks have the same batches.
+        """Check that finished work is done or quarantined at the end, and that all blocks have the same batches.
 
         A batch that was done, lost with a pserver and repeated may fail too often, like any other batch.
         """

@@ -7,7 +7,7 @@ from flightedl.testing.simulation.planted_master import MASTER_BUGS
 from flightedl.testing.simulation.planted_pserver import PSERVER_BUGS, ROW_BUGS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 
-#: Name -> description of a bug in the simulation's own models.
+#: Name of a bug in the simulation's own models -> its description.
 FLAWS: dict[str, str] = {
     "hashes are not compared": "a damaged shard file is loaded",
     "reported before it is written": "a pserver reports its file before it is in the store",

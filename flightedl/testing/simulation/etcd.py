@@ -34,7 +34,7 @@ _KEPT = 400
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The job's life, and the cluster on which it began; an empty cluster is unknown."""
+    """The job's life, and the cluster on which it began; an empty name means unknown."""
 
     life: int = 0
     cluster: str = ""

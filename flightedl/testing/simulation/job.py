@@ -218,7 +218,7 @@ def tasks_of(declaration: JobDeclaration) -> int:
 def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, *, is_stopped: bool) -> list[int]:
     """Return the elements of a block that lack a batch they should have, or have a batch they should not.
 
-    Quarantined batches may be present or absent: a trainer may have died of another batch right after pushing one.
+    Quarantined batches may be present or absent: a trainer may have died from another batch right after pushing one.
     Batches that cannot be trained on must be absent. After a stop, batches that are not done may be present or absent.
     """
     found = []

@@ -52,7 +52,7 @@ class PserverLink:
             self.pause(0.0)
 
     def pause(self, pause_s: float) -> None:
-        """Call the pserver again after a pause."""
+        """Pause, then call the pserver again."""
         self._is_busy = False
         self._token += 1
         token = self._token

@@ -67,7 +67,7 @@ class _Stretches:
                 del self._of[row_id]
 
     def rows(self, version: int, epoch: int) -> dict[int, tuple[int, float | None]]:
-        """Return id -> (updates, value) of rows, and id -> (pushes, None) of ids that wait."""
+        """Return id -> (updates, value) for rows, and id -> (pushes, None) for ids that wait for admission."""
         found: dict[int, tuple[int, float | None]] = {}
         for row_id, stretch in self._of.items():
             if self._is_there(stretch, version, epoch):

@@ -50,7 +50,7 @@ class Changed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """A file's rows of one span."""
+    """The rows of one span in a file."""
 
     numbers: range
     version: int

@@ -26,7 +26,7 @@ class Found:
 
     seed: int
     problem: str
-    #: The last events, and the traceback.
+    #: The last events before the violation, and the traceback.
     story: str
 
 

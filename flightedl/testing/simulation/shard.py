@@ -97,7 +97,7 @@ class Shard:
         self._tables: dict[int, StoredTable] = {}
         #: Number of the newest cut.
         self._cut = 0
-        #: Order of the current snapshot, and the file that it is an increment on.
+        #: Order of the current snapshot, and the file on which it builds.
         self._command: SnapshotRequest | None = None
         self._after = ""
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
@@ -123,7 +123,7 @@ class Shard:
     def _span(self, number: int) -> LedgerSpan:
         return self._block_of[number].span
 
-    # first values, and others from a checkpoint
+    # initial values, and values from a checkpoint
 
     def initialize(self, block: Block, election: int, model: tuple[int, int]) -> None:
         """Set a block's first values."""

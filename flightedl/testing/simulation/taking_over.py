@@ -90,7 +90,7 @@ class TakingOver:
         return (yield self._master.asks(self._etcd, self._etcd.read_all, "")), number, newest
 
     def _newest(self) -> Steps:
-        """Return the newest checkpoint's number and its sighting of etcd; 0 if there is none or it cannot be read."""
+        """Return the newest checkpoint's number and the etcd state it saw; 0 if there is none or it cannot be read."""
         try:
             for number in candidates((yield self._list())):
                 found = yield self._read(manifest_name(number))

@@ -219,7 +219,7 @@ class World:
         return bool(self._cuts)
 
     def cut(self, *names: str) -> Action:
-        """Cut two processes off from each other, or one from all ("" as the other). Returns an action to reconnect."""
+        """Disconnect two processes, or one from all others if the other name is "". Returns an action to reconnect."""
         pair = frozenset(names)
         self._cuts.add(pair)
         return lambda: self._cuts.discard(pair)
