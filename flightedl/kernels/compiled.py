@@ -109,7 +109,7 @@ def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
         options["fastmath"] = {"reassoc"}
     try:
         code = numba.njit(**options)(loop)
-        # numba checks only the loop's own file for changes, and has no public API to name others.
+        # numba checks only the loop's own file for changes, and has no public API to register other files.
         code._cache = _MachineCode(loop)  # type: ignore[no-untyped-call] # noqa: SLF001
         code._cache._cache_file._source_stamp = _stamp()  # noqa: SLF001
         code.compile(signature)

@@ -5,7 +5,7 @@ next call for the block.
 
 Rules:
 
-* The process that adopted or loaded a block serves it, unless it is frozen.
+* The process that adopted or loaded a block serves it, unless the block is frozen.
 * ``read`` accepts the results of a single read of etcd: the owners, the intent and the holder of the index. Reads older
   than the last one are ignored. Nothing else thaws, adopts or releases a block.
 * A new process loads its blocks only if it still held its index at the revision of that read. Otherwise a process that

@@ -19,7 +19,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 class Intent(msgspec.Struct, frozen=True, array_like=True):
     """Stored moves in progress. Committing a move removes it from the intent."""
 
-    #: Generation of the master that stored it.
+    #: Generation of the master that stored the intent.
     master: int
     moves: tuple[Move, ...]
     #: (index, generation) of each source and destination, ascending.

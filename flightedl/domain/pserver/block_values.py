@@ -32,7 +32,7 @@ class Extent(NamedTuple):
 
 
 class SpanPlace:
-    """A span's place in the plan. Base class of the stores' spans (arrays) and of the protocol's (state).
+    """A span's position in the plan. Base class of spans in stores (arrays) and in the protocol (state).
 
     Args:
         numbers: Block numbers of the plan.

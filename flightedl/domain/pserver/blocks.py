@@ -106,7 +106,7 @@ class BlockSpan(SpanPlace):
         super().__init__(numbers)
         self.rounds = rounds
         self.is_copied_at_once = is_copied_at_once
-        #: Number of updates of their values.
+        #: Number of updates of the blocks' values.
         self.updates = 0
 
     def is_like(self, other: BlockSpan) -> bool:

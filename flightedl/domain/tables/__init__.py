@@ -7,7 +7,7 @@
 * ``restoring``: rules for restoring rows from the files of checkpoints
 
 A row's path: ``placement`` maps its id to a bucket, whose pserver creates the row at the first push that ``spec``
-admits, with first values from ``domain.model.initial``. Each push of the id runs the table's optimizer on the row,
+admits, with initial values from ``domain.model.initial``. Each push of the id runs the table's optimizer on the row,
 until a rule of ``evict`` removes it. ``testing.reference_table`` specifies all of this; the simulation runs it, and the
 kernels are tested against it.
 """

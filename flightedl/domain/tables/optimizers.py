@@ -1,4 +1,4 @@
-"""Optimizers of rows: the supported optimizers, and two that only tables have.
+"""Optimizers of rows: the optimizers that tables support, and two that are only for tables.
 
 An update changes only rows with a gradient; Adam in this form is known as *lazy* Adam. The averages of other rows do
 not decay, weight decay applies only to updated rows, and the step number in bias corrections is the row's number of

@@ -2,7 +2,7 @@
 
 * ``feed``: tasks that the trainer holds, requests to the master, and reports
 * ``readings``: the loop over batches, and when a task is finished
-* ``acknowledged``: the same loop without a model, where the user acknowledges batches
+* ``acknowledged``: the loop over batches without a model, in which the user acknowledges batches
 * ``batches``: identity of a batch, and its state until every block has answered
 * ``steps``: the messages of each call of the user's code, from opening to settling a batch
 * ``transfers``: one push or pull in flight, and the meaning of answers and failures

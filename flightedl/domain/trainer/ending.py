@@ -5,7 +5,7 @@ everything. A process that replaces one of them may have loaded an older checkpo
 master has checked them and has named the new process. If batches are missing, they are repeated, but not by a trainer
 whose loop has ended: that trainer has to be restarted.
 
-While a job trains, values are read without such a check.
+During training, values are read without this check.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flightedl.messages.tasks import TasksReply
 
 
 class JobEnd:
-    """The master's statements about the end. One thread at a time calls ``replied``; any thread may read."""
+    """The master's statements about the job's end. One thread at a time calls ``replied``; any thread may read."""
 
     def __init__(self) -> None:
         #: Generation of each final pserver process; None until all epochs are known to be done.

@@ -90,7 +90,7 @@ class Reports:
 
 
 class AssignedTask:
-    """One assignment of work, and so one reading of it; identified by ``number``.
+    """One assignment of a task, for which the task is read once; identified by ``number``.
 
     Args:
         assignment: As received from the master.
@@ -422,8 +422,8 @@ class Feed:
         if not self._held:
             self._since_s = now
         for assignment in reply.assignments:
-            # Skip what was reported after the request was sent; a master that does not accept the report assigns the
-            # attempt again. Attempt numbers are reused if etcd was restored from an older state.
+            # Skip tasks that were reported after the request was sent; a master that does not accept the report assigns
+            # the attempt again. Attempt numbers are reused if etcd was restored from an older state.
             if assignment.attempt not in self._reports.attempts:
                 self._assignment_count += 1
                 self._hold(AssignedTask(assignment, self._assignment_count))
