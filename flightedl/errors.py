@@ -131,7 +131,7 @@ class RolledBackError(JobFailedError):
 
 
 class BegunAnewError(FlightedlError):
-    """The model was initialized again after its values were lost. This process has old state and must be restarted."""
+    """The model was initialized again after its values were lost. This process has the old state: restart it."""
 
     code = "begun_anew"
 

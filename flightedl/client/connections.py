@@ -1,6 +1,6 @@
 """Calls to the master and the pservers, which are retried when these restart.
 
-Each call carries the generation of the server that it is intended for. When a server is replaced, its new address and
+Each call carries the generation of the server for which it is intended. When a server is replaced, its new address and
 generation come from the directory (a watch on etcd), and calls go to the new process. A call in flight to the old
 process is aborted, because that process may be frozen and would block the call until its deadline. All requests are
 idempotent: each carries its identity, so repeating it after an unknown outcome is safe.

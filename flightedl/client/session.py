@@ -154,7 +154,7 @@ class Job:
         it can process.
 
         With ``follow``, files that match later are added as new tasks, permanently and in order of arrival. The master
-        looks every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and adds a file that has not changed between two looks,
+        scans every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and adds a file that has not changed between two scans,
         so a file that is being written is not added yet. Names that begin with ``_`` or ``.`` are ignored. The last
         epoch ends when the directory of each pattern contains a file ``_END``, or a trainer calls ``Dataset.end``; an
         earlier epoch ends when all tasks that exist by then are done. An unusable file is excluded and shown by

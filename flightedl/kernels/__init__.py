@@ -6,7 +6,7 @@
 * ``plain``: constants and sizes that compiled code shares with plain Python.
 * ``ahead``: the list of all kernels, which ``python -m flightedl.kernels`` compiles in advance.
 * ``blocks``: loops over a block: updates, sums, checks, 16-bit conversion.
-* ``compiled``: machine code of these loops, and numba's cache of it.
+* ``compiled``: machine code of these loops, which numba caches.
 * ``row_records``: memory layout of a table.
 * ``row_index``: hash index from ids to records.
 * ``row_handles``: the arrays of many tables, passed in a single call.

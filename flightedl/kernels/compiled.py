@@ -182,7 +182,7 @@ def constants_of(
     corrections: tuple[float, float] = (1.0, 1.0),
     shrink: float = 1.0,
 ) -> tuple[float, ...]:
-    """Return the numbers of ``rules.Constants``. Arguments have the meaning of its fields."""
+    """Return the numbers of ``rules.Constants``. The arguments have the same meanings as its fields."""
     clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
     decay = 0.0 if isinstance(optimizer, AdamW) else optimizer.weight_decay
     none = (0.0,) * (5 - len(constants))

@@ -284,8 +284,8 @@ def sweep(
 
 @register_jitable
 def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.NDArray[np.int32]) -> int:
-    """Return 0 if the ids of a section are correct, 1 if one occurs twice, 2 if one is in another bucket."""
-    # Scratch memory of ``index_size(ids.size)``, empty if ids may occur twice.
+    """Return 0 if a section's ids are correct, 1 if an id occurs twice, 2 if an id is in another bucket."""
+    # Scratch memory with ``index_size(ids.size)`` elements; empty if ids may occur twice.
     mask = np.uint64(seen.size - 1)
     seen[:] = -1
     for i in range(ids.size):

@@ -38,7 +38,7 @@ class Constants(NamedTuple):
     b: Any
     c: Any
     d: Any
-    #: Bias corrections: of LAMB's average of gradients, and of averages of squares.
+    #: Bias corrections for LAMB's average of gradients, and for averages of squares.
     first: Any
     second: Any
     #: AdamW's ``1 - rate * decay``; 1 for other rules.

@@ -145,7 +145,7 @@ class AppliedBatches:
         return found
 
     def _masks_of(self, blocks: Iterable[int]) -> list[tuple[Cohort, int]]:
-        """Return the blocks' bits in each of their cohorts, cached for ranges because every push uses them."""
+        """Return the blocks' bits in each of their cohorts, cached for each range because every push uses them."""
         known = self._masks.get(blocks) if isinstance(blocks, range) else None
         if known is not None:
             return known

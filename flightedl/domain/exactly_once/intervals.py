@@ -5,7 +5,7 @@ Rules:
 * Intervals are never adjacent: [0, 3) and [3, 5) are stored as [0, 5). So equal sets have equal intervals and bytes.
 * A search takes O(log intervals). A change also moves the rest of the list (a memory move, not Python work). Each
   interval takes two integers of memory, whatever its length.
-* An empty interval (start >= end) is allowed as an argument and changes nothing; a negative number is a ValueError.
+* An empty interval (start >= end) is allowed as an argument and changes nothing; a negative number raises ValueError.
 
 The bytes of ``encode`` are a version byte and then, for each interval, the distance from the last end and the length
 minus one, as LEB128 numbers. So a contiguous run takes two to six bytes.

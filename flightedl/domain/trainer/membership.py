@@ -4,7 +4,7 @@ Rules:
 
 * A membership begins only between two batches, with values that are pulled under it. At any sign that it is over (a
   rejected push, an answer from the master, a lost lease), the trainer forgets it, and joins again for the next batch.
-* A membership keeps the mode that it began with.
+* A membership keeps the mode with which it began.
 * A trainer joins to work on one attempt. If it no longer holds this attempt, it may still hold others.
 
 One thread reads ``member`` and another writes it while calls are in flight, so methods read it only once.
