@@ -385,7 +385,7 @@ class EtcdWatch:
 
 
 class _Stream:
-    """One watch RPC on its own connection, read by a thread that ends with it."""
+    """A single watch RPC on its own connection. A thread reads it and ends with it."""
 
     def __init__(
         self,

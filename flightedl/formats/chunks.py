@@ -143,7 +143,7 @@ class FileIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """Options that decide how files are cut into chunks."""
+    """Options that determine how files are cut into chunks."""
 
     #: Maximum records per chunk of a Parquet file; 0 means no limit. Reading a part decodes the row group up to there.
     max_records_per_chunk: int = 0

@@ -90,7 +90,7 @@ def extended_index(
 ) -> tuple[ChunkIndex, dict[FileStat, Exception]]:
     """Return the index extended by more files, and the files that cannot join, with their errors.
 
-    The schema does not change: a file that would widen it cannot join.
+    The schema does not change: a file that would widen the schema cannot join.
     """
 
     def index_or_refuse(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex | Exception:

@@ -63,7 +63,7 @@ class TaskLayout:
 
     @property
     def index(self) -> ChunkIndex:
-        """Index with the chunks of the tasks."""
+        """Index that contains the tasks' chunks."""
         return self._index
 
     @property

@@ -1,4 +1,4 @@
-"""Trained models as single files that other programs can load: safetensors, NumPy's npz, or Arrow. Reading and writing.
+"""Reading and writing trained models as single files for other programs: safetensors, NumPy's npz, or Arrow.
 
 * ``safetensors``: eight bytes with the header's size, a JSON header (name -> dtype, shape, offsets), then the arrays.
   The format is simple enough to implement here without a dependency. Parameters are streamed one at a time.

@@ -52,7 +52,7 @@ ROW_FIELDS = tuple(
 
 
 class StoredRowSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive buckets with a common history whose rows are in the same file."""
+    """Consecutive buckets with a common history, whose rows are in the same file."""
 
     #: Position of the first bucket in the plan, and number of buckets.
     first: int

@@ -1,4 +1,4 @@
-"""File that a pserver writes for a checkpoint: its blocks and rows, their slots, and their applied batches.
+"""The file that a pserver writes for a checkpoint: its blocks and rows, their slots, and their applied batches.
 
 It is an Arrow IPC file with one block per record batch, so any Arrow reader can open it, and a single block can be
 fetched with a range request. Columns: ``block``, ``parameter``, ``start``, ``stop`` (its identity), ``version``,

@@ -43,7 +43,7 @@ _SLACK_S = 3.0
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields, common to all records, that identify the process which wrote them."""
+    """The fields, common to all records, that identify the process that wrote the record."""
 
     address: str = ""
     pid: int = 0

@@ -1,4 +1,4 @@
-"""Directories of a job's results and logs, and free ports."""
+"""Directories for a job's results and logs, and free ports."""
 
 from __future__ import annotations
 

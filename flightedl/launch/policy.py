@@ -162,7 +162,7 @@ _ENDED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, EXIT_TERMINAT
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Restart decisions for all slots of one job."""
+    """Decides on restarts for all slots of a job."""
 
     slots: Sequence[Slot]
     limits: Limits = Limits()

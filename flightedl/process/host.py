@@ -1,6 +1,6 @@
 """Facts about this process and its machine, for the job's operators.
 
-They are read from the kernel, so no additional library is needed. Reading takes about 50 microseconds.
+The facts are read from the kernel, so no additional library is needed. Reading takes about 50 microseconds.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def without_collection() -> Iterator[None]:
 def of_a_server() -> Iterator[None]:
     """Disable collection, then exempt the loaded objects permanently. For processes that load everything at once.
 
-    Not for a trainer: objects that the user's program has created by then may become garbage later.
+    Do not call it in a trainer: objects that the user's program has already created may become garbage later.
     """
     with without_collection():
         yield

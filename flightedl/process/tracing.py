@@ -1,7 +1,7 @@
 """Spans of steps, tasks, checkpoints and recoveries, across processes. Disabled unless a tracer is set.
 
-As with logging, one tracer serves the whole process, so that it need not be passed around. Without a tracer, a span
-costs a function call and a comparison, and nothing is sent with requests.
+As with logging, one tracer serves the whole process, so it need not be passed around. Without a tracer, a span costs a
+function call and a comparison, and nothing is sent with requests.
 
 A request to another process carries its span as a W3C ``traceparent``: in a header of the Flight call or, on a stream
 that stays open between requests, in the message itself.

@@ -21,7 +21,7 @@ class Changes:
         self.wake: Callable[[], None] | None = None
 
     def announce(self) -> None:
-        """Wake all waiting threads if there are changes."""
+        """Wake all waiting threads if there are new changes."""
         if not self.has_news:
             return
         # Reset the flag before the threads wake, so that later changes are announced again.

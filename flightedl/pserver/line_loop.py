@@ -22,7 +22,7 @@ _LONG_S = 3600.0
 
 
 class Lent(Protocol):
-    """A conversation that is lent to the loop, whose thread calls it, one method at a time."""
+    """A conversation that is lent to the loop. The loop's thread calls its methods, one at a time."""
 
     @property
     def fileno(self) -> int:

@@ -74,7 +74,7 @@ class Meter:
             self._sent_bytes += size_bytes
 
     def stream(self, more: int, *, shared: int = 0) -> None:
-        """Add to the number of open step streams, and of those that share memory; negative numbers subtract."""
+        """Add to the numbers of open step streams and of those that share memory. Negative arguments subtract."""
         with self._lock:
             self._streams += more
             self._shared_streams += shared

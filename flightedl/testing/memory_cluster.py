@@ -16,7 +16,7 @@ class MemoryCluster:
     """See ``ports.Cluster``. Owners are identified by UID, as in Kubernetes.
 
     The collector deletes an object ``collection_s`` seconds after the last of its owners was deleted. It identifies the
-    object by its own UID, so applying the object again in the meantime does not save it.
+    object by UID, so applying the object again before then does not save it.
 
     Args:
         clock: Clock that decides when to collect; None collects dependents at once.

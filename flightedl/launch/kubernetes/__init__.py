@@ -16,7 +16,7 @@ Pure, values in and objects out:
 With a cluster (``ports.Cluster``):
 
 * ``secrets``: certificates for one job
-* ``submitting``: submits, scales and removes a job
+* ``submitting``: submitting, scaling and removing a job
 * ``scaling``: the loop that adds and removes trainers
 * ``watching``: waits for the end of a job, with progress and output
 

@@ -64,7 +64,7 @@ def etcd_policy(job: ClusterJob) -> Object:
 def _ways_out(job: ClusterJob) -> list[Object]:
     """Return the rules of outgoing connections: DNS, the job's pods, and stores (and the cluster's API) by HTTPS.
 
-    The last rule allows the machine's metadata service, which provides its credentials in a cloud.
+    The last rule allows the machine's metadata service, which provides the machine's credentials in a cloud.
     """
     return [
         {"ports": [{"protocol": "UDP", "port": 53}, _tcp(53)]},

@@ -1,7 +1,7 @@
-"""Pod templates of users, merged into the pods of a job.
+"""Users' pod templates, which are merged into the pods of a job.
 
-As in a strategic merge patch of Kubernetes, maps are merged, ``null`` removes a field, and lists whose entries have a
-key (``_KEYS``) are merged entry by entry. Other lists of maps, such as tolerations and ``envFrom``, are appended to.
+As in Kubernetes' strategic merge patches, maps are merged, ``null`` removes a field, and lists whose entries have a key
+(``_KEYS``) are merged entry by entry. Other lists of maps, such as tolerations and ``envFrom``, are appended to.
 Kubernetes would replace them, but a job needs its own entries. Other values are replaced.
 
 A template refers to the process's own container as ``flightedl``, or by its role. Entries for other roles are ignored,

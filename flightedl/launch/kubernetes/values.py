@@ -87,7 +87,7 @@ class ClusterJob:
     masters: int = 2
     #: URL for checkpoints. If it is empty, none are written, and training starts from scratch if a pserver dies.
     checkpoint: str = ""
-    #: Continue from the newest checkpoint: "true", "auto" (if there is one) or empty.
+    #: "true" to continue from the newest checkpoint, "auto" to do so if there is one; otherwise empty.
     resume: str = ""
     #: ``host:port`` of a running etcd. Empty: the job has its own etcd.
     etcd: str = ""
@@ -120,7 +120,7 @@ class ClusterJob:
     keep_s: int = 600
     #: Maximum seconds after SIGTERM for a server to write a last checkpoint.
     drain_s: int = 30
-    #: Seconds for which a server must be ready before the next one is replaced. By then a spare has claimed an index.
+    #: Seconds for which a server must be ready before the next one is replaced; a spare needs them to claim an index.
     settled_s: int = 5
 
     def __post_init__(self) -> None:

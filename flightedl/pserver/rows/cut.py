@@ -36,7 +36,7 @@ class RowChanges(NamedTuple):
 
 
 def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
-    """Return the changes of two consecutive periods."""
+    """Return the combined changes of two consecutive periods."""
     return RowChanges(
         tuple(either_bits(one, other) for one, other in zip(older.records, newer.records, strict=True)),
         tuple(np.union1d(one, other) for one, other in zip(older.removed, newer.removed, strict=True)),

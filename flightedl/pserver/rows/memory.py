@@ -81,7 +81,7 @@ class RowMemory:
         self._was_left_bytes = 0
 
     def room_bytes(self) -> int:
-        """Return the memory that rows may still take."""
+        """Return the memory that rows may still allocate."""
         grown = self.taken_bytes - self._looked_at_bytes
         if not self._was_left_bytes or grown > _LOOK_BYTES or self._was_left_bytes - grown < _LOOK_BYTES:
             self._looked_at_bytes, grown = self.taken_bytes, 0

@@ -1,4 +1,4 @@
-"""Search for rows whose norm is too small, which a cut removes."""
+"""Search for rows whose norm is too small. A cut removes them."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ class RowTable:
         )
 
     def remove_small(self, version: int, epoch: int) -> Ids:
-        """Remove rows whose norm is too small, see ``SmallRows``. Return their ids."""
+        """Remove rows whose norm is too small (see ``SmallRows``). Return their ids."""
         if self._small is None:
             return np.empty(0, np.uint64)
         found = self._small.found(self, self.oldest(version, epoch))

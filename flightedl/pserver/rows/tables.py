@@ -83,7 +83,7 @@ class RowTables:
         self.memory = RowMemory() if memory is None else memory
         each = min(machine_bytes(), ADDRESS_BYTES // max(1, len(self.specs)))
         handles = np.zeros((len(self.specs), HANDLE_SIZE), np.int64)
-        #: (buckets,): difference between each bucket's version and the store's, see ``kernels.row_records``.
+        #: (buckets,): difference between each bucket's version and the store's (see ``kernels.row_records``).
         self.shifts = np.zeros(BUCKETS, np.int64)
         self._tables = [
             RowTable(spec, number, each, handles[number], self.shifts) for number, spec in enumerate(self.specs)

@@ -1,4 +1,4 @@
-"""All bugs that can be planted in a run, by name; see ``planted``."""
+"""All bugs that can be planted in a run, by name (see ``planted``)."""
 
 from __future__ import annotations
 

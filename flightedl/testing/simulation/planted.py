@@ -92,7 +92,7 @@ def _module(place: str) -> tuple[ModuleType, str]:
 
 
 def _function(place: str) -> FunctionType:
-    """Return the function itself, without its decorator."""
+    """Return the undecorated function."""
     module, qualified = _module(place)
     *owners, name = qualified.split(".")
     found: Any = module

@@ -1,6 +1,6 @@
 """Model of the checkpoint store: atomic files, errors, unknown outcomes, and damaged files.
 
-The store carries out a request after a while, even if the requester is frozen or dead by then. There is no fencing.
+The store carries out a request after a while, even if the requester is frozen or dead by then. It has no fencing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNCHANGED = -1
 
 
 def put_together(chain: Sequence[StoredShard]) -> StoredShard:
-    """Merge a base with the increments on it."""
+    """Merge a base with its increments."""
     values = chain[0].values
     for shard in chain[1:]:
         values = tuple(

@@ -285,7 +285,7 @@ class Trainer(Process):
             then()
 
     def declare_evaluation(self, name: str, declared: Action) -> None:
-        """Declare an evaluation until a master has accepted it."""
+        """Declare an evaluation. Retry until a master has accepted it."""
 
         def again(_: Any = None) -> None:
             self.later(0.2, lambda: self.declare_evaluation(name, declared))

@@ -65,7 +65,7 @@ class Travel:
         self._is_given_up = True
 
     def _ask(self, index: int, call: core.Call) -> None:
-        """Call the process that now holds the index, once."""
+        """Call the process that now holds the index. Do not retry."""
         trainer = self._trainer
         if self._is_given_up:
             return
@@ -195,6 +195,6 @@ class Travel:
         if self._error is None:
             self._done()
         else:
-            # The push may have reached some blocks and not others.
+            # The push may have reached only some of the blocks.
             self._trainer.cluster.account.out_of_step.add(self._transfer.member)
             self._failed(self._error)
