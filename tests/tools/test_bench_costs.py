@@ -89,6 +89,6 @@ def test_each_trainer_reports_less_often_with_more_trainers(trainers: int, secon
 def test_the_command_has_help() -> None:
     shown = CliRunner().invoke(command, ["bench", "scale", "--help"])
     assert shown.exit_code == 0
-    assert "busiest first" in shown.output
+    assert "busiest" in shown.output
     assert CliRunner().invoke(command, ["bench", "scale", "--trainers", "0"]).exit_code == 2
     assert "scale" in CliRunner().invoke(command, ["bench", "--help"]).output

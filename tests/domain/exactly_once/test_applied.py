@@ -306,6 +306,8 @@ def test_an_impossible_batch_is_refused_and_nothing_is_done(batch, batch_count):
         applied.mark([1], batch, batch_count)
     with pytest.raises(MessageError):
         applied.mark([0, 1], batch, batch_count)
+    with pytest.raises(MessageError):
+        applied.mark_together([0], [(batch, batch_count)])
     assert applied.encode() == before
 
 

@@ -18,6 +18,10 @@ def test_a_later_life_forgets_the_names_of_the_previous_one() -> None:
         present.enter(7)
 
 
+def test_the_second_life_follows_the_first_one() -> None:
+    assert PresentLife(1).enter(2)
+
+
 def test_a_life_ends_before_the_next_one_has_a_number() -> None:
     present = PresentLife(7)
     present.end(7)
