@@ -37,6 +37,8 @@ from flightedl.rpc.service import Service
 
 logger = logging.getLogger(__name__)
 
+#: Seconds that gRPC gets to send the replies of calls that have ended before idle connections are closed.
+_SENDING_S = 0.2
 _SHUTDOWN_WAIT_S = 5.0
 _WATCH_INTERVAL_S = 0.25
 #: Number of iterations after which the watching thread returns memory to the system.
@@ -117,8 +119,10 @@ class FlightServer:
         is still running then: the process should exit by ``os._exit``, because gRPC's threads would keep it alive.
         """
         GUARD.check()
-        self.closing.set()
         running = self._admission.running
+        with self._admission.idle:
+            was_busy = any(not call.is_resting for call in running)
+        self.closing.set()
         with self._admission.idle:
             for _ in range(math.ceil(grace_s / _REST_POLL_S)):
                 # A call notifies when it ends, but not when it starts to wait for the next request.
@@ -130,6 +134,9 @@ class FlightServer:
         shutdown = threading.Thread(target=self._service.shutdown, name=f"rpc-stop-{self.port}", daemon=True)
         shutdown.start()
         if left:
+            if was_busy:
+                # gRPC may still be sending the replies of calls that have just ended, on the same connections.
+                shutdown.join(_SENDING_S)
             abort_connections(self.port)
         shutdown.join(_SHUTDOWN_WAIT_S)
         self._watch.join(_SHUTDOWN_WAIT_S)
