@@ -35,11 +35,11 @@ test: unit marked ## Run all tests: first the quick ones, then those with real s
 
 # Select files by their text. Otherwise each worker would have to import all tests to deselect them, and importing
 # PyTorch alone takes seconds. A conftest.py with a mark marks its directory.
-A_MARK := mark\.($(subst $(space),|,$(MARKS)))\b
+A_MARK := mark\.($(subst $(space),|,$(MARKS))|storm)\b
 WITH_MARKED = $(shell grep -rlE '$(A_MARK)' tests --include=test_*.py --include=conftest.py | sed 's|/conftest.py$$||' | sort)
 WHOLLY_MARKED := tests/torch tests/faults tests/frameworks
 unit: $(VENV)/.dev promtool ## Run the tests that need no server
-	@$(PYTEST) -q -n $(UNIT_AT_ONCE) --dist worksteal -m "not ($(MARKED))" $(WHOLLY_MARKED:%=--ignore %)
+	@$(PYTEST) -q -n $(UNIT_AT_ONCE) --dist worksteal -m "not ($(MARKED) or storm)" $(WHOLLY_MARKED:%=--ignore %)
 
 marked: $(VENV)/.dev etcd-server chromium kubectl ## Run the tests with real etcd, S3 and killed processes
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal --durations=25 -m "($(MARKED)) and not storm" $(WITH_MARKED)
@@ -52,10 +52,10 @@ frameworks: $(VENV)/.dev ## Test recipes for JAX, Lightning, Delta Lake and othe
 	@$(PYTEST) -q -m frameworks tests/frameworks
 
 quick: $(VENV)/.unit ## Run unit tests with only their dependencies installed (t=tests/domain, k=name)
-	@$(PYTEST) -q -m "not ($(MARKED))" $(or $(t),tests/domain) $(if $(k),-k "$(k)")
+	@$(PYTEST) -q -m "not ($(MARKED) or storm)" $(or $(t),tests/domain) $(if $(k),-k "$(k)")
 
 coverage: $(VENV)/.dev ## Measure the branch coverage of the decisions by unit tests and simulation (at least 97 %)
-	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED))" tests/domain tests/master
+	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED) or storm)" tests/domain tests/master
 	@$(BIN)/python -m coverage run --append -m flightedl.testing.simulation --seeds 60 --processes 1
 	@$(BIN)/python -m coverage report
 

@@ -39,7 +39,7 @@ def test_a_table_is_loaded_from_a_file_and_exported(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"missing\.parquet"):
             users.load(tmp_path / "missing.parquet")
         users.load(tmp_path / "first.parquet")
-        with pytest.raises(UsageError, match=r"begins with the rows of .*first\.parquet already"):
+        with pytest.raises(UsageError, match=r"already begins with the rows of .*first\.parquet"):
             users.load(tmp_path / "narrow.parquet")
         assert job.table("users", 2, optimizer=fe.RowAdagrad(lr=1.0)) is users
         next(data)
