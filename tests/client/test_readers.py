@@ -160,7 +160,7 @@ def test_closing_ends_busy_readers() -> None:
 
 
 SCRIPT = """
-import os, sys, threading, time
+import os, select, sys, threading, time
 import pyarrow as pa
 from flightedl.client.data.readers import Transforming
 
@@ -184,7 +184,9 @@ if __name__ == "__main__":
     sleeping = Transforming(endless, 2)
     for _ in range(4):
         sleeping.put(pa.record_batch({"n": [1]}), str, lambda _: None)
-    sys.stdin.read()  # ends with the test
+    # Ends with the test. A signal just before a read without a time limit would not interrupt it.
+    while not select.select([sys.stdin], [], [], 0.2)[0]:
+        pass
 """
 
 
