@@ -160,7 +160,7 @@ def test_closing_ends_busy_readers() -> None:
 
 
 SCRIPT = """
-import os, select, sys, threading, time
+import os, select, signal, sys, threading, time
 import pyarrow as pa
 from flightedl.client.data.readers import Transforming
 
@@ -172,6 +172,9 @@ def endless(batch):
     time.sleep(3600)
 
 if __name__ == "__main__":
+    # As in a terminal, even if the process of the tests ignores or blocks the signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     done = threading.Event()
     transforming = Transforming(plus_one, 1)
 
