@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -193,43 +194,61 @@ def test_rows_are_looked_up_and_pushed_while_blocks_move() -> None:
         np.testing.assert_allclose(rows, first - 4.0, atol=1e-5)
 
 
-def stepping(trainer: Trainer, member: int, batches: int, failures: list[BaseException]) -> None:
-    try:
-        for batch in range(batches):
-            trainer.begin(1000 * member + batch, of=10_000, step=batch + 1)
-            trainer.parameters.step(gradients(1.0))
-            assert trainer.current is not None
-            assert not trainer.current.must_repeat
-            trainer.parameters.close_batch()
-    except BaseException as error:
-        failures.append(error)
-        raise
+def run_while_moving(
+    cluster: Cluster, train: Callable[[Trainer, int], None], batches: int, move: Callable[[list[Trainer]], bool]
+) -> list[Trainer]:
+    """Train with two trainers while another thread moves something again and again; return the trainers.
+
+    Args:
+        cluster: Their pservers.
+        train: Trains the current batch, of which it gets the number.
+        batches: Number of batches of each trainer.
+        move: Moves something and returns True, or returns False if nothing can move now.
+    """
+    trainers, failures, moves = [cluster.trainer(member) for member in (1, 2)], list[BaseException](), 0
+
+    def step(trainer: Trainer, member: int) -> None:
+        try:
+            for batch in range(batches):
+                trainer.begin(1000 * member + batch, of=10_000, step=batch + 1)
+                train(trainer, batch)
+                assert trainer.current is not None
+                assert not trainer.current.must_repeat
+                trainer.parameters.close_batch()
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=step, args=each) for each in zip(trainers, (1, 2), strict=True)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        moves += move(trainers)
+        threads[0].join(0.02)
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert moves
+    return trainers
 
 
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
 def test_two_trainers_step_while_blocks_move_and_every_batch_counts_once(mode: Mode) -> None:
     """A third thread swaps some placements; the two trainers discover the other changes themselves."""
+    batches, chance = 25, random.Random(1)
     with Cluster(SHAPES, mode, pservers=2, members=2, is_placed=True) as cluster:
-        trainers = [cluster.trainer(member) for member in (1, 2)]
-        batches, failures, moves, chance = 25, list[BaseException](), 0, random.Random(1)
-        threads = [
-            threading.Thread(target=stepping, args=(trainer, member, batches, failures))
-            for member, trainer in enumerate(trainers, start=1)
-        ]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
+
+        def move(trainers: list[Trainer]) -> bool:
             block = chance.randrange(BLOCKS)
-            if cluster.move(block, 1 - int(cluster.plan.block_pservers[block])):
-                moves += 1
-                if chance.random() < 0.5:
-                    chance.choice(trainers).parameters.swap(cluster.plan)
-            threads[0].join(0.02)
-        for thread in threads:
-            thread.join()
-        assert not failures
-        assert moves
-        for trainer in trainers:
+            if not cluster.move(block, 1 - int(cluster.plan.block_pservers[block])):
+                return False
+            if chance.random() < 0.5:
+                chance.choice(trainers).parameters.swap(cluster.plan)
+            return True
+
+        for trainer in run_while_moving(
+            cluster, lambda trainer, _: trainer.parameters.step(gradients(1.0)), batches, move
+        ):
             trainer.parameters.refresh()
             found = {float(value) for array in trainer.parameters.values() for value in array.flat}
             assert found == {-float(batches if isinstance(mode, Sync) else 2 * batches)}
@@ -239,36 +258,18 @@ def test_two_trainers_step_while_blocks_move_and_every_batch_counts_once(mode: M
 def test_two_trainers_look_up_and_push_rows_while_buckets_move_and_every_batch_counts_once(mode: Mode) -> None:
     tables = [TableSpec("items", 3, SGD(lr=1.0), Uniform(1.0), dtype="bfloat16"), TableSpec("users", 2, SGD(lr=1.0))]
     ids = np.arange(400, dtype=np.uint64)
-    batches, failures, moves, chance = 20, list[BaseException](), 0, random.Random(2)
+    batches, chance = 20, random.Random(2)
 
-    def step(trainer: Trainer, member: int) -> None:
-        try:
-            for batch in range(batches):
-                trainer.begin(1000 * member + batch, of=10_000, step=batch + 1)
-                trainer.parameters.look_up({0: DistinctIds(ids[:40]), 1: DistinctIds(ids[batch:])})
-                trainer.parameters.push_rows(1, ids, np.ones((len(ids), 2), np.float32))
-                trainer.parameters.step(gradients(1.0))
-                assert trainer.current is not None
-                assert not trainer.current.must_repeat
-                trainer.parameters.close_batch()
-        except BaseException as error:
-            failures.append(error)
-            raise
+    def train(trainer: Trainer, batch: int) -> None:
+        trainer.parameters.look_up({0: DistinctIds(ids[:40]), 1: DistinctIds(ids[batch:])})
+        trainer.parameters.push_rows(1, ids, np.ones((len(ids), 2), np.float32))
+        trainer.parameters.step(gradients(1.0))
 
     with Cluster(SHAPES, mode, pservers=2, members=2, is_placed=True, tables=tables) as cluster:
-        trainers = [cluster.trainer(member) for member in (1, 2)]
-        threads = [threading.Thread(target=step, args=each) for each in zip(trainers, (1, 2), strict=True)]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            moves += cluster.move_buckets(chance.randrange(BUCKETS))
-            threads[0].join(0.02)
-        for thread in threads:
-            thread.join()
-        assert not failures
-        assert moves
         expected = -float(batches if isinstance(mode, Sync) else 2 * batches)
-        for trainer in trainers:
+        for trainer in run_while_moving(
+            cluster, train, batches, lambda _: cluster.move_buckets(chance.randrange(BUCKETS))
+        ):
             found = trainer.parameters.look_up({1: DistinctIds(ids)}).rows(1)
             assert found.shape == (len(ids), 2)
             assert set(found.reshape(-1).tolist()) == {expected}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -28,9 +27,8 @@ from flightedl.formats.checkpoint_files import verify
 from flightedl.formats.row_batches import ROWS_OF
 from flightedl.formats.shard_files import read_rows
 from flightedl.formats.stored_tables import stored_rows
-from flightedl.messages.base import encode
 from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
-from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, Placement
+from flightedl.messages.declarations import Placement
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.rows import store
@@ -43,6 +41,7 @@ from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
 
 from .test_moved_buckets import IDS, SPECS
+from .test_rows import manifest_of
 
 PARAMETERS = [ParameterSpec("w", (100,))]
 TABLES = [
@@ -191,19 +190,7 @@ class Cluster:
             blocks=[(0, plan.block_count)],
             buckets=[(index, len(self.numbers(index))) for index in range(len(self.shards))],
         )
-        declared = ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=[each.to_json() for each in TABLES])
-        model = DeclaredModel(declaration=declared, pservers=len(files), plan_hash=plan.hash, placement=placement)
-        manifest = Manifest(
-            job="j",
-            number=number,
-            plan_hash=plan.hash,
-            pserver_count=len(files),
-            cut_for=1,
-            round=None,
-            created_s=0.0,
-            shards=tuple(files),
-            declaration=msgspec.Raw(encode(JobDeclaration(model=model))),
-        )
+        manifest = manifest_of(number, files, plan, placement)
         if is_published:
             self.storage.publish(manifest_name(number), [manifest.encode()])
             self.chains.completed(number, files)

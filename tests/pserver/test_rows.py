@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Ftrl, Momentum
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.schedules import Piecewise
-from flightedl.domain.model.sharding import plan_for
+from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.placement import buckets_of
 from flightedl.domain.tables.spec import TableSpec
@@ -34,7 +35,7 @@ from flightedl.kernels.compiled_rows import distinct_kernels
 from flightedl.kernels.half_precision import widened
 from flightedl.messages.base import encode
 from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
-from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, Placement
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.building import kernels_of
 from flightedl.pserver.restoring import load_newest
@@ -140,11 +141,13 @@ class Pserver:
         self.shard._protocol.check()
 
 
-def publish(storage: MemoryStorage, number: int, *files: ShardFile) -> None:
-    plan = plan_for(SPECS, len(files), 1, TABLES)
-    declared = ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=[each.to_json() for each in TABLES])
-    model = DeclaredModel(declaration=declared, pservers=len(files), plan_hash=plan.hash)
-    manifest = Manifest(
+def manifest_of(
+    number: int, files: Sequence[ShardFile], plan: ShardPlan, placement: Placement | None = None
+) -> Manifest:
+    """Return the manifest of a checkpoint whose parameters were cut for one pserver."""
+    declared = ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=[each.to_json() for each in plan.tables])
+    model = DeclaredModel(declaration=declared, pservers=len(files), plan_hash=plan.hash, placement=placement)
+    return Manifest(
         job="j",
         number=number,
         plan_hash=plan.hash,
@@ -152,9 +155,13 @@ def publish(storage: MemoryStorage, number: int, *files: ShardFile) -> None:
         cut_for=1,
         round=None,
         created_s=0.0,
-        shards=files,
+        shards=tuple(files),
         declaration=msgspec.Raw(encode(JobDeclaration(model=model))),
     )
+
+
+def publish(storage: MemoryStorage, number: int, *files: ShardFile) -> None:
+    manifest = manifest_of(number, files, plan_for(SPECS, len(files), 1, TABLES))
     storage.publish(manifest_name(number), [manifest.encode()])
 
 

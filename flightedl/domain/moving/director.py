@@ -109,11 +109,7 @@ class Director:
         is_own = intent.master == self._master
         if is_own and all(seen.get(index) == generation for index, generation in intent.generations):
             return None
-        return self.cancel()
-
-    def cancel(self) -> Transaction | None:
-        """Return the transaction that cancels the intent; None if there is none."""
-        return None if self.stored is None else self._transaction(self.stored.attempt, None, None, ())
+        return self._transaction(self.stored.attempt, None, None, ())
 
     def _transaction(
         self, attempt: int, intent: Intent | None, owners: Owners | None, generations: tuple[tuple[int, int], ...]

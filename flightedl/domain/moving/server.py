@@ -263,21 +263,23 @@ class MovingBlocks:
         self.state = replace(self.state, blocks=tuple(sorted(blocks)))
 
     def _leave(self, block: int, leaving: Leaving | None) -> None:
-        others = (each for each in self.state.leaving if each.block != block)
-        self.state = replace(self.state, leaving=tuple(sorted((*others, *([leaving] if leaving else ())), key=_block)))
+        self.state = replace(self.state, leaving=_with(self.state.leaving, block, leaving))
 
     def _arrive(self, block: int, arriving: Arriving | None) -> None:
-        others = (each for each in self.state.arriving if each.block != block)
-        more = [arriving] if arriving else ()
-        self.state = replace(self.state, arriving=tuple(sorted((*others, *more), key=_block)))
+        self.state = replace(self.state, arriving=_with(self.state.arriving, block, arriving))
 
 
 _Each = TypeVar("_Each", Leaving, Arriving)
 
 
-def _block(each: Leaving | Arriving) -> int:
-    return each.block
-
-
 def _find(among: Iterable[_Each], block: int) -> _Each | None:
     return next((each for each in among if each.block == block), None)
+
+
+def _with(among: Iterable[_Each], block: int, new: _Each | None) -> tuple[_Each, ...]:
+    """Return the entries in order of their blocks, with the block's entry replaced, or removed if ``new`` is None."""
+    entries = {each.block: each for each in among}
+    entries.pop(block, None)
+    if new is not None:
+        entries[block] = new
+    return tuple(entries[number] for number in sorted(entries))

@@ -15,7 +15,7 @@ from flightedl.messages.control import AppliedReply, AppliedRequest, SnapshotReq
 from flightedl.messages.declarations import ModelDeclaration
 from flightedl.messages.status import PserverStatusReply
 
-from .test_core import PSERVER, A, B, Bench, save
+from .test_core import PSERVER, A, B, Bench, save, status
 
 #: Index of a process that does not belong to this job any more.
 BEYOND = 99
@@ -124,21 +124,6 @@ def test_a_checkpoint_is_made_at_a_round_if_the_mode_has_rounds(mode: Mode, has_
     (order,) = [each for each in bench.serve() if isinstance(each, SnapshotRequest)]
     assert (order.round is not None) == has_round
     assert order.round is None or order.round > 7
-
-
-def status(*, highest_version: int = 0, is_draining: bool = False) -> PserverStatusReply:
-    numbers = dict.fromkeys(("lowest_version", "size_bytes", "pushes"), 0)
-    return PserverStatusReply(
-        index=0,
-        state="serving",
-        blocks=1,
-        rows={},
-        members=[],
-        waiting_for="",
-        is_draining=is_draining,
-        highest_version=highest_version,
-        **numbers,
-    )
 
 
 def test_an_epoch_ends_with_a_checkpoint() -> None:

@@ -591,6 +591,21 @@ def test_the_job_ends_after_a_last_checkpoint() -> None:
     assert done(bench) == "epochs_done"
 
 
+def status(*, highest_version: int = 0, is_draining: bool = False) -> PserverStatusReply:
+    numbers = dict.fromkeys(("lowest_version", "size_bytes", "pushes"), 0)
+    return PserverStatusReply(
+        index=0,
+        state="serving",
+        blocks=1,
+        rows={},
+        members=[],
+        waiting_for="",
+        is_draining=is_draining,
+        highest_version=highest_version,
+        **numbers,
+    )
+
+
 def save(bench: Bench, **done: Any) -> None:
     """Complete a checkpoint that has been ordered."""
     bench.serve(**done)
@@ -660,19 +675,8 @@ def test_a_pserver_that_shuts_down_requests_a_checkpoint() -> None:
     bench.serve()
     bench.apply(events.TimePassed())
     save(bench)
-    numbers = dict.fromkeys(("lowest_version", "highest_version", "size_bytes", "pushes"), 0)
-    status = PserverStatusReply(
-        index=0,
-        state="serving",
-        blocks=1,
-        rows={},
-        members=[],
-        waiting_for="",
-        is_draining=True,
-        **numbers,
-    )
     for _ in range(2):
-        bench.apply(events.StatusReceived([status]))
+        bench.apply(events.StatusReceived([status(is_draining=True)]))
         bench.apply(events.TimePassed())
     assert bench.core.checkpointing.checkpoints.under_way == 2
 
