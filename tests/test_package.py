@@ -1,4 +1,4 @@
-"""Cost of importing the package, and layers of its imports."""
+"""The package is cheap to import, and its imports respect the layers."""
 
 from __future__ import annotations
 

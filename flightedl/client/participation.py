@@ -149,7 +149,7 @@ class Participation:
         return states
 
     def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
-        """Note that the user acknowledged a batch in a session without a model; not counted if its task was revoked."""
+        """Record that the user acknowledged a batch of data without a model; not counted if its task was revoked."""
         self.probe.turn(PUSH)
         self._current = None
         if is_counted:

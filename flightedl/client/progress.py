@@ -111,7 +111,7 @@ class ProgressReporter:
         self._batch_at = self._now()
 
     def advanced(self) -> None:
-        """Note that the trainer has finished a batch of an evaluation."""
+        """Record that the trainer has finished a batch of an evaluation."""
         self._batch_at = self._now()
 
     def skipped(self, records: int) -> None:

@@ -80,7 +80,7 @@ class Waiting:
         return self
 
     def calls(self, whom: str, since: float | None = None) -> None:
-        """Note that the attempt needs an answer from ``whom``."""
+        """Record that the attempt needs an answer from ``whom``."""
         self._called = whom, self._clock.now() if since is None else since
 
     def look(self) -> None:
@@ -249,7 +249,7 @@ class Waits:
             self._open.pop(waiting.thread, None)
 
     def calls(self, whom: str) -> None:
-        """Note that this thread is calling a server."""
+        """Record that this thread is calling a server."""
         if (waiting := self._open.get(threading.get_ident())) is not None:
             waiting.calls(whom)
 

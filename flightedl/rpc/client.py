@@ -69,7 +69,7 @@ class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._received: list[Mapping[str, Sequence[str | bytes]]] = []
-        #: Returns the headers to send: none.
+        #: Called by pyarrow for headers to send. There are none.
         self.sending_headers = dict
         self.received_headers = self._received.append
         #: Called with the status of the call; does nothing.

@@ -68,7 +68,7 @@ class ServerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller: the role that it claims, and a name for logs."""
+    """Identity of a caller: the role that it claims, and a name for logs."""
 
     role: str = ""
     name: str = ""

@@ -81,7 +81,7 @@ def test_every_record_counts_once_through_a_mixed_storm(tmp_path: Path, mode: st
 
 
 def require_exact(storm: Storm, forks: ForkServer) -> None:
-    """Require that the job ended with each record counted once and with a checkpoint of this state."""
+    """Check that the job has ended, has counted each record once, and has left a checkpoint of that state."""
     storm.forks = forks
     code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output

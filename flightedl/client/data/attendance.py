@@ -160,7 +160,7 @@ class GroupAttendance:
         return without(step, self._left_out)
 
     def take(self, at: int, step: Round) -> None:
-        """Note that this rank takes a round; ``at`` is the number of records handed out before it in all epochs.
+        """Record that this rank takes a round; ``at`` is the number of records handed out before it in all epochs.
 
         Raises:
             FencedError: this start of the group is over.
@@ -208,7 +208,7 @@ class GroupAttendance:
     # leaving
 
     def finish(self) -> None:
-        """Note that this rank has reached the end of the data."""
+        """Record that this rank has reached the end of the data."""
         self._has_finished = True
 
     def leave(self, error: BaseException | None) -> None:

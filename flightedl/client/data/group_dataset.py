@@ -55,14 +55,14 @@ class Attendance(Protocol):
         """Return this rank's round without the excluded records."""
 
     def take(self, at: int, step: Round) -> None:
-        """Note that this rank starts a round; ``at`` is the number of records handed out before it in all epochs.
+        """Record that this rank starts a round; ``at`` is the number of records handed out before it in all epochs.
 
         Raises:
             FencedError: this start of the group is over.
         """
 
     def finish(self) -> None:
-        """Note that this rank has reached the end of the data."""
+        """Record that this rank has reached the end of the data."""
 
 
 class GroupDataset:

@@ -109,7 +109,7 @@ class _ThisProcess:
 
 
 def mark_reader() -> None:
-    """Note that this process is a reader."""
+    """Record that this process is a reader."""
     _ThisProcess.is_reader = True
 
 

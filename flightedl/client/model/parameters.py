@@ -66,7 +66,7 @@ class Listener(Protocol):
         ...
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """Note that the user's code has finished the batch. If ``current.is_undone``, it will be handed out again.
+        """Record that the user's code has finished the batch. If ``current.is_undone``, it will be handed out again.
 
         Raises:
             UsageError: there are gradients of the batch that were not pushed.
@@ -360,7 +360,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     # for the session
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """Note that the user's code has finished the batch and will push no more gradients for it."""
+        """Record that the user's code has finished the batch and will push no more gradients for it."""
         if self._listener is not None:
             self._listener.batch_ends(current)
 
@@ -506,7 +506,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._adopt_layout()
 
     def rejected(self, error: GradientError) -> None:
-        """Note that a gradient of the current batch was rejected, so that the batch is handed out again."""
+        """Record that a gradient of the current batch was rejected, so that the batch is handed out again."""
         self.steps.rejected(error)
 
     def _push(self, gradients: Mapping[str, npt.ArrayLike], *, is_complete: bool) -> None:

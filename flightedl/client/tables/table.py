@@ -44,7 +44,7 @@ class Traffic(Protocol):
         ...
 
     def rejected(self, error: GradientError) -> None:
-        """Note that a gradient of the current batch was rejected."""
+        """Record that a gradient of the current batch was rejected."""
         ...
 
     def where(self) -> str:

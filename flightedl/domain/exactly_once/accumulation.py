@@ -80,7 +80,7 @@ class BatchGroup(Generic[Member]):
         return len(self._members) >= self._count
 
     def add(self, member: Member, count: int | None = None) -> None:
-        """Note that the sum has all gradients of a batch.
+        """Record that the sum contains all of a batch's gradients.
 
         Args:
             member: The batch.

@@ -82,7 +82,7 @@ class AcknowledgedLoop:
         return self._due.pop(0) if self._due else NeedItem()
 
     def denied(self, batch: Batch, held: Collection[int]) -> LoopStep:
-        """Note that the batch's task was revoked before the user's code received the batch."""
+        """Record that the batch's task was revoked before the user's code received the batch."""
         reading = self._without(batch)
         self._forget(set(held) - {batch.reading})
         return HandBack(reading.task)

@@ -123,7 +123,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
         return self.must_repeat or self.rejection is not None
 
     def note_sum(self, pushed: CurrentBatch) -> None:
-        """Note that every block has the batch, either from this sum or from an earlier push."""
+        """Record that every block has the batch, either from this sum or from an earlier push."""
         self.waits = False
         for pserver, generation in pushed.generations.items():
             self.generations[pserver] = min(generation, self.generations.get(pserver, generation))

@@ -284,7 +284,7 @@ class Feed:
         self._reports = replace(self._reports, finished=(*self._reports.finished, report))
 
     def batch_done(self, task: AssignedTask, number: int, *, is_urgent: bool = False) -> bool:
-        """Note that a batch is done, for tasks that no pserver knows; report it soon, or at once if urgent.
+        """Record that a batch is done, for tasks that no pserver knows; report it soon, or at once if urgent.
 
         Returns True if this may change the next step.
         """

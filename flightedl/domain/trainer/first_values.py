@@ -136,7 +136,7 @@ class ElectionOfFirstValues:
         self._has_tried = False
 
     def creation_attempted(self) -> None:
-        """Note that the key was created, or existed already, or that this trainer's lease has ended."""
+        """Record that the key was created, or existed already, or that this trainer's lease has ended."""
         self._has_tried = True
         self._step = _READ_KEY
 
@@ -145,7 +145,7 @@ class ElectionOfFirstValues:
         self._step = Upload(0, election)
 
     def uploaded(self, generation: int, initialized: int, blocks: int) -> None:
-        """Note that a pserver accepted the values: ``initialized`` of its ``blocks`` have this election's values."""
+        """Record that a pserver accepted the values: ``initialized`` of its ``blocks`` have this election's values."""
         step = self._step
         assert isinstance(step, Upload), "no upload was in progress"
         if initialized != blocks:

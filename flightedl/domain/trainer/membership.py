@@ -105,5 +105,5 @@ class TrainerMembership:
             self.member = 0
 
     def all_done(self) -> None:
-        """Note that all epochs are done, so that anything saved from now on belongs to no epoch."""
+        """Record that all epochs are done, so that anything saved from now on belongs to no epoch."""
         self.epoch = _AFTER_ALL

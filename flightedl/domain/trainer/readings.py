@@ -92,7 +92,7 @@ class Reading(msgspec.Struct, eq=False):
     _generations: dict[int, int] = {}
 
     def settle(self, number: int, generations: Mapping[int, int]) -> None:
-        """Note that every block has this batch; ``generations`` are those of the pservers that answered, by index."""
+        """Record that every block has this batch; ``generations`` are those of the pservers that answered, by index."""
         self._settled.add(number)
         for index, generation in generations.items():
             self._generations[index] = min(generation, self._generations.get(index, generation))
@@ -224,7 +224,7 @@ class BatchLoop:
         return reading.end()
 
     def denied(self, batch: Batch) -> LoopStep:
-        """Note that the batch's task was revoked. Only this task is lost: items read since belong to another one."""
+        """Record that the batch's task was revoked. Only this task is lost: items read since belong to another one."""
         reading = self._reading
         assert reading is not None, "a batch was handed out"
         assert reading.task.number == batch.reading, "the batch does not belong to the current task"

@@ -328,7 +328,7 @@ class Steps:
         return Done(error, is_lost, tuple(map(BatchState.of, changed.values())))
 
     def _note(self, batches: Iterable[CurrentBatch]) -> None:
-        """Note that a sum's batches have changed; the closed ones are reported to the loop."""
+        """Record that a sum's batches have changed; the closed ones are reported to the loop."""
         self._changed.update({id(batch): batch for batch in batches if batch is not self.current})
 
     # opening and closing a batch
@@ -426,7 +426,7 @@ class Steps:
         return self._begin(current, current.member, rest, {}, pull=pull) or self._go_on()
 
     def rejected(self, error: Exception) -> None:
-        """Note that a gradient was rejected before anything was sent; ignored for a complete batch."""
+        """Record that a gradient was rejected before anything was sent; ignored for a complete batch."""
         current = self.current
         if current is not None and not self._is_complete(current) and self._blocks - current.answered.keys():
             current.rejection = error

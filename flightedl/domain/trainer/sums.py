@@ -110,7 +110,7 @@ class BatchSums:
         self._current = current
 
     def complete(self, current: CurrentBatch) -> None:
-        """Note that no more gradients will be added for the batch."""
+        """Record that no more gradients will be added for the batch."""
         if self.is_at(current) and self._names:
             self._weight += current.record_count
         self.begin(current)

@@ -1,4 +1,4 @@
-"""Messages and pulls of each call of the user's code."""
+"""Each call by the user's code sends the right messages and pulls."""
 
 from __future__ import annotations
 
