@@ -1,35 +1,35 @@
 """All decisions, as pure state machines without I/O, threads or a clock.
 
-A state machine takes events and ``now``, and returns effects or answers. A thin shell around it (``flightedl.master``,
-``pserver``, ``client``) carries them out. Most have ``check()``, which asserts their invariants; tests call it after
-every step. Of this project, the domain imports only ``errors`` and ``messages``.
+State machines take events and ``now``, and return effects or answers, which a thin shell (``flightedl.master``,
+``pserver``, ``client``) carries out. Most of them have a ``check()`` method that asserts their invariants; tests call
+it after every step. Of the other packages, the domain imports only ``errors`` and ``messages``.
 
-Each kind of process has a core, which the real process and the simulated one both run:
+Each kind of process has a core, which runs both in the real process and in the simulation:
 
-* ``master``: tasks, members, views, checkpoints, recovery, the end of the job
+* ``master``: tasks, members, views, checkpoints, recovery, and the end of the job
 * ``pserver``: a pserver's life, from claiming an index to its end
-* ``trainer``: a trainer's tasks, their batches, its membership
+* ``trainer``: a trainer's tasks and batches, and its membership
 
-They are built from these packages; each imports only earlier ones:
+The cores are built from these packages, each of which imports only earlier ones:
 
-* ``model``: parameters, blocks and shards, and the settings that users choose
-* ``tables``: embedding tables: declarations, owners of rows, life of a row
-* ``exactly_once``: application of each batch once, regardless of who pushes it and how often
+* ``model``: parameters, blocks and shards, and the users' settings
+* ``tables``: embedding tables: their declarations, the owners of their rows, and the life of a row
+* ``exactly_once``: makes sure that each batch is applied once, however often and by whichever trainer it is pushed
 * ``recovery``: recovery from losses
-* ``checkpoint``: checkpoints, from the order to the restored state
+* ``checkpoint``: checkpoints, from the master's order to the restored state
 * ``consistency``: rounds, clocks and views
 * ``queue``: assignment of batches to trainers
 * ``moving``: moves of blocks between pservers
-* ``groups``: rounds of ranks that train their own model, and starts of their group
-* ``scaling``: number of trainers; independent of the others
+* ``groups``: ranks that train a model of their own: their rounds, and the starts of their group
+* ``scaling``: the number of trainers; independent of the other packages
 
 Modules for all processes:
 
 * ``diagnosis``: findings about a job, from the replies of its processes
-* ``retries``: errors worth another attempt, and for how long
+* ``retries``: errors that are worth retrying, and how long to retry
 * ``tenure``: how long the holder of a leased key may act
 
-A task shows how they work together: ``queue`` assigns it, ``trainer`` reads it in batches and pushes their gradients,
-``exactly_once`` and ``consistency`` decide in each block what to apply, and ``checkpoint`` stores the result. If a
-pserver dies, ``recovery`` has the lost tasks repeated.
+A task shows how the packages work together: ``queue`` assigns it to a trainer; ``trainer`` reads it in batches and
+pushes their gradients; in each block, ``exactly_once`` and ``consistency`` decide what to apply; and ``checkpoint``
+saves the result. If a pserver dies, ``recovery`` has the lost tasks repeated.
 """

@@ -1,24 +1,25 @@
-"""Chains: a base, which contains all of a pserver's rows, and increments with the rows changed since the previous file.
+"""Chains of checkpoint files: a base with all of a pserver's rows, then increments with the rows changed since.
 
-Every file contains all dense blocks. The rows of tables may take a thousand times as much space, but few of them change
-between two checkpoints. Rules:
+Every file contains all dense blocks. Rows of tables may take up a thousand times as much space, but few of them change
+between two checkpoints. The rules are:
 
-* A chain belongs to a single process of a pserver, and its files belong to complete checkpoints. An increment is based
-  on the file in the newest complete checkpoint. Only the process itself knows which rows have changed since that file
-  (``changes``). If it does not know, it writes a base and reports that.
-* The manifest lists the files on which an increment is based (its ``links``). A file listing is therefore enough to
-  tell if a checkpoint is complete, and readers need no other manifest.
-* A chain ends, and a new base is written, when it has the maximum number of increments, when its increments together
-  are larger than its base, or when one of its files belongs to a checkpoint that could not be loaded. Reading a chain
-  thus takes at most twice the time and space of reading a base.
-* If rows are less than a third of a base, no increments are written, because they would save too little.
-* Checkpoints that are kept permanently consist of bases, so they need no files of other checkpoints.
-* The name of an increment contains the number of the checkpoint with its base (``manifest.shard_name``). Retention
-  therefore needs only file names: it keeps all files from the oldest one that a kept checkpoint needs.
+* A chain belongs to a single process of a pserver, and all of its files belong to complete checkpoints. An increment is
+  based on that process's file in the newest complete checkpoint. Only the process knows which rows have changed since
+  that file (``changes``). If it does not know, it writes a base and says so in its report.
+* The manifest lists the files on which an increment is based (its ``links``). A listing of the storage is therefore
+  enough to check that a checkpoint is complete, and readers need no other checkpoint's manifest.
+* A chain ends, and a new base is written, when one of these is true: the chain has the maximum number of increments;
+  its increments together are larger than its base; or one of its files belongs to a checkpoint that could not be
+  loaded. Reading a chain thus takes at most twice as much time and space as reading a base.
+* If rows make up less than a third of a base, no increments are written, because they would save too little.
+* Checkpoints that are kept permanently consist only of bases, so they do not depend on files of other checkpoints.
+* The name of an increment contains the number of the checkpoint in which its chain's base was written
+  (``manifest.shard_name``). Retention therefore needs only file names: it keeps every file from the oldest base that a
+  retained checkpoint needs.
 
-A new master continues the chains in the newest checkpoint's manifest (``files_of``) if it can read that manifest; the
-pservers know which rows have changed since that checkpoint. A process that has loaded a checkpoint begins with a base,
-because it has no record of the changes since then.
+A new master continues the chains listed in the newest checkpoint's manifest (``files_of``) if it can read that
+manifest; the pservers know which rows have changed since that checkpoint. A process that has loaded a checkpoint starts
+with a base, because it has no record of the changes since then.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from flightedl.domain.checkpoint.manifest import Link, Manifest, ShardFile, chec
 from flightedl.domain.checkpoint.values import Pointer
 from flightedl.errors import CorruptError
 
-#: Increments are written only if at least one in this many bytes of a base belongs to rows.
+#: Minimum share of a base that must consist of rows for increments to be written, as a reciprocal: 3 means a third.
 _LEAST_SHARE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """File on which a pserver may base its next file."""
+    """The file on which a pserver may base its next file."""
 
     #: The pserver's file in the newest complete checkpoint; empty if unknown, or if another process wrote it.
     after: str
@@ -60,7 +61,7 @@ def files_of(latest: Pointer, data: bytes) -> tuple[ShardFile, ...]:
 
 
 class Chains:
-    """Files on which the next checkpoint's files may be based.
+    """The files on which the next checkpoint's increments may be based.
 
     Args:
         limit: Maximum number of consecutive increments; 0 disables them.
@@ -81,7 +82,7 @@ class Chains:
         self._files = {file.index: file for file in files}
 
     def offer(self, index: int, generation: int, number: int, rejected: Collection[int]) -> Offer:
-        """Return the base that a pserver's next file may use.
+        """Decide what a pserver's next file may be based on.
 
         Args:
             index: Index of the pserver.
@@ -104,7 +105,7 @@ class Chains:
         return Offer(known.name, is_base, number if is_base else chain[0].number)
 
     def linked(self, file: ShardFile, offer: Offer) -> ShardFile | None:
-        """Return a reported file with its links, or None if it is based on a file that was not offered."""
+        """Return a reported file with its links, or None if it is based on a file that the master did not offer."""
         if not file.after:
             return file
         known = self._files.get(file.index)

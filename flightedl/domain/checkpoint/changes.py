@@ -1,9 +1,9 @@
-"""The changes that belong in an increment; a pserver's side of ``chains``.
+"""Changes that belong in an increment. This is a pserver's side of ``chains``.
 
-An increment contains the changes since the cut from which the newest complete checkpoint's file was written. If the
-file of a later cut is lost, because it could not be written or its checkpoint was aborted, the changes in that file
-must not be lost with it. They are therefore kept until the master orders an increment based on a later file, which
-shows that a complete checkpoint contains them.
+An increment contains the changes since the cut from which the file in the newest complete checkpoint was written. The
+file of a later cut may be lost, because it could not be written or its checkpoint was aborted; the changes in it must
+not be lost as well. They are therefore kept until the master orders an increment based on a later file, which proves
+that a complete checkpoint contains them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ C = TypeVar("C")
 
 
 class ChangesSince(Generic[C]):
-    """Changes since at most two cuts. The caller holds the lock of the values that change.
+    """Records of changes since at most two cuts. The caller holds the lock that protects the changing values.
 
     Args:
         merge: Function that merges two sets of changes, the older one first.
@@ -24,13 +24,13 @@ class ChangesSince(Generic[C]):
 
     def __init__(self, merge: Callable[[C, C], C]) -> None:
         self._merge = merge
-        #: File of the newest cut; empty if there is none.
+        #: File written from the newest cut; empty if there is none.
         self._newest = ""
-        #: (file of an older cut, changes between that cut and the newest one), or None.
+        #: (file of an older cut, changes between that cut and the newest one), or None if there is no older cut.
         self._before: tuple[str, C] | None = None
 
     def knows(self, file: str) -> bool:
-        """True if the changes since this file's cut are known."""
+        """True if all changes since the cut of this file are known."""
         return bool(file) and (file == self._newest or (self._before is not None and file == self._before[0]))
 
     def cut(self, file: str, after: str, since_newest: C) -> C | None:
@@ -55,7 +55,7 @@ class ChangesSince(Generic[C]):
 
 
 def increment_on(after: str, knows: Callable[[str], bool], *, is_base: bool) -> str:
-    """Return the file on which the current copy is based if it is an increment; empty for a base.
+    """Return the file on which the current copy is based, or an empty string if the copy is a base.
 
     Args:
         after: As ordered.

@@ -1,6 +1,6 @@
 """The master's side of checkpoints: when a checkpoint is ordered, and how it is completed or aborted.
 
-**States.** A checkpoint goes through these states. Each state begins only when the previous one is known to be
+**States.** A checkpoint goes through the states below. It enters a state only once the previous one is known to be
 finished:
 
 1. *ordered*: The checkpoint gets a number, which is stored under the master's fence before it is used. Thus no two
@@ -14,36 +14,36 @@ finished:
 4. *complete*: The master deletes what retention allows.
 
 A failure before step 3 leaves the previous checkpoint unchanged, and another checkpoint is ordered with a new number.
-Writing the manifest is retried after a failure, because the manifest does not become outdated. Training never waits for
-a checkpoint.
+If writing the manifest fails, it is retried, because a manifest does not become outdated. Training never waits for a
+checkpoint.
 
 **Correctness.** A checkpoint contains one state of each block: its values, slots and version, and the set of exactly
 those batches that its values include. Batches in an accumulator are not included. A block may therefore be restored
-from any earlier state and receive pushes again: it answers batches that it has already applied with "already applied",
-and applies the others. For each restored pserver p, the master calls ``reopen(done - applied(p))`` on the task queue.
+from any earlier state and receive the same pushes again: it applies the batches that it lacks, and answers "already
+applied" to the others. For each restored pserver p, the master calls ``reopen(done - applied(p))`` on the task queue.
 Then
 
     done ⊆ applied(p) for every p, and every task that is not done will be assigned.
 
-So every block applies every batch exactly once. This holds for *any* state of the same dataset's queue. If the queue is
-older than the blocks, it repeats done tasks, which are answered "already applied". If it is newer, the missing tasks
-are reopened. The applied sets are authoritative, and the queue in the manifest only saves work; it is encoded when the
-last pserver has reported. Nor must all blocks be copied at the same round; a common round serves readers of the model
-and ``recovery="rollback"``.
+So every block applies every batch exactly once. This holds for *any* state of the queue, provided that it belongs to
+the same dataset. If the queue's state is older than the blocks, the queue repeats done tasks, whose batches are
+answered "already applied". If it is newer, the missing tasks are reopened. The applied sets are authoritative; the
+queue in the manifest only saves work. Nor must all blocks be copied at one round; a common round serves only readers of
+the model and ``recovery="rollback"``.
 
 Pending tasks in the stored queue belong to trainers that are gone. A master that restores the queue takes them back:
 ``for trainer in queue.holders(): queue.trainer_departed(trainer, now, is_graceful=True)``.
 
 **After a crash of the master** its successor continues from ``encode``. The successor keeps the numbers and the
-pointer, and forgets an unfinished checkpoint, whose files remain until retention reaches their number. It continues the
-chains if it can read the manifest of the newest checkpoint (``chains``).
+pointer, and abandons an unfinished checkpoint, whose files stay in the storage until retention deletes them. It
+continues the chains if it can read the manifest of the newest checkpoint (``chains``).
 
-**The last checkpoint** of a job (``request_last``) must be complete before the job ends, because its contents exist
-nowhere else. If a pserver dies or is late, another checkpoint is ordered. The wait ends early only after repeated
-failures of the store.
+**The last checkpoint** of a job (``request_last``) must be complete before the job ends, because nothing else preserves
+the final values. If a pserver dies or takes too long, another checkpoint is ordered. The job ends without its last
+checkpoint only if the store fails repeatedly.
 
 Not guaranteed: that a checkpoint completes while the store fails or pservers keep dying; see ``trouble`` and ``age_s``.
-Two jobs with the same name and storage but different etcds overwrite each other's files.
+Two jobs that share a name and a storage, but not an etcd, overwrite each other's files.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotReque
 
 _MARGIN_LIMIT = 1024
 _REJECTED_LIMIT = 64
-#: Number of times that the known open round, which may be outdated, is proposed for a checkpoint that a requester waits
-#: for.
+#: Maximum number of times that the highest known open round is proposed for a checkpoint that a requester waits for.
+#: That round may be outdated.
 _OPEN_PROPOSALS = 3
-#: Seconds within which pservers learn of the highest round and of members that have left.
+#: Seconds after which every pserver should know the highest round and the members that have left.
 _PATIENCE_WITHOUT_MEMBERS_S = 0.5
 #: Number of consecutive failures of the store after which the wait for the last checkpoint ends.
 _STORE_FAILURES_LIMIT = 3
@@ -92,12 +92,12 @@ class _Ordered:
     serial: int
     round: int | None
     since_s: float
-    #: Pserver index -> generation of the process to which the order was sent.
+    #: Pserver index -> generation of the pserver's process to which the order was sent.
     generations: dict[int, int]
     reason: str
     #: Checkpoints that are known to be unusable.
     rejected: tuple[int, ...]
-    #: True if a requester waits for this checkpoint. The requester may itself have to reach the next round.
+    #: True if a requester waits for this checkpoint and may itself have to reach the next round.
     is_waited_for: bool
     copied: set[int] = field(default_factory=set)
     files: dict[int, ShardFile] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class _Ordered:
 
 @dataclass(slots=True)
 class _Publishing:
-    """A checkpoint that is in state 2 or 3."""
+    """A checkpoint whose manifest (state 2) or pointer (state 3) is being written."""
 
     number: int
     round: int | None
@@ -168,7 +168,7 @@ class Checkpoints:
         self._trouble = ""
         #: Number of consecutive failures of the store.
         self._store_failures = 0
-        #: True if one of these failures happened after ``request_last``.
+        #: True if the store has failed since ``request_last`` was called.
         self._has_store_failed_at_last = False
 
     # state
@@ -188,7 +188,7 @@ class Checkpoints:
 
     @property
     def may_be_saved(self) -> bool:
-        """True if there is a complete checkpoint, or one whose manifest may already be in the store."""
+        """True if a checkpoint is complete, or if one may be, because writing its manifest has begun."""
         return self._latest is not None or isinstance(self._work, _Publishing)
 
     @property
@@ -200,13 +200,13 @@ class Checkpoints:
         return now - self._last_complete_s
 
     def is_satisfied(self, ticket: int) -> bool:
-        """True if a checkpoint begun after ``request`` had returned this ticket is complete."""
+        """True if there is a complete checkpoint that was begun after ``request`` returned this ticket."""
         return self._stored_latest is not None and self._stored_latest.number >= ticket
 
     def is_over(self, ticket: int) -> bool:
         """True if the wait for a ``request_last`` with this ticket is over.
 
-        The wait is over when the checkpoint is complete, or when the store has failed repeatedly, including at least
+        The wait is over when the checkpoint is complete, or when the store has failed several times in a row, at least
         once since the request.
         """
         is_hopeless = self._has_store_failed_at_last and self._store_failures >= _STORE_FAILURES_LIMIT
@@ -215,7 +215,7 @@ class Checkpoints:
     # events
 
     def pserver_up(self, index: int, generation: int, now: float) -> Effects:
-        """Record that a pserver is serving and settled. Repeated calls change nothing."""
+        """Record that a pserver is serving its blocks and will not be replaced. Repeated calls change nothing."""
         known = self._pservers.get(index)
         if known == generation:
             return ()
@@ -235,21 +235,21 @@ class Checkpoints:
         return ()
 
     def rejected(self, numbers: Collection[int]) -> None:
-        """Record checkpoints that a pserver could not load. Retention does not count them. ``encode`` stores them."""
+        """Record checkpoints that a pserver could not load. Retention does not count them."""
         self._rejected = sorted({*self._rejected, *numbers})[-_REJECTED_LIMIT:]
 
     def request(self, reason: str, *, is_waited_for: bool = False) -> int:
         """Request a checkpoint of the current state; return a ticket for ``is_satisfied``.
 
-        ``is_waited_for`` is True if the requester waits for the checkpoint. The requester may itself have to reach the
-        next round, so the open round is proposed first.
+        ``is_waited_for`` is True if the requester waits for the checkpoint. In that case the open round is proposed
+        first, because a later round might never open if the requester had to reach it.
         """
         self._wanted = reason
         self._is_waited_for = self._is_waited_for or is_waited_for
         return self._next_number
 
     def request_last(self, reason: str) -> int:
-        """Request the last checkpoint of a job. Its first attempt is not delayed by the pause after a failure."""
+        """Request the last checkpoint of a job. It is ordered at once, even after a failure."""
         self._not_before_s = -math.inf
         self._has_store_failed_at_last = False
         if isinstance(self._work, _Publishing) and self._work.retry_at_s is not None:
@@ -284,11 +284,11 @@ class Checkpoints:
                 return self._next_action(work, now, rounds)
 
     def _next_action(self, work: _Ordered, now: float, rounds: OpenRounds | None) -> Effects:
-        """Propose another round for an order whose round has not been reached, or abort the checkpoint."""
+        """Propose another round if the ordered one was not reached in time; abort a checkpoint that timed out."""
         waited_s, patience_s = now - work.since_s, self._settings.patience_s
         is_left = rounds is not None and not rounds.has_members
         if is_left:
-            # A trainer that left during a round may have caused the next round to open on only some of the pservers.
+            # When a trainer leaves during a round, the next round may open on some pservers only.
             patience_s = min(patience_s, _PATIENCE_WITHOUT_MEMBERS_S)
         if work.round is not None and waited_s > patience_s and len(work.copied) < self._pserver_count:
             return self._propose(work, None, now)
@@ -304,7 +304,7 @@ class Checkpoints:
         return self._give_up(now, f"pserver {', '.join(map(str, late))} did not write checkpoint {work.number} in time")
 
     def progressed(self, index: int, generation: int, progress: SnapshotReply, now: float) -> Effects:
-        """Handle a pserver's progress. Progress on other orders is ignored."""
+        """Handle a pserver's progress report; reports about other orders are ignored."""
         work = self._work
         if not isinstance(work, _Ordered) or work.generations.get(index) != generation:
             return ()
@@ -351,7 +351,7 @@ class Checkpoints:
         evaluations: bytes | None = None,
         etcd: Sighting | None = None,
     ) -> Manifest:
-        """Return the manifest for ``WriteManifest``. ``queue`` is the current state of the queue."""
+        """Return the manifest that ``WriteManifest`` asks for. ``queue`` is the current state of the queue."""
         work = self._work
         assert isinstance(work, _Publishing), "no manifest is due"
         return Manifest(
@@ -384,7 +384,7 @@ class Checkpoints:
         return number if self._latest is None else self._first
 
     def manifest_failed(self, number: int, reason: str, now: float) -> Effects:
-        """Schedule another attempt to write the manifest, which may not be in the store."""
+        """Schedule another attempt to write the manifest, because it may be missing from the store."""
         work = self._work
         if not isinstance(work, _Publishing) or work.number != number or work.is_pointing:
             return ()
@@ -393,7 +393,7 @@ class Checkpoints:
         return self._alarm(f"the manifest of checkpoint {number} could not be written: {reason}")
 
     def pointer_moved(self, number: int, now: float) -> Effects:
-        """Record that the pointer to this checkpoint is stored, which completes the checkpoint."""
+        """Record that the pointer to this checkpoint has been stored. The checkpoint is then complete."""
         work = self._work
         if not isinstance(work, _Publishing) or work.number != number or not work.is_pointing:
             return ()
@@ -432,7 +432,7 @@ class Checkpoints:
         self._tasks_since = 0
         at_round = None
         if rounds is not None:
-            # Without members, the open rounds remain open.
+            # Without members, no round closes, so the open rounds stay open.
             at_round = self._highest_round + (self._margin if rounds.has_members and not self._is_waited_for else 0)
             self._margin = max(1, self._margin // 2)
         work = _Ordered(
@@ -510,7 +510,7 @@ class Checkpoints:
     ) -> Checkpoints:
         """Restore the state of a previous master.
 
-        ``files`` are the files of the newest checkpoint, see ``chains.files_of``.
+        ``files`` are the files of the newest checkpoint, as returned by ``chains.files_of``.
 
         Raises:
             CorruptError: ``encoded`` is not an output of ``encode``.
@@ -545,6 +545,6 @@ class Checkpoints:
 
 
 def next_number_after(names: Sequence[str]) -> int:
-    """Return a number above those of all files in the storage, for a job whose etcd is empty."""
+    """Return a number above those of all checkpoint files in the storage, for a job that is not in etcd."""
     found = (manifests.number_of(name) for name in names)
     return 1 + max((number for number in found if number is not None), default=0)

@@ -1,18 +1,18 @@
-"""The manifest, which turns a set of files into a checkpoint, and the choice of the checkpoint to load.
+"""The manifest, which turns a set of files into a checkpoint, and the rules for choosing the checkpoint to load.
 
 Rules:
 
 * A checkpoint without a manifest does not exist. The manifest is written last, as ``c-<number>/manifest.json``, and
   lists every shard file with its size and xxh3-128 hash.
-* A number belongs to a single master, because it is stored under the master's fence before the first order. A shard
-  file's name contains its writer's generation and the order's serial. Thus no file name is ever written with two
-  different contents, and the worst that a deposed master can do is to complete a checkpoint with its own number.
-* The document ends with a checksum of everything before it, which reveals any flipped bit or missing byte.
-* A file may be an increment. The files on which it is based, its ``links``, then also belong to the checkpoint,
-  although they are stored with older checkpoints (see ``chains``).
+* A checkpoint's number is used by a single master, because it is stored under the master's fence before the first order
+  is sent. A shard file's name contains its writer's generation and the order's serial. Thus two files with different
+  contents never share a name. A deposed master can at worst complete a checkpoint under its own number.
+* The document ends with a checksum of everything before it, which detects flipped bits and missing bytes.
+* A file may be an increment. Then the files on which it is based, its ``links``, also belong to the checkpoint, even
+  though they were written for earlier checkpoints (see ``chains``).
 * Names are relative to the job's storage.
 
-Not guaranteed: that files are unchanged. Readers verify their hashes.
+Not guaranteed: that files have not been altered. Readers verify their hashes.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def shard_name(
 
 
 def since_of(name: str) -> int | None:
-    """Return the checkpoint that contains the base of a file's chain; None if the file is not an increment."""
+    """Return the number of the checkpoint with the base of an increment, or None if the file is no increment."""
     found = _INCREMENT.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def number_of(name: str) -> int | None:
-    """Return the checkpoint to which a file belongs; None if the file is not part of a checkpoint."""
+    """Return the number of the checkpoint to which a file belongs, or None if it is not a checkpoint file."""
     found = _FILE.fullmatch(name)
     return None if found is None else int(found[1])
 
@@ -75,12 +75,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ShardFile(WrittenFile, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One pserver's part of a checkpoint."""
+    """One pserver's file in a checkpoint."""
 
     index: int
     #: Generation of the process that wrote the file.
     generation: int
-    #: Files on which an increment is based, starting with the base. Filled in by the master.
+    #: Files on which an increment is based, base first. The master fills this in.
     links: tuple[Link, ...] = ()
 
     @classmethod
@@ -104,23 +104,23 @@ _NOTHING = msgspec.Raw(b"null")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Description of a checkpoint, without its values. Nested documents are JSON; ``null`` if absent."""
+    """Metadata of a checkpoint. Nested documents are stored as JSON, or ``null`` if absent."""
 
     format: int = FORMAT
     job: str
     number: int
-    #: Hash of the plan that assigned the blocks to pservers, see ``sharding.plan_for``.
+    #: Hash of the plan that assigned the blocks to pservers, as computed by ``sharding.plan_for``.
     plan_hash: str
     pserver_count: int
-    #: Number of pservers for which the parameters were divided into blocks.
+    #: Number of pservers when the parameters were divided into blocks.
     cut_for: int
-    #: Round at whose beginning all blocks were copied; None if no common round was agreed.
+    #: The round at whose start all blocks were copied; None if no common round was agreed on.
     round: int | None
     #: Seconds since 1970, for people.
     created_s: float
     #: Files by pserver index.
     shards: tuple[ShardFile, ...]
-    #: First checkpoint of this model. Checkpoints with lower numbers may have been made from different initial values.
+    #: Number of this model's first checkpoint. Earlier checkpoints may come from different initial values.
     first: int = 0
     #: The job's declaration.
     declaration: msgspec.Raw = _NOTHING
@@ -128,7 +128,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     queue: msgspec.Raw = _NOTHING
     #: Results of finished evaluations.
     evaluations: msgspec.Raw = _NOTHING
-    #: State of etcd as last seen by the master; None if unknown.
+    #: State of etcd when the master last saw it; None if unknown.
     etcd: Sighting | None = None
 
     @property
@@ -144,7 +144,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return _document(self.evaluations)
 
     def encode(self) -> bytes:
-        """Return one line of JSON that ends with the checksum of the bytes of ``body``."""
+        """Return ``body`` as one line of JSON, ending with a checksum of the preceding bytes."""
         encoded = msgspec.json.encode(self)
         return msgspec.json.encode(_Document(body=msgspec.Raw(encoded), checksum=checksum(encoded)))
 
@@ -175,7 +175,7 @@ def _document(raw: msgspec.Raw) -> bytes | None:
 
 
 def checksum(data: bytes) -> str:
-    """Return a checksum of 32 hex digits. The pointer contains the manifest's checksum."""
+    """Return a checksum of 32 hex digits, like the one in the pointer that identifies the manifest."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -184,7 +184,7 @@ def checksum(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A checkpoint that cannot be loaded, with the reason why."""
+    """A checkpoint that cannot be loaded, and the reason."""
 
     number: int
     reason: str
@@ -196,7 +196,7 @@ def candidates(names: Iterable[str]) -> tuple[int, ...]:
 
 
 def without_manifest(names: Collection[str]) -> tuple[Skipped, ...]:
-    """Return the checkpoints that were never completed, newest first."""
+    """Return the numbers of incomplete checkpoints, newest first."""
     begun = {number for name in names if (number := number_of(name)) is not None}
     return tuple(
         Skipped(number, "it has no manifest, so it was never completed")
@@ -205,7 +205,9 @@ def without_manifest(names: Collection[str]) -> tuple[Skipped, ...]:
 
 
 def examine(number: int, data: bytes, sizes: Mapping[str, int], job: str) -> Manifest | Skipped:
-    """Verify a checkpoint as far as a file listing allows. Return its manifest, or the reason why it cannot be loaded.
+    """Verify a checkpoint as far as possible from a file listing.
+
+    Return its manifest, or the reason why it cannot be loaded.
 
     Args:
         number: Number of the checkpoint by the manifest's name.
@@ -236,15 +238,14 @@ def examine(number: int, data: bytes, sizes: Mapping[str, int], job: str) -> Man
 def deletable(
     names: Collection[str], latest: int, keep: int, keep_every: int | None, rejected: Collection[int] = ()
 ) -> tuple[str, ...]:
-    """Return the files that retention allows to be deleted, each manifest before its checkpoint's files.
+    """Return the files that retention allows the caller to delete.
 
-    The caller deletes them in this order and stops at the first failure.
+    Each manifest comes before the files of its checkpoint. Delete in this order, and stop at the first failure.
 
-    The newest ``keep`` checkpoints up to ``latest`` are kept, with the bases of their chains, and so are those whose
-    number is a multiple of ``keep_every``, which have no chains. All other files older than the oldest of the newest
-    ``keep`` checkpoints and their bases are deleted, including files without a manifest. No newer file is deleted. If a
-    deposed master completes a manifest late, then either all files of that checkpoint exist, or the checkpoint is older
-    than every kept one and is deleted the next time.
+    Retention keeps the newest ``keep`` checkpoints up to ``latest`` together with the bases of their chains, and every
+    checkpoint whose number is a multiple of ``keep_every``; the latter have no chains. All other files are deleted,
+    even those without a manifest, if they are older than everything that the newest ``keep`` checkpoints need. No newer
+    file is deleted.
 
     Args:
         names: Names of all files.
@@ -255,14 +256,14 @@ def deletable(
     """
     complete = [number for number in candidates(names) if number <= latest and number not in rejected]
     if latest not in complete:
-        # The checkpoint to which the pointer refers is missing: delete nothing.
+        # The checkpoint that the pointer names is missing, so nothing is deleted.
         return ()
     kept = complete[:keep]
-    #: (checkpoint that contains a chain's base, checkpoint that contains an increment of this base)
+    #: (number of the checkpoint with a chain's base, number of a checkpoint with an increment of that chain)
     chains = [(since, number) for name in names if (since := since_of(name)) and (number := number_of(name))]
     floor = min([kept[-1], *(since for since, number in chains if number in kept)])
     lasting = {number for number in complete if keep_every and number % keep_every == 0}
-    # These checkpoints may contain increments if ``keep_every`` has changed since they were written.
+    # These checkpoints may contain increments if ``keep_every`` was changed after they were written.
     lasting |= {older for since, number in chains if number in lasting for older in range(since, number)}
     going = [
         name for name in names if (number := number_of(name)) is not None and number < floor and number not in lasting

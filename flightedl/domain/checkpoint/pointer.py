@@ -1,4 +1,4 @@
-"""The value of ``checkpoint/latest``: the newest checkpoint, and the state of the master's checkpoints.
+"""The value of the key ``checkpoint/latest``: the newest checkpoint, and the state of the master's ``Checkpoints``.
 
 The fenced transaction that publishes a checkpoint writes this value; pservers and commands only read it.
 """
@@ -44,7 +44,7 @@ def latest_of(encoded: bytes) -> Pointer | None:
 def loadable_of(encoded: bytes) -> range | None:
     """Return the numbers of loadable checkpoints, or None if there is none. Raises the errors of ``decode_pointer``.
 
-    They range from the pointer's first checkpoint to its latest.
+    The range extends from the pointer's first checkpoint to its latest one.
     """
     record = decode_pointer(encoded)
     return None if record.latest is None else range(record.first, record.latest[0] + 1)

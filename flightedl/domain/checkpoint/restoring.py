@@ -1,8 +1,8 @@
-"""The parts of a checkpoint that each pserver reads, even if the number of pservers has changed.
+"""The parts of a checkpoint that each pserver reads. The number of pservers may differ from that of the checkpoint.
 
 Blocks keep their boundaries for the lifetime of a job (``sharding.reassigned``). If the number of pservers changes,
-complete blocks are reassigned. So every block has a single state, which consists of its values, slots, version, update
-count and applied set. A pserver reads only the blocks that it now owns, from one or more files.
+blocks are reassigned as they are and never split. So each block in a checkpoint has a single state: its values, slots,
+version, update count and applied set. A pserver reads only the blocks that it owns now, from one or more files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flightedl.messages.declarations import JobDeclaration, Placement
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """The part of one file that a pserver needs."""
+    """The part of one file that a pserver has to read."""
 
     file: ShardFile
     #: Numbers of the needed blocks and buckets, in increasing order.
@@ -37,14 +37,14 @@ class FilePart:
         return len(self.blocks) == len(self.of_file)
 
     def split(self, block_count: int) -> tuple[tuple[int, ...], range]:
-        """Return (blocks, range of buckets). Numbers from ``block_count`` on denote buckets."""
+        """Split numbers into (block numbers, range of buckets). Numbers from ``block_count`` on denote buckets."""
         blocks = tuple(number for number in self.blocks if number < block_count)
         buckets = self.blocks[len(blocks) :]
         return blocks, range(buckets[0], buckets[-1] + 1) if buckets else range(0)
 
 
 def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> ShardPlan:
-    """Return the plan of a checkpoint, with its stored placement if there is one, otherwise with a computed one.
+    """Return the plan of a checkpoint, using its stored placement if there is one and a computed placement otherwise.
 
     Raises:
         UsageError: the parameters differ, or this version cuts them into other blocks.
@@ -63,7 +63,7 @@ def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> Shard
 
 
 def saved_tables(manifest: Manifest) -> list[TableSpec]:
-    """Return the tables of a checkpoint. Raises CorruptError if its declaration is invalid."""
+    """Return the tables of a checkpoint. Raises CorruptError if their declaration is invalid."""
     return _saved(manifest)[0]
 
 
@@ -77,7 +77,7 @@ def _saved(manifest: Manifest) -> tuple[list[TableSpec], Placement | None]:
 
 
 def recut(manifest: Manifest, saved: ShardPlan, plan: ShardPlan, index: int) -> tuple[FilePart, ...]:
-    """Return the parts of files that a pserver needs.
+    """Return the parts of the checkpoint's files that a pserver has to read.
 
     Args:
         manifest: Manifest of the checkpoint.

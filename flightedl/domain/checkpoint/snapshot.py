@@ -1,20 +1,20 @@
-"""A pserver's side of a checkpoint: the orders, the time at which each block is copied, and the contents of the copy.
+"""A pserver's side of checkpoints: the master's orders, when each block is copied, and what the copy contains.
 
-``PserverSnapshots`` accepts orders and keeps the progress for the master. ``SnapshotCut`` is one copy in progress.
+``PserverSnapshots`` accepts orders and tracks their progress. ``SnapshotCut`` is one copy in progress.
 
-* Only the newest order counts, as given by (master generation, number, serial). Older orders, such as those of a
-  deposed master, are ignored.
-* A block is *cut* when its values, slots, version and update count are copied, under its lock. In sync mode this
-  happens when the agreed round opens; in other modes, immediately. Blocks are cut one by one while others are trained.
-* A block that is "catching up", by rounds without updates, may pass the agreed round in one step. It is then cut
-  immediately, because its values are still those of that round.
-* The applied set that the file stores for a block contains the batches that were marked when the block was cut, except
-  for those in its accumulator. The sets are large and shared by all blocks, so they are copied once, when all blocks
-  are cut. Batches that were marked on a block after its cut are removed from the copy.
+* Only the newest order counts; orders are compared by (master generation, number, serial). Older ones, such as those of
+  a deposed master, are ignored.
+* A block is *cut* by copying its values, slots, version and update count under its lock. In sync mode this happens when
+  the agreed round opens; otherwise, immediately. Training continues on the blocks that are not being cut.
+* A block that skips rounds without updates ("catching up") may pass the agreed round in one step. It is then cut at
+  once, because its values are still those of the agreed round.
+* The applied set stored with a block contains the batches that were marked when the block was cut, except those in its
+  accumulator. All blocks share these large sets, so the sets are copied only once, after all blocks have been cut.
+  Batches that were marked on a block after its cut are then removed from the copy.
 
-The caller holds the block's lock around ``is_due``, ``cut`` and ``marked`` and the operations to which they belong. The
-caller holds the lock of the applied sets around each mark together with the call of ``marked`` for it, and around
-``applied``.
+The caller holds the block's lock while it calls ``is_due``, ``cut`` and ``marked``, and during the operations that
+these calls describe. It holds the lock of the applied sets while it marks a batch and calls ``marked`` for it, and
+while it calls ``applied``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, WrittenFile
 
-#: Maximum length of the reason why a snapshot failed, in characters.
+#: Maximum length of a failure's reason, in characters.
 REASON_LIMIT = 500
 
 
@@ -44,8 +44,8 @@ class SnapshotCut:
         #: Block -> version of its copy; None if the block has not been cut yet.
         self._versions: dict[int, int | None] = dict.fromkeys(numbers)
         self._left = len(self._versions)
-        #: Marks in the shared sets for batches that the copies do not contain: (blocks, batch, number of batches in its
-        #: task).
+        #: (blocks, batch, number of batches in its task) for each mark in the shared sets that the copies do not
+        #: include.
         self._excluded: list[tuple[Sequence[int], Batch, int]] = []
 
     @property
@@ -54,7 +54,7 @@ class SnapshotCut:
 
     @property
     def versions(self) -> Sequence[int]:
-        """Versions of the copies, by block, once all blocks are cut."""
+        """Block -> version of its copy, once all blocks are cut."""
         return [version for version in self._versions.values() if version is not None]
 
     def is_due(self, block: int, version: int) -> bool:
@@ -62,7 +62,7 @@ class SnapshotCut:
         return self._versions[block] is None and (self.at_round is None or version >= self.at_round)
 
     def cut(self, blocks: Sequence[int], version: int, held: Iterable[tuple[Batch, int]]) -> int:
-        """Record that blocks with a common history are being copied now.
+        """Record that the caller is now copying these blocks, which have a common history.
 
         Args:
             blocks: Numbers of the blocks.
@@ -81,13 +81,13 @@ class SnapshotCut:
         return kept
 
     def marked(self, blocks: Iterable[int], batches: Iterable[tuple[Batch, int]]) -> None:
-        """Record newly marked batches. Call this for every permanent mark until ``applied`` has been called."""
+        """Record newly marked batches. Must be called for every permanent mark until ``applied`` has been called."""
         cut = [block for block in blocks if self._versions[block] is not None]
         if cut:
             self._excluded += [(cut, batch, batch_count) for batch, batch_count in batches]
 
     def applied(self, current: AppliedBatches) -> AppliedBatches:
-        """Return the applied sets of the copies, given the current sets. Call this once the cut is complete."""
+        """Derive the applied sets that belong to the copies from the current sets. Requires that all blocks are cut."""
         assert self.is_complete, "not all blocks are cut"
         copy = current.copy()
         for blocks, batch, batch_count in self._excluded:
@@ -96,7 +96,7 @@ class SnapshotCut:
 
 
 class PserverSnapshots:
-    """A pserver's newest order and its progress. The caller holds the locks of all blocks around ``take``."""
+    """A pserver's newest order and its progress. ``take`` requires the locks of all blocks."""
 
     def __init__(self) -> None:
         self._newest: OrderNumber | None = None
@@ -107,7 +107,7 @@ class PserverSnapshots:
         return self._progress
 
     def is_current(self, order: OrderNumber) -> bool:
-        """True if there is no newer order, so that the copies are still needed."""
+        """True if no newer order has arrived, so the copies are still needed."""
         return order == self._newest
 
     def take(self, snapshot: SnapshotRequest, versions: Sequence[int], highest_open_round: int) -> bool:
@@ -132,15 +132,15 @@ class PserverSnapshots:
         return True
 
     def taken(self, order: OrderNumber) -> bool:
-        """Record that all blocks are cut. False if there is a newer order, in which case the copies must be dropped."""
+        """Record that all blocks are cut. False if a newer order has arrived; the copies must then be dropped."""
         return self._move(SnapshotReply(order, "taken"))
 
     def written(self, order: OrderNumber, file: WrittenFile) -> bool:
-        """Record that the complete file is in the store. False if there is a newer order."""
+        """Record that the complete file is in the store. False if a newer order has arrived."""
         return self._move(SnapshotReply(order, "written", file=file))
 
     def failed(self, order: OrderNumber, reason: str) -> bool:
-        """Record that the file could not be written. False if there is a newer order."""
+        """Record that the file could not be written. False if a newer order has arrived."""
         return self._move(SnapshotReply(order, "failed", reason=reason[:REASON_LIMIT]))
 
     def _move(self, progress: SnapshotReply) -> bool:

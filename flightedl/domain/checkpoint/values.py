@@ -10,7 +10,7 @@ from flightedl.messages.control import SnapshotRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    """Intervals, retention and timeouts of checkpoints.
+    """Settings of checkpoints: intervals, retention and timeouts.
 
     Args:
         interval_s: Maximum number of seconds between two orders; None disables this trigger.
@@ -51,11 +51,11 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class OpenRounds:
-    """State of the rounds in sync mode."""
+    """The open rounds of a job in sync mode."""
 
     #: Highest open round that a pserver has reported.
     highest: int
-    #: False if there are no members, in which case rounds do not close.
+    #: False if the job has no members; rounds then do not close.
     has_members: bool = True
 
 
@@ -73,7 +73,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Store ``encode()`` under the master's fence before carrying out any later effect."""
+    """Store ``encode()`` under the master's fence before carrying out any effect that follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +82,20 @@ class OrderSnapshot:
 
     index: int
     generation: int
-    #: The order. Its plan is filled in when it is sent.
+    #: The order to send. The sender fills in its plan.
     snapshot: SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """Write ``manifest(...)``, then call ``manifest_written`` or ``manifest_failed``."""
+    """Write the result of ``manifest(...)``, then call ``manifest_written`` or ``manifest_failed``."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class MovePointer:
-    """Call ``pointer_moved`` once ``encode()``, which contains the new checkpoint, is stored. Follows a ``Persist``."""
+    """Call ``pointer_moved`` once the new checkpoint is stored by ``encode()``. Follows a ``Persist``."""
 
     pointer: Pointer
 
@@ -104,13 +104,13 @@ class MovePointer:
 class Sweep:
     """List the storage and delete the files returned by ``deletable``, in that order, stopping at the first failure.
 
-    Continuing after a failure could leave a manifest without its files. The next sweep deletes the remaining files.
+    If deletion continued after a failure, a manifest could be left without its files. The next sweep deletes the rest.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Warn users of a failure. Emitted only once for the same reason."""
+    """Warn users of a failure. Emitted once per reason."""
 
     text: str
 

@@ -1,9 +1,9 @@
 """The view: the trainers for which rounds wait, as agreed between the master and all pservers.
 
-This module is the master's side: events in, effects out. ``views.PserverView`` is a pserver's side.
+This module is the master's side; it takes events and returns effects. ``views.PserverView`` is a pserver's side.
 
-* A view contains the complete state of the membership and has a number (master generation, serial). A pserver accepts
-  only views newer than its own. Lost, late and repeated views, and views from a deposed master, are therefore harmless.
+* A view contains the complete membership and is numbered by (master generation, serial). A pserver accepts only views
+  newer than its own. Lost, late and repeated views, and views from a deposed master, are therefore harmless.
 * *Leaving* takes effect at each pserver when the new view arrives there. It needs no agreement, because removing a
   member is always safe.
 * *Joining* needs agreement on the member's first round, which must be the same for all blocks: otherwise, one block
@@ -11,33 +11,34 @@ This module is the master's side: events in, effects out. ``views.PserverView`` 
   knows. A pserver admits the member if none of its blocks' open rounds is above this first round. When all pservers
   have done so, the member is *admitted*, and its trainer gets the member id. If a pserver refuses, the master proposes
   the trainer again with a new id, at the highest reported open round plus a margin.
-* The margin doubles with each refusal, because the number of rounds that close while a view is in flight depends on
-  their duration. The first proposal has no margin. After its first refusal, a trainer gets the margin that was
-  sufficient for others, or half of that margin, but initially at most two rounds. A round reported by a member is
-  treated as a known open round if it does not exceed those reported by pservers by more than a limit.
-* A *member id* is used once: (master generation, counter) in one int64. Pushes with an old id are rejected, so the
-  master may always drop a member and propose its trainer again. The rejection tells the trainer that it was dropped.
-* *A restarted pserver* (with a new generation) has lost rounds, because its blocks start from a checkpoint. The master
-  proposes all members again, at the highest open round of all pservers. No member is due before this round, so blocks
-  that are behind catch up to it without updates (see ``rounds``), and all members start there. The master finds that
-  the batches of the lost rounds are missing from the applied sets, and assigns them again.
-* *A new master* continues from the stored state with its own generation. The stored state need not be the newest.
-  Members missing from it are removed and ask to join again. A member that a pserver does not know and can no longer
-  admit is proposed again. A pserver whose generation differs from the stored one is treated as restarted.
-* In bounded mode the first round is the start of a member's clock. The same rules apply, except that pservers admit all
-  members. In async mode a view only fences out former members: a restarted pserver gets the view unchanged.
-* *The mode changes* when a view has another mode. All its members are new and start at the *switch round*, so gradients
-  pushed in the old mode are applied before it, and none are pushed until all pservers have changed. A pserver that is
-  past this round removes the old members and refuses. The master then proposes a later round to all, with new ids. A
-  process without a view begins in the mode of its first view.
+* The margin doubles with each refusal, because the number of rounds that close while a view is in flight depends on how
+  long a round takes. The first proposal has no margin. After a trainer's first refusal, its margin is the one that was
+  sufficient for other trainers, or half of that, but at most two rounds. A round reported by a member counts as open
+  unless it is far above those reported by pservers.
+* A *member id* is never reused: it combines the master's generation and a counter in one int64. Pushes with an old id
+  are rejected, so the master may drop a member at any time and propose its trainer again; the trainer learns from the
+  rejection.
+* A *restarted pserver* (one with a new generation) has lost rounds, because its blocks start from a checkpoint. The
+  master proposes all members again, starting at the highest open round of all pservers. No member is due before that
+  round, so blocks that are behind catch up to it without updates (see ``rounds``). The applied sets show the master
+  which batches were lost with those rounds; it assigns them again.
+* *A new master* continues from the stored state under its own generation. The stored state may be outdated: members
+  that it lacks are removed and ask to join again, and a member that a pserver does not know and can no longer admit is
+  proposed again. A pserver whose generation differs from the stored one is treated as restarted.
+* In bounded mode, the first round is where a member's clock starts. The same rules apply, except that pservers never
+  refuse a member. In async mode, a view only fences off former members, so a restarted pserver gets the view unchanged.
+* The *mode changes* when a view specifies another mode. All members of that view are new and start at its *switch
+  round*. So gradients pushed in the old mode are applied before the switch round, and no gradients are pushed until all
+  pservers have changed. A pserver that has passed the switch round removes the old members but refuses the mode; the
+  master then proposes a later round and new member ids to all. A process starts in the mode of its first view.
 
-At most one view is in flight to each pserver, and it is always the newest, so concurrent joins and leaves share a view.
-The caller reports the pserver's answer (``answered``) or a failed call (``send_failed``).
+At most one view is in flight to each pserver. It is always the newest view, so trainers that join or leave at about the
+same time share a view. The caller reports the answer (``answered``) or the failure (``send_failed``).
 
 Effects are ordered as follows: store the state, send views, notify trainers. Safety does not depend on this order.
 
-Not guaranteed: that a join completes while a pserver is down, or that it completes soon if rounds close faster than
-views arrive.
+Not guaranteed: that a join completes while a pserver is down. It may also take long if rounds close faster than views
+arrive.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ from flightedl.errors import CorruptError, FencedError, JobFailedError, Unregist
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.decoding import from_msgpack
 
-#: Number of low bits of a member id, below the master's generation.
+#: Number of low bits of a member id that hold the counter; the master's generation is above them.
 _COUNTER_BITS = 22
 _GENERATION_LIMIT = 1 << (63 - _COUNTER_BITS)
 #: Maximum margin, in rounds.
 _MARGIN_LIMIT = 1024
 _USUAL_REFUSALS_LIMIT = 2
-#: Maximum number of rounds by which a member's reported round may exceed the highest open round of any pserver.
+#: Maximum number of rounds by which a member's reported round may be above the highest open round of any pserver.
 _BELIEVED_ROUNDS = 256
 _FORMAT = 1
 _SYNC = Sync()
@@ -71,9 +72,9 @@ class _Pserver:
     generation: int
     highest_open_round: int = 0
     is_up: bool = False
-    #: The newest serial of this master that the pserver has answered; 0 if none.
+    #: The newest of this master's serials that the pserver has answered; 0 if none.
     answered_serial: int = 0
-    #: Serial of the view in flight.
+    #: Serial of the view in flight; None if there is none.
     sending: int | None = None
 
 
@@ -96,7 +97,7 @@ class _Record(msgspec.Struct, array_like=True):
 
 
 class Membership:
-    """The master's view, and the pservers' answers to it.
+    """The master's view of the members, and the pservers' answers to it.
 
     Args:
         master_generation: Generation of this master; higher than that of every earlier master.
@@ -115,24 +116,24 @@ class Membership:
         self._mode = mode
         #: The round at which the current mode began; members start there or later.
         self._switch_round = 0
-        #: Serial of this master's first view that has the current mode.
+        #: Serial of this master's first view with the current mode.
         self._switch_serial = 1
         self._switch_refusals = 0
         #: Highest round that a member has reported; 0 if unknown.
         self._reported_round = 0
-        #: Expected number of refusals until the next member's margin is sufficient.
+        #: Number of refusals expected before the next member's margin is large enough.
         self._usual_refusals = 0
         #: True if every pserver has adopted the current mode.
         self._is_switched = False
         self._counter = 0
-        #: Serial of the newest view. That of the first view, which is sent to all pservers, is 1.
+        #: Serial of the newest view. The first view, which is sent to all pservers, has serial 1.
         self._serial = 1
         self._members: dict[str, Member] = {}
         self._pservers: dict[int, _Pserver] = {}
 
     @property
     def view(self) -> ViewRequest:
-        """The newest view, whose plan has not been set yet."""
+        """The newest view. Its plan is not filled in yet."""
         return ViewRequest(
             plan_hash="",
             master_generation=self._master_generation,
@@ -173,7 +174,7 @@ class Membership:
         return member.member_id if member is not None and member.is_admitted else None
 
     def waiting_for(self, trainer: str) -> str:
-        """Describe the answers that a trainer's join is waiting for; empty if it is not waiting."""
+        """Describe whose answers a trainer's join is waiting for; empty if it is not waiting."""
         member = self._members.get(trainer)
         if member is None or member.is_admitted:
             return ""
@@ -183,7 +184,7 @@ class Membership:
     # trainers
 
     def join(self, trainer: str, generation: int, margin: int = 0) -> list[Effect]:
-        """Propose a trainer that holds tasks as a member; does nothing if it was already proposed.
+        """Propose a trainer that holds tasks as a member. Does nothing if it has already been proposed.
 
         Args:
             trainer: Name of the trainer.
@@ -203,7 +204,7 @@ class Membership:
         return self._changed()
 
     def join_together(self, trainers: Mapping[str, int]) -> list[Effect]:
-        """Propose several trainers (name -> generation). Those that are not members yet all start at the same round."""
+        """Propose several trainers (name -> generation). Those that are not yet members all start at the same round."""
         new = {
             name: generation
             for name, generation in sorted(trainers.items())
@@ -217,7 +218,7 @@ class Membership:
         return self._changed()
 
     def leave(self, trainer: str, generation: int | None = None) -> list[Effect]:
-        """Remove a trainer that has gone or has no tasks. If ``generation`` is given, it must be that of the member."""
+        """Remove a trainer that has left or has no tasks, unless its generation differs from ``generation``."""
         member = self._members.get(trainer)
         if member is None or generation not in {None, member.generation}:
             return []
@@ -226,7 +227,7 @@ class Membership:
         return self._changed()
 
     def rejoin(self, trainers: Iterable[str] | None = None) -> list[Effect]:
-        """Propose members (all if None) again with new ids and one first round, after pservers loaded a checkpoint."""
+        """Propose members (None: all) again with new ids and one first round, because pservers loaded a checkpoint."""
         chosen = [self._members[name] for name in (self._members if trainers is None else trainers)]
         if not chosen:
             return []
@@ -236,7 +237,7 @@ class Membership:
         return self._changed()
 
     def switch(self, mode: Mode) -> list[Effect]:
-        """Change the mode at a round to be agreed with all pservers. Replaces a change that is still pending."""
+        """Change the mode at a round on which all pservers must agree. Replaces any pending change."""
         if mode == self._mode:
             return []
         self._mode = mode
@@ -253,14 +254,14 @@ class Membership:
         return self._changed()
 
     def note_round(self, trainer: str, round_: int) -> None:
-        """Record the synchronous round that a member reports; ignored for trainers that are not members."""
+        """Record the round that a trainer reports in sync mode. Ignored if the trainer is not a member."""
         if isinstance(self._mode, Sync) and self.member_id_of(trainer) is not None:
             self._reported_round = max(self._reported_round, min(round_, self._answered_round + _BELIEVED_ROUNDS))
 
     # pservers
 
     def pserver_up(self, index: int, generation: int, highest_open_round: int) -> list[Effect]:
-        """Record that a pserver is reachable, either as a new process or again. It gets the newest view.
+        """Record that a pserver has started or become reachable again. The newest view is sent to it.
 
         Raises:
             FencedError: a newer process has this index.
@@ -274,7 +275,7 @@ class Membership:
             known.highest_open_round = max(known.highest_open_round, highest_open_round)
             return self._settle([])
         self._pservers[index] = _Pserver(generation, highest_open_round, is_up=True)
-        # The reported round may have been lost with the old process.
+        # The reported round may have been lost together with the old process.
         self._reported_round = 0
         effects: list[Effect] = [Persist()]
         if known is not None and not isinstance(self._mode, Async) and self._members:
@@ -298,7 +299,7 @@ class Membership:
         *,
         refuses_mode: bool = False,
     ) -> list[Effect]:
-        """Handle a pserver's answer: it has adopted a view, except for any refused members or a refused mode."""
+        """Handle a pserver's answer: it has adopted a view, apart from the members or the mode that it refused."""
         pserver = self._pservers.get(index)
         if pserver is None or pserver.generation != generation or serial > self._serial:
             return []
@@ -319,7 +320,7 @@ class Membership:
         return self._changed()
 
     def send_failed(self, index: int, generation: int, serial: int) -> list[Effect]:
-        """Record that a view was not answered, so that the newest view is sent. The caller pauses between failures."""
+        """Record that sending a view failed; the newest view is sent. The caller pauses between failures."""
         pserver = self._pservers.get(index)
         if pserver is None or pserver.generation != generation or pserver.sending != serial:
             return []
@@ -352,7 +353,7 @@ class Membership:
         return self._settle([Persist()])
 
     def _settle(self, effects: list[Effect]) -> list[Effect]:
-        """Admit members to which all pservers have agreed, and send the newest view to pservers that lack it."""
+        """Admit the members on which all pservers agree, and send the newest view to pservers that do not have it."""
         if not self._is_switched and not self.late_to_switch:
             self._is_switched = True
             self._switch_refusals = 0
@@ -403,7 +404,7 @@ class Membership:
     def restore(cls, encoded: bytes, master_generation: int, pserver_count: int, *, mode: Mode = _SYNC) -> Membership:
         """Restore the state of a previous master. Every pserver must then be announced by ``pserver_up``.
 
-        ``mode`` is used if the stored state contains no mode.
+        ``mode`` applies if the stored state does not contain a mode.
 
         Raises:
             CorruptError: ``encoded`` is not an output of ``encode``.

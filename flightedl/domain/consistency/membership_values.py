@@ -18,7 +18,7 @@ class SendView:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """All pservers wait for this trainer from its first round on. Send the trainer its member id."""
+    """All pservers now wait for this trainer, starting with its first round. Send the trainer its member id."""
 
     trainer: str
     member_id: int
@@ -40,8 +40,8 @@ class Member:
     generation: int
     member_id: int
     first_round: int
-    #: Serial of this master's first view that contains the member.
+    #: Serial of this master's first view with the member.
     serial: int
     is_admitted: bool = False
-    #: Number of refusals since the trainer asked to join.
+    #: Number of refusals since the trainer first asked to join.
     refusals: int = 0

@@ -1,4 +1,4 @@
-"""Consistency modes: when a gradient is applied, and which trainers wait for others.
+"""Consistency modes: when a gradient is applied, and which trainers wait for which.
 
 These classes are only settings; ``rounds`` and ``views`` implement them.
 """
@@ -18,7 +18,7 @@ class Mode(Setting):
     __slots__ = ()
 
     def version_after(self, _base_version: int) -> int:
-        """Return the lowest version of a block that includes a gradient with this base; the sender waits for it.
+        """Return the lowest block version that includes a gradient with this base; its sender waits for that version.
 
         0 if gradients are applied on arrival, because then any version will do.
         """
@@ -63,12 +63,10 @@ class Sync(Mode):
 class Async(Mode):
     """Applies each gradient when it arrives; trainers do not wait.
 
-    With ``push_every``, "exactly once" means that after any fault, each block has applied each batch once, with the
-    weight that the batch had in the sum in which it was first pushed. After a fault the trainer pushes the same sum
-    again. If another trainer has pushed a part of it in the meantime, some blocks apply the rest separately. This makes
-    no difference for plain SGD; stateful optimizers (momentum, Adam) make an additional update in these blocks.
-    Gradients are computed from the values that the trainer had, clipping applies to gradients that are pushed together,
-    and if two trainers compute the same batch, only the first push is applied.
+    With ``push_every``, "exactly once" means that whatever fails, each block applies each batch once, with the weight
+    that the batch had in the sum in which it was first pushed. After a failure the trainer pushes the same sum again.
+    If another trainer has pushed part of it in the meantime, some blocks apply the rest separately. This makes no
+    difference for plain SGD; stateful optimizers (momentum, Adam) make one more update in these blocks.
 
     Args:
         push_every: The client sums the gradients of this many batches and pushes once. At the end of a task it pushes
@@ -88,7 +86,7 @@ class Async(Mode):
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Mode):
-    """Applies each gradient when it arrives; a trainer more than ``staleness`` steps ahead of the slowest member waits.
+    """Applies each gradient when it arrives. A trainer more than ``staleness`` steps ahead of the slowest one waits.
 
     A ``staleness`` of 0 acts as a barrier after each step (stale synchronous parallel, Ho et al. 2013).
     """

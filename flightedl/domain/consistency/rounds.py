@@ -1,47 +1,47 @@
-"""Rounds, clocks and versions of one block, which determine when the block applies gradients.
+"""Rounds, clocks and versions of one block, which decide when the block applies gradients.
 
-``BlockRounds`` makes the decisions for one block. The caller holds the block's lock around every call *and* while it
-carries out the answer (accumulate, run the optimizer, mark the batch as applied), so that both together are atomic.
+``BlockRounds`` makes the decisions for one block. The caller holds the block's lock during each call *and* while it
+acts on the answer (by accumulating, running the optimizer, or marking the batch as applied), so that the two are
+atomic.
 
-**Sync.** ``version`` is the number of closed rounds, and therefore also the number of the open round. Rules:
+**Sync.** ``version`` is the number of closed rounds, and therefore also the number of the open round. The rules are:
 
 * A member contributes to rounds from its *first round* on, and only to the open round. A push with an older base
-  version is ``Stale``: the trainer pulls, recomputes and pushes again with the same batch identity. A push with a newer
-  base version is an error.
+  version is ``Stale``: the trainer pulls, recomputes the gradient and pushes again under the same batch identity. A
+  push with a newer base version is an error.
 * A batch that the block has already applied contributes nothing. If its base is the open round, its sender has
-  *arrived* with weight 0. If its base is older, it is a repeated message, which changes nothing.
+  *arrived* with weight 0. If its base is older, the message is a repetition and changes nothing.
 * A round waits for its *due* members: those whose first round is not above it. It closes when all of its due members,
-  and at least one, have arrived. Contributions of members that have left remain in their round, because their batches
-  are marked. A round with contributions therefore closes when no member is due, even if the view is empty. Otherwise
-  the last gradients of a job might remain in an accumulator.
-* *Catching up.* If no member is due and the round has no contributions, but members start at a later round, the version
-  jumps to the lowest first round, without updates. Blocks that are behind, such as those restored from an older
-  checkpoint, thus catch up with the others at the round where the members start.
-* A member's second batch in a round is added like its first. A trainer sends a second one if it drops a partly pushed
-  batch, because its task was revoked, and continues with the next batch and the same base.
+  and at least one, have arrived. The contributions of members that have left remain in the round, because their batches
+  are marked. A round with contributions therefore also closes if no member is due, even if the view is empty;
+  otherwise, the last gradients of a job might never be applied.
+* *Catching up.* If no member is due, the round has no contributions, and members start at a later round, then the
+  version jumps to the lowest first round, without updates. Blocks that are behind, for example because they were
+  restored from an older checkpoint, thus rejoin the others at the round where the members start.
+* A member's second batch in a round is added like its first. A trainer sends a second batch if its task was revoked
+  after the first batch had been pushed to only some blocks: it drops that batch and continues with the next one and the
+  same base.
 * With ``backup=b``, a round also closes when all but ``b`` of its due members, and at least one, have arrived. A late
-  gradient is added to the open round (``Accumulate(is_late=True)``), but its sender does not count as arrived there.
-  The versions of all blocks then differ by at most 1, provided that a trainer pulls all blocks at base + 1 or later,
-  and pushes to all of them with *one* base: the lowest pulled version. If late senders counted as arrived, versions
-  would diverge, and a joining member could wait for one block while another block waits for it.
+  gradient is added to the open round (``Accumulate(is_late=True)``), but its sender does not count as arrived there;
+  otherwise versions would diverge, and a joining member could wait for one block while another block waits for it. The
+  versions of blocks differ by at most 1 if each trainer pulls all blocks at base + 1 or later and pushes to all of them
+  with *one* base: the lowest version that it pulled.
 
 **Async.** Every gradient is applied on arrival, and ``version`` is the number of applied gradients. Membership only
-fences out former members. A base version above the block's own is also ``Stale``: either it is an error, or it belongs
-to values from before the pserver was restored from an older checkpoint. In both cases the sender pulls the current
-values and pushes again.
+fences off former members. A base version above the block's own is also ``Stale``, because the pserver may have been
+restored from an older checkpoint since the sender pulled. The sender pulls the current values and pushes again.
 
-**Bounded.** Like async, but each member has a *clock*: its first round plus the *step* in its push, which is the number
-of batches that the trainer has begun since it was admitted. A pull waits while the puller's clock is more than
+**Bounded.** Like async, but each member has a *clock*: its first round plus the *step* in its push, which counts the
+batches that the trainer has begun since it was admitted. A pull waits while the puller's clock is more than
 ``staleness`` above that of the slowest member. First rounds and steps are the same for all blocks, so all blocks agree
-on which member is ahead, and the slowest member may always proceed. If each block counted arrivals instead, the clocks
-of blocks could diverge after a repeated message or a partly pushed batch, until two members waited for each other at
-different blocks.
+on the slowest member, which may always proceed. If each block counted arrivals instead, a repeated message or a partly
+pushed batch could make the clocks of blocks diverge, until two members waited for each other at different blocks.
 
 A *pull* with an outdated membership is answered with ``NOT_MEMBER`` and never waits, because the round for which it
-would wait may be waiting for the trainer's new membership.
+would wait may itself be waiting for the trainer's new membership.
 
-Not decided here: if a batch has already been applied (see ``applied``), and the members' first rounds (see
-``membership``).
+Decided elsewhere: which batches have already been applied (``applied``), and the members' first rounds
+(``membership``).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class BlockRounds:
         self._arrived: set[int] = set()
         #: Number of due members that have not arrived yet.
         self._missing = 0
-        #: Member -> weight of its contributions to the open round.
+        #: Member -> total weight of its contributions to the open round.
         self._contributors: dict[int, float] = {}
         self._total_weight = 0.0
         #: Batches in the open round's accumulator, each with the number of batches in its task.
@@ -125,14 +125,14 @@ class BlockRounds:
         self._is_sync = isinstance(mode, Sync)
         self._backup = mode.backup if isinstance(mode, Sync) else 0
         self._staleness = mode.staleness if isinstance(mode, Bounded) else None
-        # All blocks switch at the same version, so these clocks are equal on all of them.
+        # All blocks switch at the same version, so these clocks are the same for all of them.
         self._clocks = {}
         if self._staleness is not None:
             self._clocks = {member: max(first, self.version) for member, first in self.members.items()}
 
     @classmethod
     def moved(cls, mode: Mode, version: int, members: Mapping[int, int], clocks: Mapping[int, int]) -> BlockRounds:
-        """Return the rounds of a block that was moved from another pserver while it ``is_at_edge``."""
+        """Return the rounds of a block that has moved here from another pserver. It must have been ``is_at_edge``."""
         rounds = cls(mode, version)
         rounds.members, rounds._clocks = dict(members), dict(clocks)
         rounds._count_missing()
@@ -140,11 +140,11 @@ class BlockRounds:
 
     @property
     def is_at_edge(self) -> bool:
-        """True if no member has arrived in the open round and no change of the mode is pending."""
+        """True if no member has arrived in the open round and no mode change is pending."""
         return not (self._arrived or self._contributors or self._switch)
 
     def is_like(self, other: BlockRounds) -> bool:
-        """True if both blocks are at the edge of the same round and have the same members."""
+        """True if both blocks are at the start of the same round and have the same members and clocks."""
         return (
             self.is_at_edge
             and other.is_at_edge
@@ -179,7 +179,7 @@ class BlockRounds:
 
     @property
     def held_batches(self) -> tuple[Batch, ...]:
-        """Marked batches in the accumulator. A snapshot, which excludes the accumulator, must unmark them."""
+        """Marked batches in the accumulator. Snapshots exclude the accumulator, so they must remove these marks."""
         return tuple(batch for batch, _ in self._held)
 
     @property
@@ -193,10 +193,7 @@ class BlockRounds:
         return [m for m, first in self.members.items() if first <= self.version and m not in self._arrived]
 
     def holds_up(self) -> list[int]:
-        """Return the members that others are waiting for: missing members of the open round, or the slowest members.
-
-        A round delays members that have already arrived in it, and members that start at a later round.
-        """
+        """Return the members for which others wait: those missing from the round, or the slowest ones (bounded)."""
         if self._is_sync:
             is_awaited = self._arrived or any(first > self.version for first in self.members.values())
             return self.waits_for() if is_awaited else []
@@ -301,7 +298,7 @@ class BlockRounds:
     # pulls
 
     def pull(self, member: int, min_version: int) -> Pull:
-        """Decide if values may be read now. ``member`` is 0 for read-only clients."""
+        """Decide if values may be read now; ``member`` is 0 for clients that only read."""
         if not member:
             return Pull.READY if self.version >= min_version else Pull.WAIT
         first = self.members.get(member)
@@ -314,7 +311,7 @@ class BlockRounds:
         return Pull.READY
 
     def may_proceed(self, member: int) -> bool:
-        """True if a member is not too far ahead of the slowest one (bounded); always True in other modes."""
+        """True if a member is not too far ahead of the slowest one (bounded). Always true in other modes."""
         if self._staleness is None:
             return True
         return self._clocks[member] - min(self._clocks.values()) <= self._staleness
@@ -322,18 +319,18 @@ class BlockRounds:
     # rounds
 
     def may_update(self, member: int, base_version: int) -> bool:
-        """True if a member's arrival may run the optimizer, for which the caller can then prepare."""
+        """True if a member's arrival may run the optimizer, so that the caller can prepare for it."""
         if not self._is_sync:
             return True
         is_due = base_version == self.version and self.members.get(member, base_version + 1) <= base_version
         return is_due and self._missing - (member not in self._arrived) <= self._backup
 
     def closable(self) -> bool:
-        """True if ``close`` must be called now. Check this after every event until it is False."""
+        """True if ``close`` must be called now. Check this after every event, and again after each ``close``."""
         if not self._is_sync:
             return False
         if self._missing == 0:
-            # All due members have arrived, or no member is due.
+            # All due members have arrived, or none is due.
             return bool(self._contributors) or self._has_arrivals() or self._next_start() > self.version
         return self._missing <= self._backup and self._has_arrivals()
 
@@ -341,7 +338,7 @@ class BlockRounds:
         return not self._arrived.isdisjoint(self.members)
 
     def _next_start(self) -> int:
-        """Return the round at which catching up ends: the lowest first round, or the open round if that is later."""
+        """Return the round at which catching up ends: the lowest first round, but at least the open round."""
         if self._switch is not None:
             start = min([*self.members.values(), self._switch.at_version])
         else:
@@ -349,7 +346,7 @@ class BlockRounds:
         return max(start, self.version)
 
     def close(self) -> Closing:
-        """Close the open round, or catch up if the round has no contributions. Call this only if ``closable``."""
+        """Close the open round, or catch up if it has no contributions. Call this only if ``closable``."""
         assert self.closable(), "this round still waits for members"
         closing = Closing(self.version, self._total_weight, self._contributors, frozenset(self._arrived), self._held)
         is_empty = not self._contributors and not self._has_arrivals()
@@ -371,11 +368,11 @@ class BlockRounds:
     # the view
 
     def can_admit(self, first_round: int) -> bool:
-        """False if rounds in which a member would be due have already closed."""
+        """False if a round in which the member would be due has already closed."""
         return not self._is_sync or first_round >= self.version
 
     def change(self, admit: Mapping[int, int], remove: Iterable[int]) -> None:
-        """Admit members (member -> first round) and remove others, atomically. Check ``closable`` afterwards.
+        """Replace the members (member -> first round) in one step. Check ``closable`` afterwards.
 
         Raises:
             MessageError: an admitted member's first round is already closed; nothing was changed.
@@ -393,16 +390,17 @@ class BlockRounds:
         self._count_missing()
 
     def can_switch(self, at_version: int) -> bool:
-        """True if the mode may change at this version once all members have been removed."""
+        """True if the mode may change at this version, once all members have been removed."""
         has_begun = bool(self._arrived or self._contributors)
         return at_version >= self.version + has_begun
 
     def switch(self, mode: Mode, at_version: int) -> None:
         """Change the mode at a version on which all blocks have agreed.
 
-        In sync mode, the block switches when its round ``at_version`` opens. In other modes, it switches immediately
-        and its version becomes ``at_version``, because in those modes the versions of blocks differ, while rounds
-        require equal ones. The view of such a switch contains only new members, which start at ``at_version``.
+        In sync mode, the block changes its mode when the round ``at_version`` opens. In other modes the versions of
+        blocks differ, while sync mode requires equal versions. So the block changes its mode at once and sets its
+        version to ``at_version``. The view that changes the mode contains only new members, which start at
+        ``at_version``.
 
         Raises:
             MessageError: the version is in the past; nothing was changed. Agree on a later one.

@@ -1,4 +1,4 @@
-"""A block's answers to pushes and pulls, and the result of closing a round; see ``rounds``."""
+"""Answers of a block to pushes and pulls, and the result of closing a round; see ``rounds``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ class Accumulate(msgspec.Struct, frozen=True):
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """Run the optimizer now; the version has already been incremented. Mark the batch.
+    """Run the optimizer now, and mark the batch. The version has already been incremented.
 
-    ``staleness`` is the number of updates that the gradient did not take into account.
+    ``staleness`` is the number of updates that are missing from the gradient's base version.
     """
 
     staleness: int
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """The member has arrived, or its clock has advanced, without a contribution. Mark the batch if it is unmarked."""
+    """The member has arrived, or its clock has advanced, but it contributed no gradient.
+
+    Mark the batch unless it is marked.
+    """
 
 
 class Repeated(msgspec.Struct, frozen=True):
@@ -35,7 +38,7 @@ class Repeated(msgspec.Struct, frozen=True):
 
 
 class Stale(msgspec.Struct, frozen=True):
-    """Rejected: pull this version or a later one, recompute, and push again."""
+    """Rejected because the base version is outdated: pull this version or a later one, recompute, and push again."""
 
     version: int
 
@@ -56,16 +59,16 @@ class Pull(Enum):
 
 
 class Closing(msgspec.Struct, frozen=True):
-    """A closed round. If ``has_update``, run the optimizer before using the block's new version."""
+    """A closed round. If ``has_update`` is true, run the optimizer before the block's new version is used."""
 
-    #: Number of the closed round; the block's version is now higher.
+    #: Number of the closed round, which is below the block's new version.
     round: int
     total_weight: float
-    #: Member -> weight of its contributions; includes members that have left.
+    #: Member -> weight of its contributions, including those of members that have left.
     contributors: Mapping[int, float]
     #: Members that have arrived, with or without a contribution.
     arrived: frozenset[int]
-    #: The contributed batches, each with the number of batches in its task.
+    #: Batches that contributed, each with the number of batches in its task.
     held: Sequence[tuple[Batch, int]]
 
     @property

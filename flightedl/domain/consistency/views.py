@@ -1,8 +1,8 @@
 """A pserver's handling of views: the members for which its blocks wait, and their mode.
 
-``membership`` describes the rules. A pserver accepts a view only if it is newer than the pserver's own. It immediately
-removes members that the view does not contain, admits a new member only if none of that member's rounds has closed, and
-changes the mode only if no block is past the switch round.
+``membership`` describes the rules. A pserver accepts a view only if the view is newer than its current one. It removes
+members that are missing from the view at once, admits a new member only if none of the rounds in which that member
+would be due has closed, and changes the mode only if no block has passed the switch round.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def mode_of(view: ViewRequest) -> Mode | None:
 
 @dataclass(frozen=True, slots=True)
 class ViewVerdict:
-    """Changes that a view requires. Apply them to all blocks, then answer the master."""
+    """The changes that a view requires. Apply them to all blocks, then answer the master."""
 
-    #: True if the view is older than the pserver's, and is therefore ignored.
+    #: True if the view is older than the pserver's current one, and is therefore ignored.
     is_outdated: bool
     admit: tuple[ViewMember, ...] = ()
     remove: tuple[int, ...] = ()
     #: Ids of the members that could not be admitted.
     refused: tuple[int, ...] = ()
-    #: If not None: remove members, then change to this mode at ``switch_round``, then admit members.
+    #: Unless this is None: remove all members, change to this mode at ``switch_round``, then admit the members.
     switch: Mode | None = None
     switch_round: int = 0
     #: True if the mode could not be changed at the view's round.
@@ -51,7 +51,7 @@ class ViewVerdict:
 
 
 class PserverView:
-    """The members of all blocks of one pserver. The caller holds the locks of all blocks around a change.
+    """Members of all blocks of one pserver. The caller holds the locks of all blocks while it makes a change.
 
     Args:
         mode: Initial mode of the blocks; None if views must not change it.
@@ -63,7 +63,7 @@ class PserverView:
         self._master_generation = 0
         self._serial = 0
         self._members: dict[int, ViewMember] = {}
-        #: Members in the newest view that were refused.
+        #: Members of the newest view that could not be admitted.
         self._refused: tuple[int, ...] = ()
 
     @property
@@ -75,7 +75,7 @@ class PserverView:
         return self._master_generation, self._serial
 
     def begins_in(self, view: ViewRequest) -> Mode | None:
-        """Return the mode to set in all blocks before ``consider`` if this first view has another mode, else None."""
+        """Return the mode to set in all blocks before ``consider``, or None. Only the first view can require this."""
         mode = mode_of(view)
         if self.number != (0, 0) or self._mode is None or mode in {None, self._mode}:
             return None
@@ -85,9 +85,9 @@ class PserverView:
     def consider(
         self, view: ViewRequest, can_admit: Callable[[int], bool], can_switch: Callable[[int], bool] = lambda _: True
     ) -> ViewVerdict:
-        """Adopt a view as far as possible. The caller carries out the verdict before releasing the locks.
+        """Adopt as much of a view as possible. The caller carries out the verdict before it releases the locks.
 
-        A repeated view gets the same verdict, without any changes.
+        A repeated view gets the same verdict as before but changes nothing.
 
         Args:
             view: The view from the master.
@@ -121,7 +121,7 @@ class PserverView:
         return ViewVerdict(is_outdated=False, admit=admit, remove=remove, refused=refused)
 
     def _change_mode(self, number: tuple[int, int], view: ViewRequest, mode: Mode) -> ViewVerdict:
-        """Replace all members by those of the view and change the mode, if this is possible at the view's round."""
+        """Replace all members and change the mode as the view requires, if no block has passed the switch round."""
         remove = tuple(self._members)
         if self._refuses_mode:
             refused = tuple(member.member for member in view.members)

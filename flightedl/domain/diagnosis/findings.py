@@ -1,4 +1,4 @@
-"""Findings: problems of a job, and waits of processes for others."""
+"""Findings: problems of a job, and processes that wait for other processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Severity(enum.IntEnum):
 
     #: The job cannot continue until this is fixed.
     BROKEN = 0
-    #: The job continues, but is slower than necessary or loses something.
+    #: The job continues, but more slowly than necessary or with some loss.
     HARMFUL = 1
     #: Worth knowing.
     NOTE = 2
@@ -66,7 +66,7 @@ class Cause(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem, or a fact worth knowing."""
+    """A problem of the job, or a notable fact about it."""
 
     cause: Cause
     severity: Severity
@@ -74,9 +74,9 @@ class Finding:
     who: str
     #: Observed problem, as a sentence.
     text: str
-    #: Recommended action, as a sentence; empty if none is needed.
+    #: Recommended action as a sentence; empty if no action is needed.
     advice: str = ""
-    #: Stacks of the process's threads if they are helpful; otherwise empty.
+    #: Stack traces of the process's threads if they help to explain the finding; otherwise empty.
     stack: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Observations of a job: replies of all its processes, which were queried at about the same time."""
+"""Observations of a job: the replies of all its processes, queried at about the same time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.status import JobEvent, PserverStatusReply, StatusReply
 
-#: Words found in the error messages of storages that are full.
+#: Words in the error messages of a full storage.
 _FULL = ("no space", "full", "quota", "enospc", "storage exceeded", "disk usage")
 
 
@@ -17,14 +17,14 @@ class Asked:
     """Result of querying one server."""
 
     address: str
-    #: Seconds until the reply arrived; None if there was no reply.
+    #: Seconds until the reply arrived; None if no reply arrived.
     seconds: float | None = None
     #: True if a connection was established.
     is_connected: bool = True
-    #: Error message and its code (see ``errors``); both are empty if there was a reply.
+    #: Error message and its code (see ``errors``); both are empty if a reply arrived.
     error: str = ""
     code: str = ""
-    #: Time at which the reply arrived, by this machine's clock, in seconds since 1970.
+    #: Time at which the reply arrived, in seconds since 1970 by this machine's clock.
     received_s: float = 0.0
 
 
@@ -35,7 +35,7 @@ class StoreTried:
     #: URL without credentials.
     url: str
     size_bytes: int
-    #: "write", "read", "delete" -> duration in seconds.
+    #: Operation ("write", "read" or "delete") -> duration in seconds.
     seconds: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
     #: Free space on the storage's disk; None if the storage is not on this machine.
@@ -44,16 +44,16 @@ class StoreTried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownCertificate:
-    """Certificate that a server presented in a TLS handshake."""
+    """Certificate that a server presented in the TLS handshake."""
 
     #: Expiration time in seconds since 1970; None if unknown.
     ends_s: float | None = None
-    #: Reason why the certificate was rejected; empty if it was accepted, or if none was presented.
+    #: Why the certificate was rejected; empty if it was accepted or if the server presented none.
     error: str = ""
 
 
 def is_full(error: str) -> bool:
-    """True if an error from a storage says that the storage is full."""
+    """True if a storage's error message says that the storage is full."""
     return any(word in error.lower() for word in _FULL)
 
 
@@ -62,25 +62,25 @@ class Observations:
     """All observations of a job."""
 
     job: str
-    #: Facts about the process that makes the diagnosis.
+    #: Facts about the process that performs the diagnosis.
     asker: HostFacts
     #: One result per etcd endpoint.
     etcd: tuple[Asked, ...] = ()
-    #: Names of the jobs in etcd.
+    #: Names of the jobs that have keys in etcd.
     jobs: tuple[str, ...] = ()
-    #: Generations of the master's lock and of the published address in etcd; 0 if absent.
+    #: Generations in etcd of the master's lock and of its published address; 0 if the key does not exist.
     lock_generation: int = 0
     address_generation: int = 0
     #: None if no address is published.
     master: Asked | None = None
     status: StatusReply | None = None
     events: tuple[JobEvent, ...] = ()
-    #: Index -> result of querying the pserver directly, for all pservers with a live lease.
+    #: Index -> reply to a direct query of the pserver, for each pserver with a live lease.
     pservers: Mapping[int, Asked] = field(default_factory=dict)
     replies: Mapping[int, PserverStatusReply] = field(default_factory=dict)
-    #: Process -> stacks of its threads.
+    #: Process -> stack traces of its threads.
     stacks: Mapping[str, str] = field(default_factory=dict)
-    #: None if the location of the checkpoints is unknown.
+    #: None if it is unknown where the job stores its checkpoints.
     store: StoreTried | None = None
     #: Path on this machine -> (free bytes, total bytes) of its disk.
     disks: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Rules about tests that this machine performs on the checkpoint storage, disks and certificates."""
+"""Rules about checks that this machine performs itself: of the checkpoint storage, disks and certificates."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from flightedl.domain.diagnosis.observations import Observations, is_full
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: A storage is slow if writing, reading or deleting a small object takes longer than this many seconds.
+#: A storage is considered slow if writing, reading or deleting a small object takes longer than this many seconds.
 _SLOW_STORE_S = 2.0
-#: A certificate that expires within this many seconds causes a warning.
+#: A warning is given if a certificate expires within this many seconds.
 _RENEW_S = 7 * 86_400.0
-#: A disk is nearly full if its free space is below both this size and this fraction of the disk.
+#: A disk counts as nearly full if its free space is below both this many bytes and this fraction of its size.
 _LITTLE_BYTES = 1 << 30
 _LITTLE_PART = 0.02
-#: Required free space, as a multiple of a checkpoint's size, because a new checkpoint is written before an old one is
-#: deleted.
+#: Required free space as a multiple of a checkpoint's size. A new checkpoint is written before an old one is deleted.
 _ROOM = 1.2
 
 
 def store(seen: Observations) -> Iterator[Finding]:
-    """Check that the checkpoint storage works from this machine and is fast enough."""
+    """Check that this machine can use the checkpoint storage, and that the storage is fast enough."""
     tried = seen.store
     if tried is None:
         return
@@ -60,7 +59,7 @@ def store(seen: Observations) -> Iterator[Finding]:
 
 
 def disks(seen: Observations) -> Iterator[Finding]:
-    """Check that this machine has space for logs and results."""
+    """Check that this machine's disks have space for logs and results."""
     for path, (free, total) in sorted(seen.disks.items()):
         if free < min(_LITTLE_BYTES, _LITTLE_PART * total):
             yield Finding(

@@ -1,4 +1,4 @@
-"""Descriptions of how trainers spend their time, with advice."""
+"""Advice on where trainers spend their time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 #: Profiles shorter than this many seconds are ignored.
 _ENOUGH_S = 2.0
-#: Minimum share of the time at which advice on a cost is given.
+#: Smallest share of a trainer's time for which advice is given.
 _MUCH = 0.4
 #: Smaller shares are not shown.
 _SHOWN = 0.005
@@ -18,7 +18,7 @@ _NAMES = {
     "wait": "waiting for others in the round",
     "pull": "receiving values",
 }
-#: Costs that may be too high, with their parts.
+#: Costs on which there is advice, each with the parts of the profile that it sums up.
 _COSTS = {"data": ("data",), "wait": ("wait",), "traffic": ("push", "pull")}
 _ADVICE = {
     "data": "Read fewer columns, move the files closer, or split them into more chunks (`flightedl dataset split`).",
@@ -31,7 +31,7 @@ _ADVICE = {
 
 
 def shares(profile: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each part; the shares add up to 1. Empty if the profile is too short."""
+    """Return each part's share of the time; the shares add up to 1. Empty if the profile is too short."""
     total = sum(profile.get(what, 0.0) for what in _NAMES)
     if total < _ENOUGH_S:
         return {}
@@ -44,7 +44,7 @@ def in_words(profile: Mapping[str, float]) -> str:
 
 
 def advice(profile: Mapping[str, float]) -> str:
-    """Return advice on the largest cost; empty if no cost is high or the profile is too short."""
+    """Return advice on the largest cost; empty if no cost is high enough or the profile is too short."""
     parts = shares(profile)
     costs = {cost: sum(parts.get(what, 0.0) for what in its) for cost, its in _COSTS.items()}
     worst = max(costs, key=lambda cost: costs[cost])

@@ -11,17 +11,16 @@ from flightedl.messages.hosts import HostFacts
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: Replies from etcd that take longer than this many seconds are reported.
+#: Etcd counts as slow if a reply takes longer than this many seconds.
 _SLOW_ETCD_S = 0.5
-#: Clock differences of more than this many seconds are reported. They affect only certificates, logs and the times of
-#: checkpoints.
+#: Report clocks that differ by more than this many seconds. Only certificates, logs and checkpoint times are affected.
 _CLOCKS_S = 30.0
 _RESTARTS = 3
 _MEMORY_PART = 0.9
 
 
 def etcd(seen: Observations) -> Iterator[Finding]:
-    """Check that etcd answers, and that it answers fast enough."""
+    """Check that etcd answers, and that it is fast enough."""
     if not seen.etcd:
         return
     answering = [each for each in seen.etcd if each.seconds is not None]
@@ -72,7 +71,7 @@ def etcd(seen: Observations) -> Iterator[Finding]:
 
 
 def master(seen: Observations) -> Iterator[Finding]:
-    """Check that the job has a master and that this master is the leader."""
+    """Check that the job has a master, and that this master is the elected leader."""
     if seen.etcd and not any(each.seconds is not None for each in seen.etcd):
         return
     if not seen.lock_generation and not seen.address_generation and seen.job not in seen.jobs:
@@ -135,7 +134,7 @@ def _unreachable(who: str, asked: Asked, cause: Cause, so: str) -> Finding:
 
 
 def pservers(seen: Observations) -> Iterator[Finding]:
-    """Check that all pservers are running and answering, and hold the blocks and tables that they should."""
+    """Check that all pservers are running, answer, and hold the blocks and tables that they should."""
     status = seen.status
     desired = len(seen.pservers) if status is None else status.pservers_desired
     missing = [index for index in range(desired) if index not in seen.pservers]
@@ -257,7 +256,7 @@ def refusals(seen: Observations) -> Iterator[Finding]:
 
 
 def machines(seen: Observations) -> Iterator[Finding]:
-    """Compare versions and clocks, and check the number of threads."""
+    """Compare versions and clocks of the processes, and check the number of threads."""
     known = {who: facts for who, facts, _ in _facts(seen)}
     versions: defaultdict[str, list[str]] = defaultdict(list)
     for who, facts in {"this command": seen.asker, **known}.items():

@@ -14,14 +14,15 @@ BROKEN, HARMFUL, NOTE = Severity
 
 #: Shorter waits are not reported.
 WAITS_S = 3.0
-#: A trainer reports every 5 s. After this many seconds of silence its whole process is considered frozen.
+#: A trainer reports every 5 s. If it is silent for this many seconds, its whole process is considered frozen.
 _SILENT_S = 12.0
-#: A batch is slow if it takes more than this many seconds and this many times as long as those of other trainers.
+#: A batch counts as slow if it takes longer than this many seconds and this many times as long as other trainers'
+#: batches.
 _BATCH_S = 10.0
 _SLOW_FACTOR = 3.0
 _PSERVER = re.compile(r"pserver (\d+)")
 
-#: Activity of a trainer that waits for a pserver, or via the pserver for other trainers, while its script is idle.
+#: Activity of a trainer while its script waits for a pserver, or for other trainers via a pserver.
 _WITH_SERVERS = "push"
 
 
@@ -147,7 +148,7 @@ def _cut_off(seen: Observations, trainer: TrainerStatus) -> Iterator[Finding]:
 
 
 def _stuck(seen: Observations, status: StatusReply) -> Iterator[Finding]:
-    """Report rounds that wait for unknown members or for trainers without tasks."""
+    """Report rounds that wait for members whose trainers are unknown or have no tasks."""
     alive = {trainer.trainer: trainer for trainer in status.trainers}
     for index, reply in sorted(seen.replies.items()):
         if not reply.waits_for or reply.waits_s < WAITS_S:

@@ -10,10 +10,10 @@ from flightedl.messages.status import StatusReply
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: A task is slow if it takes this many times as long as the average, and at least this many seconds.
+#: A task counts as slow if it takes at least this many seconds and this many times as long as the average task.
 _SLOW_FACTOR = 4.0
 _SLOW_S = 20.0
-#: A storage is slow below this rate. Files that take less than this many seconds to write are not considered.
+#: A storage counts as slow below this rate. Files written in less than this many seconds are ignored.
 _STORE_BYTES_PER_S = 20e6
 _STORE_S = 5.0
 

@@ -1,27 +1,28 @@
-"""Batches whose gradients a trainer adds up and pushes as one sum: when to push, and the outcome of each batch.
+"""Batches whose gradients a trainer sums and pushes together: when to push the sum, and what became of each batch.
 
 Rules:
 
-* A *sum* is pushed under the identities of all its batches. A block accepts it only if it has none of the batches, and
-  then has all of them, atomically (``AppliedBatches.mark_together``). A block that has all batches answers "already
-  applied". So no batch of a sum counts twice.
-* A block that has only some batches, because another trainer pushed these in a different sum, rejects the sum and says
-  which batches it has. The batches that it lacks are *repeated*; other blocks answer "already applied" for them. So no
-  batch of a sum is lost.
-* Repeated batches are again pushed as sums, because an optimizer makes one update per push: batches that the same
-  blocks lack form one sum. Each block has either all or none of such a sum's batches. The sum can be rejected only if
-  another trainer has since pushed a part of it, and then only a part is repeated. So repetition ends.
-* If the membership is lost, or the push fails in transit, it is unknown which blocks applied the sum, and the whole sum
-  is repeated as one.
-* A repeated part of a mean is divided by the weight of the original sum (``SumAgain.divisors``). So a batch has the
-  same weight in every block, even if some blocks apply it in a smaller sum, and even if the job's mode has changed
-  since. In synchronous mode, the part is divided by its own weight, because the round weights it by its records.
-* A batch is done when every block has answered for it, whichever sum contained it.
+* A *sum* is pushed under the identities of all its batches. A block accepts the sum only if it has applied none of the
+  batches, and then marks all of them atomically (``AppliedBatches.mark_together``). A block that has applied all of
+  them answers "already applied". So no batch counts twice.
+* If another trainer pushed some of the batches in a different sum, a block that has applied those rejects the sum and
+  says which batches it has. The batches that it lacks are *repeated*; blocks that have applied them answer "already
+  applied". So no batch is lost.
+* Repeated batches are pushed as sums again, because an optimizer makes one update per push: the batches that the same
+  blocks lack form one sum, of which each block has all batches or none. Such a sum can be rejected only if another
+  trainer has since pushed part of it, and then only the rest is repeated. So repetition ends.
+* If the membership is lost or the push fails in transit, the trainer cannot know which blocks applied the sum, and
+  repeats all of it as one sum.
+* A repeated part of a mean is divided by the weight of the original sum (``SumAgain.divisors``), so a batch has the
+  same weight in every block even if some blocks apply it in a smaller sum, or the mode changes. In sync mode the part
+  is divided by its own weight, because the round weights it by its records.
+* A batch is done when every block has answered for it, in whichever sum.
 
-Gradients are not kept. When a batch is repeated, the user's code computes its gradient again, at current values.
+Gradients are not kept. When a batch is repeated, the user's code computes its gradient again from current values.
 
-It is not guaranteed that all blocks are updated equally often. Each block applies each batch once, with its weight. If
-blocks applied it in different sums, optimizers that use more than the gradient (step counts, squares) differ.
+Not guaranteed: that all blocks make the same number of updates. Each block applies each batch once, with the same
+weight. But if blocks apply it in different sums, the state of optimizers that depends on more than the gradients (step
+counts, squares) differs.
 """
 
 from __future__ import annotations
@@ -35,26 +36,26 @@ Member = TypeVar("Member")
 
 @dataclass(frozen=True, slots=True)
 class Settled(Generic[Member]):
-    """Outcome of the batches of a sum."""
+    """Outcome of each batch of a pushed sum."""
 
     done: tuple[Member, ...]
-    #: Batches to repeat, grouped into sums.
+    #: Batches to repeat, grouped into the sums in which to push them.
     again: tuple[tuple[Member, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SumAgain:
-    """The sum in which a repeated batch has to be pushed: exactly these batches."""
+    """The sum in which a repeated batch must be pushed. It contains exactly the batches of its group."""
 
-    #: The sum's lowest batch number, which identifies the sum within the task because such sums are disjoint.
+    #: Lowest batch number in the sum. It identifies the sum within its task, because such sums are disjoint.
     first: int
     batch_count: int
-    #: Parameter -> divisor of the sum of its gradients.
+    #: Parameter -> number by which the sum of its gradients is divided.
     divisors: Mapping[str, int]
 
 
 class BatchGroup(Generic[Member]):
-    """The batches of the current sum, in order.
+    """Batches of the current sum, in order.
 
     Args:
         limit: Number of batches that are pushed at once.
@@ -64,7 +65,7 @@ class BatchGroup(Generic[Member]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        #: Size that the current sum will have.
+        #: Number of batches that the current sum is going to contain.
         self._count = limit
         self._members: list[Member] = []
 
@@ -80,7 +81,7 @@ class BatchGroup(Generic[Member]):
         return len(self._members) >= self._count
 
     def add(self, member: Member, count: int | None = None) -> None:
-        """Record that the sum contains all of a batch's gradients.
+        """Record that the gradients of a batch have been added to the sum.
 
         Args:
             member: The batch.
@@ -96,7 +97,7 @@ class BatchGroup(Generic[Member]):
         return members
 
     def settle(self, refusals: Iterable[Collection[int]], *, is_lost: bool) -> Settled[Member]:
-        """End the sum after its push: every block has applied it, already had it, or rejected it.
+        """End the sum after its push, when every block has applied it, answered "already applied", or rejected it.
 
         Args:
             refusals: Positions in ``members`` of the batches that a rejecting block lacks, for each such block.
@@ -109,7 +110,7 @@ class BatchGroup(Generic[Member]):
         if is_lost:
             return Settled((), (members,))
         refused = [frozenset(places) for places in refusals]
-        #: Set of refusals -> the batches that are missing according to exactly these refusals.
+        #: Set of rejecting blocks -> batches that exactly these blocks lack.
         lacked: dict[frozenset[int], list[Member]] = {}
         for place, member in enumerate(members):
             key = frozenset(number for number, places in enumerate(refused) if place in places)
@@ -119,12 +120,12 @@ class BatchGroup(Generic[Member]):
 
 
 def missing_places(bits: bytes, count: int) -> tuple[int, ...]:
-    """Return the positions, below ``count``, of the batches that a block lacks, given the bits of its answer."""
+    """Return which of ``count`` batches a block lacks, by position, given the bits of its answer."""
     having = int.from_bytes(bits, "little")
     return tuple(place for place in range(count) if not having >> place & 1)
 
 
 def applied_bits(having: Iterable[bool]) -> bytes:
-    """Return the bits of a block's answer, one per batch: 1 if the block has it."""
+    """Return the bits of a block's answer, one per batch: 1 if the block has applied it."""
     flags = list(having)
     return sum(1 << place for place, has in enumerate(flags) if has).to_bytes((len(flags) + 7) >> 3, "little")

@@ -1,20 +1,20 @@
-"""The batches that each block has applied: the record that makes pushes idempotent.
+"""The batches that each block has applied. This record makes pushes idempotent.
 
 Rules:
 
-* A batch is identified by ``Batch(epoch, task, batch)``; messages also carry its task's number of batches. A batch is
-  marked on a block in the same critical section that adds its gradient to the block (or to the block's open round).
-* A block's set belongs to the block: it is copied, stored, and moved to another pserver together with the block's
-  values (``release``, ``adopt``).
+* A batch is identified by ``Batch(epoch, task, batch)``; messages also carry the number of batches in its task. A block
+  marks a batch in the same critical section in which it adds the batch's gradient to its values or its open round.
+* Each block has its own set, which is copied, stored, and moved to another pserver together with the block's values
+  (``release``, ``adopt``).
 
-Representation: almost always, all blocks of a pserver have the same batches. So blocks form *cohorts*, whose sets are
-stored together (``cohorts``). They need one bit of memory per task of an unfinished epoch, plus the tasks in flight. A
-pserver starts with one cohort. Blocks from other pservers bring their own cohorts; equal cohorts are merged.
+Representation: all blocks of a pserver almost always have the same batches. Blocks therefore form *cohorts*, whose sets
+are stored together (``cohorts``), at a cost of one bit per task of an unfinished epoch plus the tasks in flight. A
+pserver starts with one cohort. Blocks from other pservers bring their own cohorts, and equal cohorts are merged.
 
-Blocks are identified by their numbers in the shard plan. Stored sets are in ascending order of these numbers.
+Blocks are identified by their numbers in the shard plan. Stored sets are in ascending order of block numbers.
 
-Not guaranteed: an epoch is reduced to its number only when its task count is known (``set_task_count``), and never
-while one of its tasks is incomplete, for example because the task failed.
+Not guaranteed: that the memory of a finished epoch is freed. An epoch is reduced to its number once its task count is
+known (``set_task_count``), but not while a task of it is incomplete, for example because it failed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _FORMAT = 1
 
 class _Record(msgspec.Struct, array_like=True):
     format: int
-    #: Cohort of each block; the block's bit there is the number of earlier blocks of the same cohort.
+    #: Block -> its cohort, and its bit there: the number of preceding blocks in the same cohort.
     cohort_of: list[int]
     cohorts: list[CohortRecord]
 
 
 class AppliedBatches:
-    """The applied sets of the blocks of one pserver. Not thread-safe.
+    """Applied sets of the blocks of one pserver. Not thread-safe.
 
     Args:
         numbers: Numbers of the blocks. Their sets are empty.
@@ -52,9 +52,9 @@ class AppliedBatches:
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._cohorts: list[Cohort] = []
-        #: Block number -> its cohort, and its bit in the cohort's masks.
+        #: Block number -> its cohort, and its bit in that cohort's masks.
         self._places: dict[int, tuple[Cohort, int]] = {}
-        #: Range of blocks that was requested -> its masks.
+        #: Range of blocks -> its masks, cached when the range is first requested.
         self._masks: dict[range, list[tuple[Cohort, int]]] = {}
         if own := list(numbers):
             self._put(own, Cohort(len(own)))
@@ -82,7 +82,7 @@ class AppliedBatches:
         return sum(cohort.add(batch, batch_count, mask).bit_count() for cohort, mask in masks)
 
     def mark_together(self, blocks: Sequence[int], batches: Sequence[tuple[Batch, int]]) -> list[int]:
-        """Mark the batches of a sum as applied on the blocks, unless a block already has any of them.
+        """Mark all batches of a sum as applied on the blocks, unless any block has already applied any of them.
 
         Args:
             blocks: Numbers of the blocks.
@@ -130,7 +130,7 @@ class AppliedBatches:
         return sum((cohort.mask(batch) & mask).bit_count() for cohort, mask in self._masks_of(blocks))
 
     def alike(self, blocks: range) -> list[range]:
-        """Divide the blocks into ranges of adjacent blocks that have the same batches."""
+        """Divide the blocks into ranges of adjacent blocks that have applied the same batches."""
         found: list[range] = []
         masks = {id(cohort): cohort.partial_masks() for cohort in self._cohorts}
         last: tuple[int, tuple[bool, ...]] | None = None
@@ -145,7 +145,7 @@ class AppliedBatches:
         return found
 
     def _masks_of(self, blocks: Iterable[int]) -> list[tuple[Cohort, int]]:
-        """Return the blocks' bits in each of their cohorts, cached for each range because every push uses them."""
+        """Return the blocks' mask in each of their cohorts. Cached for each range, because every push needs them."""
         known = self._masks.get(blocks) if isinstance(blocks, range) else None
         if known is not None:
             return known
@@ -159,7 +159,7 @@ class AppliedBatches:
         return found
 
     def unmark(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> None:
-        """Remove marks. A snapshot does so for batches whose gradients wait in an open round that it excludes."""
+        """Remove marks. Used by snapshots for batches in an open round, which snapshots exclude."""
         for cohort, mask in self._masks_of(blocks):
             if having := cohort.mask(batch) & mask:
                 cohort.remove(batch, batch_count, having)
@@ -169,13 +169,13 @@ class AppliedBatches:
         return cohort.mask(batch) & bit != 0
 
     def are_alike(self, one: int, other: int) -> bool:
-        """True if two blocks have the same batches."""
+        """True if two blocks have applied the same batches."""
         places = (self._places[number] for number in (one, other))
         first, second = (cohort.restricted([bit.bit_length() - 1]).content() for cohort, bit in places)
         return first == second
 
     def set_task_count(self, epoch: int, task_count: int) -> None:
-        """Set an epoch's number of tasks, so that the epoch is stored as a number once all blocks have all tasks.
+        """Set the number of tasks in an epoch. The epoch is reduced to its number once all blocks have all its tasks.
 
         Raises:
             MessageError: the number is impossible.
@@ -187,17 +187,17 @@ class AppliedBatches:
             cohort.set_task_count(epoch, task_count)
 
     def done_tasks(self, epoch: int) -> list[int]:
-        """Return the tasks whose batches every block has, in ascending order."""
+        """Return the tasks of which every block has applied all batches, in ascending order."""
         bitmap = np.unpackbits(np.frombuffer(self.done_bitmap(epoch), np.uint8), bitorder="little")
         return [int(task) for task in np.flatnonzero(bitmap)]
 
     def done_bitmap(self, epoch: int) -> bytes:
-        """Return ``done_tasks`` as bits, lowest first, without trailing zero bytes."""
+        """Return ``done_tasks`` as a bitmap, lowest task first, without trailing zero bytes."""
         bits = reduce(and_, [cohort.done_bits(epoch) for cohort in self._cohorts] or [0])
         return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 
     def incomplete_tasks(self, epoch: int) -> dict[int, bytes]:
-        """Return the tasks of which at least one block has some batches, but not all blocks have all batches.
+        """Return the tasks that are partly applied: at least one block has some batches, but some block lacks some.
 
         Returns:
             Task -> the batches that every block has, as bits, lowest first; empty if the blocks' batches differ.
@@ -211,16 +211,16 @@ class AppliedBatches:
         return found
 
     def epochs(self) -> list[int]:
-        """Return the epochs of which any block has any batch, in ascending order."""
+        """Return the epochs of which any block has applied any batch, in ascending order."""
         return sorted({epoch for cohort in self._cohorts for epoch in (*cohort.finished, *cohort.epochs)})
 
     def completed_task_count(self, epoch: int) -> int | None:
-        """Return the task count of an epoch if every block has all of its batches, otherwise None."""
+        """Return the epoch's task count if every block has applied all of its batches, otherwise None."""
         counts = {cohort.finished.get(epoch) for cohort in self._cohorts}
         return counts.pop() if len(counts) == 1 else None
 
     def release(self, blocks: Sequence[int]) -> bytes:
-        """Remove blocks and return their sets, for ``adopt``."""
+        """Remove blocks and return their sets, which another pserver can ``adopt``."""
         released = AppliedBatches.rebuilt(dict.fromkeys(blocks, self)).encode()
         for block in blocks:
             cohort, bit = self._places.pop(block)
@@ -237,7 +237,7 @@ class AppliedBatches:
         return released
 
     def adopt(self, blocks: Sequence[int], released: bytes) -> None:
-        """Add blocks that another pserver released. All blocks then share the task counts that either side knew.
+        """Add blocks that another pserver released. Task counts known to either side then apply to all blocks.
 
         Args:
             blocks: Their numbers, ascending.
@@ -290,7 +290,7 @@ class AppliedBatches:
 
     @classmethod
     def rebuilt(cls, sources: Mapping[int, AppliedBatches]) -> AppliedBatches:
-        """Return new sets into which each block's set is copied from its source."""
+        """Return new sets, in which each block has a copy of its source block's set."""
         chosen: dict[int, tuple[Cohort, list[int], list[int]]] = {}
         for number, source in sources.items():
             cohort, bit = source._places[number]  # noqa: SLF001 - same class
@@ -304,7 +304,7 @@ class AppliedBatches:
         return result
 
     def copy(self) -> AppliedBatches:
-        """Return an independent copy, for a snapshot that is taken under the lock."""
+        """Return an independent copy. Snapshots call this under the lock."""
         other = AppliedBatches(())
         new = {id(cohort): cohort.copy() for cohort in self._cohorts}
         other._cohorts = list(new.values())
@@ -312,11 +312,11 @@ class AppliedBatches:
         return other
 
     def encode(self) -> bytes:
-        """Encode compactly; equal sets with equal histories give equal bytes."""
+        """Encode the sets compactly. Equal sets with equal histories are encoded as equal bytes."""
         self.merge()
         numbers = {id(cohort): i for i, cohort in enumerate(self._cohorts)}
         places = [self._places[number] for number in self.numbers]
-        # Bits are stored as ranks: the blocks of a cohort are renumbered in ascending order.
+        # The blocks of a cohort are renumbered in ascending order before their bits are stored.
         cohorts = []
         for cohort in self._cohorts:
             bits = [bit.bit_length() - 1 for of, bit in places if of is cohort]

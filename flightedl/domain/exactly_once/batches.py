@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Limits on received numbers, because the size of bitmaps depends on them.
+#: Limits on the numbers in messages, because the memory used by bitmaps depends on them.
 MAX_TASKS = 1 << 28
 MAX_BATCHES_PER_TASK = 1 << 24
 
 
 class Batch(NamedTuple):
-    """Identity of a batch, the same in every attempt and on every trainer."""
+    """Identity of a batch. It is the same in every attempt and on every trainer."""
 
     epoch: int
     task: int

@@ -1,7 +1,7 @@
-"""Blocks that usually have the same batches, with their sets stored together.
+"""Blocks that usually have the same applied batches, and therefore share one stored set.
 
-A cohort keeps one bit per batch of a task in flight, one bit per finished task of an epoch, and only the number of a
-finished epoch. For a batch that only some blocks have, it keeps a mask of these blocks. ``applied`` decides which
+A cohort stores one bit per batch of a task in flight, one bit per finished task of an epoch, and just the number of a
+finished epoch. If only some blocks have applied a batch, it stores a mask of these blocks. ``applied`` decides which
 blocks form a cohort.
 """
 
@@ -19,7 +19,7 @@ from flightedl.errors import MessageError
 
 
 class Bitmap:
-    """A set of small numbers as bits, lowest first, with a count."""
+    """A set of small numbers as a bitmap, lowest number first, with its size."""
 
     __slots__ = ("bits", "count")
 
@@ -64,9 +64,9 @@ class _Task:
 
     def __init__(self, batch_count: int, complete: Bitmap | None = None, partial: dict[int, int] | None = None) -> None:
         self.batch_count = batch_count
-        #: Batches that all blocks of the cohort have.
+        #: Batches that all blocks of the cohort have applied.
         self.complete = Bitmap(bytes((batch_count + 7) >> 3)) if complete is None else complete
-        #: Batch -> mask of the blocks that have it. The mask is never empty and never full.
+        #: Batch -> mask of the blocks that have applied it; the mask is neither empty nor full.
         self.partial: dict[int, int] = {} if partial is None else partial
 
     def copy(self) -> _Task:
@@ -74,16 +74,14 @@ class _Task:
 
 
 class _Epoch:
-    """An epoch that is not finished."""
-
     __slots__ = ("done", "task_count", "tasks")
 
     def __init__(self, done: Bitmap | None = None, task_count: int = 0) -> None:
-        #: Tasks whose batches all blocks have.
+        #: Tasks of which all blocks have applied all batches.
         self.done = Bitmap(b"") if done is None else done
         #: Number of tasks of the epoch; 0 if unknown.
         self.task_count = task_count
-        #: Tasks that are not in ``done``, but of which some block has at least one batch.
+        #: Tasks that are not in ``done``, but of which some block has applied a batch.
         self.tasks: dict[int, _Task] = {}
 
     def copy(self) -> _Epoch:
@@ -93,14 +91,14 @@ class _Epoch:
 
 
 class Cohort:
-    """Blocks whose sets are stored together; they are bits 0 to ``block_count`` - 1 of the masks."""
+    """Blocks whose sets are stored together. Bits 0 to ``block_count`` - 1 of masks stand for them."""
 
     __slots__ = ("block_count", "epochs", "finished", "full")
 
     def __init__(self, block_count: int) -> None:
         self.block_count = block_count
         self.full = (1 << block_count) - 1
-        #: Epoch -> task count, for epochs of which all blocks have all batches.
+        #: Epoch -> its task count, for epochs of which all blocks have applied all batches.
         self.finished: dict[int, int] = {}
         self.epochs: dict[int, _Epoch] = {}
 
@@ -119,7 +117,7 @@ class Cohort:
         return self.full if position in flight.complete else flight.partial.get(position, 0)
 
     def require_possible(self, batch: Batch, batch_count: int) -> None:
-        """Raise MessageError unless the batch can belong to a task of ``batch_count`` batches."""
+        """Raise MessageError if the batch cannot belong to a task of ``batch_count`` batches."""
         number, task, position = batch
         if not 0 <= position < batch_count <= MAX_BATCHES_PER_TASK or not 0 <= task < MAX_TASKS or number < 0:
             raise MessageError(f"{batch} cannot be one of {batch_count} batches of a task")
@@ -131,7 +129,7 @@ class Cohort:
             raise MessageError(f"{batch}: the task has {flight.batch_count} batches, not {batch_count}")
 
     def add(self, batch: Batch, batch_count: int, blocks: int) -> int:
-        """Add the batch to the blocks in a mask; return the mask of the blocks that did not have it.
+        """Mark the batch on the blocks in a mask; return the mask of the blocks that had not applied it.
 
         Raises:
             MessageError: as for ``require_possible``; nothing was done.
@@ -146,7 +144,7 @@ class Cohort:
             epoch = self.epochs.setdefault(number, _Epoch()) if epoch is None else epoch
             flight = epoch.tasks[task] = _Task(batch_count)
         assert epoch is not None, "a task in flight has no epoch"
-        # Every push runs this, so it reads the bits directly.
+        # This reads the bits directly, because every push runs it.
         complete, place, bit = flight.complete, position >> 3, 1 << (position & 7)
         if complete.bits[place] & bit:
             return 0
@@ -195,7 +193,7 @@ class Cohort:
             self._collapse(number, epoch)
 
     def known_task_count(self, number: int) -> int:
-        """Return one more than the highest known task of the epoch."""
+        """Return the highest known task of the epoch plus one."""
         if number in self.finished:
             return self.finished[number]
         epoch = self.epochs.get(number)
@@ -210,18 +208,18 @@ class Cohort:
         return other
 
     def restricted(self, positions: Sequence[int]) -> Cohort:
-        """Return a cohort of some of the blocks; block ``positions[i]`` becomes block i."""
+        """Return a cohort of some of the blocks, in which ``positions[i]`` becomes block i."""
         other = self.copy()
         other.renumber(len(positions), lambda mask: sum(1 << i for i, at in enumerate(positions) if mask >> at & 1))
         return other
 
     def drop(self, block: int) -> None:
-        """Remove a block, which must not be the only one; the last block gets its number."""
+        """Remove a block. At least one must remain; the last block gets the number of the removed one."""
         last = self.block_count - 1
         self.renumber(last, lambda mask: (mask & ~(1 << block) | (mask >> last & 1) << block) & ((1 << last) - 1))
 
     def renumber(self, block_count: int, renumbered: Callable[[int], int]) -> None:
-        """Change the cohort's blocks; ``renumbered`` converts a mask of the old blocks to one of the new blocks."""
+        """Replace the cohort's blocks. ``renumbered`` converts a mask of the old blocks to a mask of the new ones."""
         self.block_count, self.full = block_count, (1 << block_count) - 1
         for number, epoch in list(self.epochs.items()):
             for task, flight in list(epoch.tasks.items()):
@@ -240,19 +238,19 @@ class Cohort:
         return not any(task.partial for epoch in self.epochs.values() for task in epoch.tasks.values())
 
     def done_bits(self, number: int) -> int:
-        """Return one bit for each task of an epoch, lowest first: 1 if all blocks have all of the task's batches."""
+        """Return one bit per task of an epoch, lowest first: 1 if all blocks have applied all of its batches."""
         if number in self.finished:
             return (1 << self.finished[number]) - 1
         return epoch.done.as_int() if (epoch := self.epochs.get(number)) else 0
 
     def batches(self, number: int, task: int) -> bytes:
-        """Return the batches of a task in flight that all blocks have, as bits; empty if the blocks differ."""
+        """Return a bitmap of the batches that all blocks have applied, for a task in flight; empty if blocks differ."""
         epoch = self.epochs.get(number)
         flight = None if epoch is None else epoch.tasks.get(task)
         return b"" if flight is None or flight.partial else bytes(flight.complete.bits)
 
     def partial_masks(self) -> list[int]:
-        """Return, for each batch that only some blocks have, the mask of those blocks."""
+        """Return the mask of blocks for each batch that only some blocks have applied."""
         flights = [flight for epoch in self.epochs.values() for flight in epoch.tasks.values()]
         return [mask for flight in flights for mask in flight.partial.values()]
 
@@ -308,7 +306,7 @@ class Cohort:
 
 
 def differing(sets: Sequence[int]) -> list[int]:
-    """Return the numbers of the bits that are set in some of ``sets``, but not in all of them."""
+    """Return the numbers of the bits that are set in some, but not all, of ``sets``."""
     bits = reduce(or_, sets, 0) & ~reduce(and_, sets, -1)
     data = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) >> 3, "little"), np.uint8)
     return [int(number) for number in np.flatnonzero(np.unpackbits(data, bitorder="little"))]

@@ -1,14 +1,16 @@
-"""Sets of non-negative integers, kept as sorted disjoint half-open intervals.
+"""Sets of non-negative integers, stored as sorted, disjoint, half-open intervals.
 
 Rules:
 
-* Intervals are never adjacent: [0, 3) and [3, 5) are stored as [0, 5). So equal sets have equal intervals and bytes.
-* A search takes O(log intervals). A change also moves the rest of the list (a memory move, not Python work). Each
-  interval takes two integers of memory, whatever its length.
-* An empty interval (start >= end) is allowed as an argument and changes nothing; a negative number raises ValueError.
+* Intervals are never adjacent: [0, 3) and [3, 5) are stored as [0, 5). Equal sets therefore have equal intervals and
+  equal bytes.
+* A search takes O(log n) for n intervals. A change also moves the rest of the list in memory, which is fast. Each
+  interval takes two integers of memory, regardless of its length.
+* An empty interval (start >= end) may be passed as an argument and changes nothing; a negative number raises
+  ValueError.
 
-The bytes of ``encode`` are a version byte and then, for each interval, the distance from the last end and the length
-minus one, as LEB128 numbers. So a contiguous run takes two to six bytes.
+``encode`` returns a version byte, followed by two LEB128 numbers per interval: its distance from the previous
+interval's end, and its length minus one. A contiguous run thus takes two to six bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _NUMBER_BYTES_LIMIT = 10
 
 
 class IntervalSet:
-    """A mutable set of non-negative integers; see the module's rules. Not thread-safe, not hashable."""
+    """A mutable set of non-negative integers; see the module's docstring. Not thread-safe, not hashable."""
 
     __slots__ = ("_ends", "_size", "_starts")
     __hash__ = None  # type: ignore[assignment]
@@ -57,7 +59,7 @@ class IntervalSet:
         return index >= 0 and value < self._ends[index]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the intervals, ascending. Do not change the set while iterating."""
+        """Iterate over the intervals in ascending order. The set must not be changed during the iteration."""
         return zip(self._starts, self._ends, strict=True)
 
     def __eq__(self, other: object) -> bool:
@@ -75,7 +77,7 @@ class IntervalSet:
         return twin
 
     def covers(self, start: int, end: int) -> bool:
-        """True if all of [start, end) is in the set; true for an empty interval."""
+        """True if the set contains all of [start, end), or if the interval is empty."""
         if start >= end:
             return True
         index = bisect_right(self._starts, start) - 1
@@ -86,7 +88,7 @@ class IntervalSet:
         return start < end and index < len(self._starts) and self._starts[index] < end
 
     def add(self, start: int, end: int) -> int:
-        """Add [start, end). Returns how many numbers were new."""
+        """Add [start, end). Return how many of these numbers were new."""
         if start < 0:
             raise ValueError(f"an interval set cannot contain negative numbers such as {start}")
         if start >= end:
@@ -110,7 +112,7 @@ class IntervalSet:
         return added
 
     def remove(self, start: int, end: int) -> int:
-        """Remove [start, end). Returns how many numbers were in the set."""
+        """Remove [start, end). Return how many of these numbers the set contained."""
         low = bisect_right(self._ends, start)
         high = bisect_left(self._starts, end)
         if start >= end or low >= high:

@@ -1,19 +1,19 @@
-"""State machine of a group's incarnations: the current start of the group, and the records that kill its ranks.
+"""State machine of a group's incarnations: the current start, and the records that kill its ranks.
 
-Every start of a group is an incarnation, numbered by the generation of its rank 0. Generations are create_revisions of
+Each start of a group is an incarnation, numbered by the generation of its rank 0. Generations are create_revisions of
 etcd, so a later start has a higher number. The rules are:
 
-* Only rank 0 begins an incarnation, and only with a higher generation than the current one. This ends the previous
-  incarnation: from then on, the ranks of that incarnation cannot start, report or finish.
-* An incarnation runs once all of its ranks have declared the token that they loaded, or that they loaded none. If there
-  is only one distinct token, it applies to all ranks. Two different tokens end the incarnation with an explanation for
+* Only rank 0 begins an incarnation, and only with a generation above the current one. This ends the previous
+  incarnation: its ranks can no longer start, report or finish.
+* An incarnation runs once all of its ranks have reported which token they loaded, if any. If they loaded a single
+  distinct token, it applies to all ranks. If they loaded different tokens, the incarnation ends with an explanation to
   every rank.
-* The group is done when every rank of the current incarnation has left its session cleanly after the end of the data.
+* The group is done when every rank of the current incarnation has reached the end of the data and left its session
+  cleanly.
 
-To find records that kill ranks, the master determines which rank ended first. Only a rank whose own script raised an
-exception, or that ended silently, can have been the first. The records of its round are suspect. A suspect is cleared
-when every rank of a later incarnation has passed it, and is convicted after ``attempts_limit`` incarnations have ended
-at it.
+To find records that kill ranks, the master determines which rank ended first: one whose script raised an exception, or
+one that ended without a report. The records of its round become suspects. A suspect is cleared once all ranks of a
+later incarnation have passed it, and convicted once ``attempts_limit`` incarnations have ended at it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from flightedl.messages.groups import (
 GATHERING, RUNNING, OVER, DONE = "gathering", "running", "over", "done"
 OVER_TEXT = "another rank of this group has ended, or the group was started again: start this process again"
 SILENT = "it ended without a word"
-#: Maximum number of reports per second from all ranks together, so that the master has time for other work.
+#: Maximum number of reports per second from all ranks together, so that the master has time left for other work.
 _REPORTS_PER_S = 200
 _REPORT_S = 0.5
-#: Maximum number of ranks named in a message.
+#: Maximum number of ranks that a message names.
 _NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Round on which a rank is working, according to its last report."""
+    """The round on which a rank was working when it last reported."""
 
     at: int
     pieces: tuple[Piece, ...]
@@ -66,9 +66,9 @@ class Group:
 
     def __init__(self, attempts_limit: int, record: GroupRecord | None = None) -> None:
         self._attempts_limit = attempts_limit
-        #: Complete state for a successor. It is replaced, never modified.
+        #: Complete state for a successor. A change replaces it, and never modifies it.
         self.record = GroupRecord() if record is None else record
-        #: Rank -> its round. Not stored, because ranks report their rounds again to a successor.
+        #: Rank -> its round. Not stored, because the ranks report to a successor again.
         self.places: dict[int, Place] = {}
 
     @property
@@ -83,7 +83,7 @@ class Group:
     # starting
 
     def enter(self, request: GroupStartRequest) -> GroupStartReply:
-        """Let a rank join the start of its group. Repeating the request changes nothing.
+        """Let a rank join the start of its group. A repeated request changes nothing.
 
         Raises:
             UsageError: The ranks of this start contradict each other.
@@ -109,7 +109,7 @@ class Group:
         return self._answer()
 
     def waits(self, request: GroupStartRequest) -> bool:
-        """True if a rank has joined a start that other ranks have yet to join."""
+        """True if a rank has joined a start that is still waiting for other ranks."""
         record = self.record
         known = record.ranks.get(request.rank)
         is_of_start = record.phase == GATHERING and record.start == request.start and known is not None
@@ -182,7 +182,7 @@ class Group:
             incarnation=record.incarnation,
             token=record.token,
             left_out=[piece for each in record.convicted for piece in each.pieces],
-            # The previous start may have ended before its ranks reported their rounds.
+            # The previous incarnation may have ended before its ranks reported their rounds.
             watched_until=max((each.at for each in record.suspects), default=0) + 1 if record.starts > 1 else 0,
         )
 
@@ -202,7 +202,7 @@ class Group:
     # ending
 
     def leave(self, request: GroupLeaveRequest) -> None:
-        """Record that a rank has left its session. Ranks of other incarnations are ignored.
+        """Record that a rank has left its session. Ignores ranks of other incarnations.
 
         Raises:
             FencedError: The rank would leave cleanly, but its incarnation is over.
@@ -238,7 +238,7 @@ class Group:
         self.record = replace(self.record, phase=OVER)
 
     def _judge(self, first: int | None, error: str) -> None:
-        """Suspect the records of the rank that ended first; does so once per incarnation."""
+        """Make the records of the rank that ended first suspects, once per incarnation."""
         place = None if first is None else self.places.get(first)
         if self.record.is_judged or place is None or not place.pieces:
             return
@@ -257,7 +257,7 @@ class Group:
         )
 
     def _silent_longest(self) -> int | None:
-        """Return the silently ended rank with the oldest last report, or None."""
+        """Return the rank that ended without a report and whose last report is the oldest, or None."""
         silent = [rank for rank, each in self.record.ranks.items() if not each.has_left and not each.is_cleared]
         heard = [(self.places[rank].heard_at, rank) for rank in silent if rank in self.places]
         return min(heard)[1] if heard else None
@@ -284,7 +284,7 @@ class Group:
 
 
 def without(step: plan.Round, left_out: Collection[Piece]) -> plan.Round:
-    """Return a round without the omitted records."""
+    """Return a round without the records that are to be skipped."""
     pieces = step.pieces
     for epoch, task, first, end in left_out:
         if epoch == step.epoch:

@@ -1,16 +1,15 @@
-"""Batches by number, for training loops whose model counts its batches and that request the next batches by number.
+"""Batches requested by number, for training loops whose model counts its batches.
 
-With torchft, this count is ``manager.batches_committed()``. It is part of the model's state and the same for all
-replica groups, including a group that has just recovered. The groups that take part in a step use the batches from this
-number on, one batch per group. If the step is not committed, the next step uses the same numbers. So the model is
-trained on each batch once, however many groups take part in each step, and no group has to return another group's
-batches.
+With torchft, the count is ``manager.batches_committed()``. It is part of the model's state and the same for all replica
+groups, even one that has just recovered. In a step, the participating groups use the batches from this number on, one
+per group. If the step is not committed, the next step uses the same numbers. So the model is trained on each batch
+once, however many groups take part, and no group returns another group's batches.
 
 Rules:
 
-* The batches of an epoch are consecutive records, in the order of the epoch's tasks (see ``plan``). The last batch of
-  an epoch may be smaller.
-* Any number may be requested at any time. Batches beyond the last epoch contain no records.
+* An epoch's batches consist of consecutive records, in the order of the epoch's tasks (see ``plan``). Its last batch
+  may be smaller.
+* Batches may be requested in any order. Batches after the last epoch have no records.
 
 Memory: 24 bytes per task.
 """
@@ -41,7 +40,7 @@ class NumberedBatches:
         self._per_epoch = -(-self._record_count // batch_size)
         #: Total number of batches; None if unlimited.
         self.count = None if epochs is None else epochs * self._per_epoch
-        #: (epoch, its tasks in order, cumulative number of records at the end of each task); cached.
+        #: (epoch, its tasks in order, number of records up to the end of each task); cached.
         self._order: tuple[int, Integers, Integers] | None = None
 
     def batch(self, number: int) -> Round:

@@ -1,29 +1,29 @@
-"""Rounds of a group: the records that each rank gets in each round.
+"""Rounds of a group: which records each rank gets in each round.
 
 Rules:
 
 * In a round, every rank gets one batch. The rounds are a pure function of the tasks' sizes, the seed, the start
-  position, the world size, the batch size and the ``remainder``, so ranks need not communicate about their records.
-* A rank gets complete tasks. The next task goes to the rank whose tasks end first, or to the lowest of several such
-  ranks. Tasks are compared by records, not by rounds, so their assignment does not depend on the batch size.
+  position, the world size, the batch size and the ``remainder``, so ranks need not communicate about records.
+* A rank gets complete tasks. The next task goes to the rank with the fewest records so far, and to the lowest of
+  several. Because records are compared, not rounds, the assignment does not depend on the batch size.
 * No rank may get more than its share, ``records // world_size``. The first task that would exceed a rank's share, and
-  all later tasks, form the *tail* of the epoch. Ranks that have finished their own tasks share the tail from its front:
-  first the records of rank 0, then those of rank 1, and so on. If tasks have equal sizes, the tail has fewer than
-  ``world_size`` tasks.
+  all later tasks, form the *tail* of the epoch. When ranks have finished their own tasks, they divide the tail among
+  themselves: rank 0 gets its first records, rank 1 the next ones, and so on. If tasks have equal sizes, the tail has
+  fewer than ``world_size`` tasks.
 * A position describes the rest of an epoch: the partly read tasks, each with its first unread record, and the first
-  unopened task. It does not depend on the world size or the batch size. A resumed epoch first assigns the rest of the
-  tasks that are already open, so their number never exceeds the largest world size of the epoch plus one.
+  unopened task. It does not depend on the world size or the batch size. A resumed epoch assigns the rest of its open
+  tasks first, so there are never more open tasks than the epoch's largest world size plus one.
 
-The *remainder* determines the handling of records that do not fill a round of full batches:
+The *remainder* setting says what happens to records that do not fill a round of full batches:
 
-* ``split``: the last round is divided evenly among the ranks. If the last round has fewer records than there are ranks,
-  records of the previous round are moved to it, so that every rank has at least one record in each round. This is
-  impossible with a batch size of one; then some batches of the last round have two records. In an epoch with fewer
-  records than ranks, some ranks get none.
-* ``drop``: the last records, too few for a complete round, are omitted.
-* ``pad``: every batch is full. The last batches repeat records from the start of the epoch.
+* ``split``: the last round is divided evenly among the ranks. If it has fewer records than there are ranks, records of
+  the previous round are moved to it, so that every rank has a record in every round. This is impossible with a batch
+  size of one; some batches of the last round then have two records. In an epoch with fewer records than ranks, some
+  ranks get none.
+* ``drop``: the last records are skipped if they are too few for a complete round.
+* ``pad``: every batch is full; the last ones repeat records from the start of the epoch.
 
-Memory use: the sizes of all tasks (8 bytes each), and a few integers per rank.
+Memory: the size of each task (8 bytes), and a few integers per rank.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_o
 
 Remainder = Literal["split", "drop", "pad"]
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
-#: Number of tasks in the shuffled order that are computed at once.
+#: Number of tasks in the shuffled order that are computed in one go.
 _BLOCK = 1024
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive records of one task, numbered in the order in which the task is read."""
+    """Consecutive records of one task, numbered in the order in which the task's records are read."""
 
     task: int
     first_record: int
@@ -54,18 +54,18 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """Position in the data, independent of the number of ranks."""
+    """A position in the data. It does not depend on the number of ranks."""
 
     epoch: _Natural = 0
     #: Number of the epoch's records before this position.
     records: _Natural = 0
-    #: Index of the first unopened task in the epoch's order.
+    #: Index in the epoch's order of the first unopened task.
     unopened: _Natural = 0
     #: (index in the epoch's order, first unread record) of each partly read task, in ascending order.
     opened: tuple[tuple[_Natural, _Natural], ...] = ()
 
 
-#: Position of a group that has not read anything yet.
+#: Position of a group that has not read any records.
 BEGINNING = Position()
 
 
@@ -75,7 +75,7 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     epoch: int
     #: Number of the round within its epoch, counted from the start position of this plan.
     number: int
-    #: Number of the epoch's records in all earlier rounds, for all ranks together.
+    #: Number of the epoch's records in all earlier rounds, summed over all ranks.
     records: int
     pieces: tuple[Piece, ...]
 
@@ -96,7 +96,7 @@ class EpochEnd(msgspec.Struct, frozen=True, tag="epoch_end"):
     left_out: int
     #: Number of repeated records (``pad``).
     repeated: int
-    #: Maximum number of records decoded by all ranks together after the start position. Every rank decodes the tail.
+    #: Maximum number of records that all ranks together decode after the start position. Every rank decodes the tail.
     decoded: int
 
 
@@ -140,7 +140,7 @@ class RoundPlan:
         self._epoch = self._begun(start) if start.epoch < self._epochs else None
 
     def next(self) -> Round | EpochEnd | None:
-        """Return this rank's next round, or the summary after an epoch's last round; None after the last epoch."""
+        """Return this rank's next round, the summary after an epoch's last round, or None after the last epoch."""
         if self._epoch is None:
             return None
         number, shares = self._epoch.round, self._epoch.shares
@@ -175,13 +175,13 @@ class RoundPlan:
 
 
 class Shares:
-    """Number of records that each rank gets in each round, for a total of ``records`` records."""
+    """Number of records that each rank gets in each round of an epoch with ``records`` records."""
 
     def __init__(self, records: int, world_size: int, batch_size: int, remainder: Remainder) -> None:
         full, rest = divmod(records, world_size * batch_size)
         self.world_size = world_size
         self.batch_size = batch_size
-        # The last round has fewer records than ranks, and none can be moved to it from batches of one record.
+        # The last round has too few records, and none can be moved to it, because batches have only one record.
         is_short = remainder == "split" and rest < world_size and full > 0
         self.rounds = full if is_short and batch_size == 1 else full + (rest > 0 and remainder != "drop")
         self._records = records
@@ -196,11 +196,11 @@ class Shares:
 
     @property
     def repeated(self) -> int:
-        """Number of repeated records that fill up the last round."""
+        """Number of repeated records in the last round."""
         return self.rounds * self.world_size * self.batch_size - self._records if self._pads else 0
 
     def before(self, number: int, rank: int) -> int:
-        """Return the number of distinct records that a rank gets before a round."""
+        """Return the number of distinct records that a rank gets in the rounds before ``number``."""
         plain = number * self.batch_size
         if self._drops or number < self.rounds - 1:
             return plain
@@ -213,15 +213,13 @@ class Shares:
         return plain
 
     def before_all(self, number: int) -> int:
-        """Return the number of distinct records that all ranks together get before a round."""
+        """Return the number of distinct records that all ranks together get in the rounds before ``number``."""
         if self._halves and number == self.rounds - 1:
             return sum(self.before(number, rank) for rank in range(self.world_size))
         return min(number * self.world_size * self.batch_size, self.given)
 
 
 class _Epoch:
-    """Rounds of one epoch, for one rank."""
-
     def __init__(
         self, sizes: Integers, order: _Order, records: int, shares: Shares, rank: int, start: Position
     ) -> None:
@@ -236,11 +234,11 @@ class _Epoch:
         #: Heap of (number of records in a rank's tasks since the start position, rank).
         self._ends = [(0, rank) for rank in range(world_size)]
         heapify(self._ends)
-        #: By rank: its newest task's index in the epoch's order, that task's size, and the number of records in all its
+        #: For each rank: its newest task (its index in the order, and its size), and the number of records in all its
         #: tasks.
         self._last = [(0, 0, 0)] * world_size
-        #: This rank's unfinished tasks: (task, first record, number of this rank's records before the task, and
-        #: including it).
+        #: This rank's unfinished tasks: (task, first record, number of this rank's records before the task and after
+        #: it).
         self._own: deque[tuple[int, int, int, int]] = deque()
         self._in_tail = False
         self._assigned = 0
@@ -323,8 +321,6 @@ class _Epoch:
 
 
 class _Order:
-    """Order of the tasks of one epoch."""
-
     def __init__(self, task_count: int, seed: int | None, epoch: int) -> None:
         self.task_count = task_count
         self._permutation = None if seed is None else KeyedPermutation(task_count, key_of(seed, epoch))
@@ -343,7 +339,7 @@ class _Order:
 
 
 class _Line:
-    """Unassigned records: the rest of the opened tasks, followed by all unopened tasks."""
+    """Records that are not assigned to a rank: the rest of the opened tasks, then all unopened tasks."""
 
     def __init__(self, sizes: Integers, order: _Order, position: Position) -> None:
         self._sizes = sizes
@@ -371,7 +367,7 @@ class _Line:
         self._opened.pop()
 
     def take(self, count: int) -> list[Piece]:
-        """Remove and return ``count`` records from the front, or all records if there are fewer."""
+        """Remove and return the first ``count`` records, or all of them if there are fewer."""
         pieces: list[Piece] = []
         while count and (head := self.head()) is not None:
             number, task, first = head

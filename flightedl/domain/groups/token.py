@@ -1,12 +1,12 @@
-"""Token: the position of a group in its data, as text for the user's own checkpoint.
+"""Token: position of a group in its data, as text for the user's own checkpoint.
 
 Rules:
 
-* A token contains the digest of its data and the seed. It does not depend on the number of ranks or the batch size, so
-  any group that reads the same data with the same seed can resume from it.
+* A token contains a digest of the data and the seed, but it does not depend on the number of ranks or the batch size.
+  Any group that reads the same data with the same seed can therefore resume from it.
 * Equal tokens are encoded as equal strings on all ranks.
 * The string has at most 4 kB for groups of up to 512 ranks, however many tasks there are.
-* A string that is incomplete, altered or written by a newer version is rejected with a one-sentence error.
+* A string that is incomplete, altered, or written by a newer version is rejected with a one-sentence error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Token(msgspec.Struct, frozen=True):
 
     #: Digest of the data.
     data: str
-    #: Seed with which the data is shuffled; None if it is not shuffled.
+    #: Seed with which the data is shuffled; None if the data is not shuffled.
     seed: int | None
     position: Position
 
@@ -44,13 +44,13 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     seed: int | None
     #: The position, without its opened tasks.
     position: Position
-    #: Differences between the indices of successive opened tasks; the first one is the first index itself.
+    #: Indices of the opened tasks, each as the difference from the previous index; the first is stored unchanged.
     gaps: list[int]
     firsts: list[int]
 
 
 def encode(token: Token) -> str:
-    """Return the token as a string: name, version, checksum and content."""
+    """Return the token as a string that consists of its name, version, checksum and content."""
     position = token.position
     numbers = [number for number, _ in position.opened]
     stored = _Stored(
@@ -90,7 +90,7 @@ def decode(text: object) -> Token:
 
 
 def require_same_data(token: Token, data: str, seed: int | None) -> None:
-    """Require that the token belongs to the same data and seed. Raises UsageError if it does not."""
+    """Raise UsageError unless the token belongs to the same data and seed."""
     if token.data != data:
         raise UsageError(
             f"this position belongs to other data (digest {token.data}, here {data}): declare the same files, "
