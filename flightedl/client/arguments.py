@@ -1,8 +1,8 @@
-"""Validation of the script's arguments, and their conversion to declarations.
+"""Validate the script's arguments and convert them to declarations.
 
-A wrong argument raises a UsageError before anything is sent: one sentence with the argument's name, the given value,
-and what to give instead. Unambiguous alternatives are accepted: NumPy scalars, paths as well as strings, one name
-instead of a list of names, and the name or class of an optimizer or mode whose settings all have defaults.
+A wrong argument raises a UsageError before anything is sent. The message is one sentence: the argument's name, its
+value, and a valid alternative. Unambiguous variants are accepted: NumPy scalars, paths as well as strings, a single
+name instead of a list of names, and the name or class of an optimizer or mode whose settings all have defaults.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = npt.NDArray[np.generic]
 
 _AT_LEAST_ONE = Limits(at_least=1)
 _NOT_NEGATIVE = Limits(at_least=0)
-#: Seeds are sent as JSON numbers, which other languages parse as 64-bit integers.
+#: Seeds are sent as JSON numbers, and other languages parse these as 64-bit integers.
 _SEED = Limits(at_least=-(2**63), at_most=2**63 - 1)
 _OF_MIXTURES = {"epochs", "columns", "filter", "format", "records_per_task", "on_corrupt", "steps_per_batch"}
 _NAMES = "a column's name, or a list of names"
@@ -101,10 +101,10 @@ def mixture_declaration(
 def indexed_declaration(
     n: Any, get: Any, *, columns: Any, batched: Any, shuffle: Any, stop: Any, has_rounds: bool, **more: Any
 ) -> tuple[DatasetDeclaration, ByIndex]:
-    """Return the declaration of the arguments of ``job.indexed``, and the transform from indices to elements.
+    """Return the declaration for the arguments of ``job.indexed``, and the transform that turns indices into elements.
 
-    Without rounds, a batch never spans two tasks, so by default a task is a whole number of batches. With rounds, tasks
-    do not depend on the batch size, which may change.
+    Without rounds, a batch never spans two tasks, so by default a task contains a whole number of batches. With rounds,
+    the batch size may change, so tasks do not depend on it.
 
     Raises:
         UsageError: one of them is of the wrong type or out of range.
@@ -138,7 +138,7 @@ def indexed_declaration(
 
 
 def remainder_of(value: Any, declared: DatasetDeclaration, *, explicit_done: bool) -> Remainder:
-    """Return the value as a ``Remainder``, for a dataset that can be read in rounds.
+    """Return ``value`` as a ``Remainder`` for a dataset that is read in rounds. Raises UsageError for any other value.
 
     Raises:
         UsageError: the value is unknown, or the dataset cannot be read in rounds.
@@ -226,7 +226,7 @@ def _conditions(value: Any) -> list[tuple[str, str, Any]]:
 
 
 def _compared(value: Any) -> Any:
-    """Return the value that a condition compares with, as plain JSON."""
+    """Return the value of a filter condition as plain JSON."""
     plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(plain, list | tuple | set | frozenset):
         return [_compared(part) for part in (plain if isinstance(plain, list | tuple) else sorted(plain, key=repr))]

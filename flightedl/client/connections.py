@@ -1,9 +1,9 @@
-"""Calls to the master and the pservers, which are retried when these restart.
+"""Connections to the master and the pservers. Calls are retried while a server restarts.
 
 Each call carries the generation of the server for which it is intended. When a server is replaced, its new address and
-generation come from the directory (a watch on etcd), and calls go to the new process. A call in flight to the old
-process is aborted, because that process may be frozen and would block the call until its deadline. All requests are
-idempotent: each carries its identity, so repeating it after an unknown outcome is safe.
+generation come from the directory (a watch on etcd), and calls go to the new process. Calls in flight to the old
+process are aborted, because it may be frozen and would block them until their deadlines. All requests are idempotent:
+each carries its identity, so it can safely be repeated if its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from flightedl.rpc.identity import ServerIdentity
 
 Result = TypeVar("Result")
 
-#: Maximum seconds for which a single call may block the user's thread, so that Ctrl-C works.
+#: Maximum seconds that a single call may block the user's thread. Bounds the delay of Ctrl-C.
 SLICE_S = 4.0
 
 
 class Servers:
-    """One connection to each of the job's servers, replaced when the server is replaced.
+    """Connections to the job's servers, at most one to each. A connection is replaced together with its server.
 
     Args:
         job: The job's name.
@@ -51,16 +51,16 @@ class Servers:
         self._calls = calls
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
-        #: Index -> (state of the directory, result of the lookup in that state). Most steps find the state unchanged.
+        #: Cache: index -> (state of the directory, lookup result in that state). The state rarely changes between
+        #: steps.
         self._pservers: dict[int, tuple[object, tuple[int, Connection]]] = {}
-        #: Connections to servers that are gone; another thread may still be using them.
+        #: Connections to servers that have been replaced; other threads may still be using them.
         self._retired: list[Connection] = []
-        #: Key of the election of initial values, and the election's result; None until it is known.
+        #: Key and result of the election of the model's initial values; None until both are known.
         self._election: tuple[str, FollowedElection] | None = None
         directory.subscribe(self._leave_replaced)
 
     def _leave_replaced(self) -> None:
-        """Abort the calls to servers that are no longer in the directory."""
         present = {("pserver", index): record for index, record in self._directory.pservers().items()}
         if (master := self._directory.master()) is not None:
             present["master", 0] = master
@@ -72,12 +72,12 @@ class Servers:
             connection.abort_calls()
 
     def follow(self, key: str, election: FollowedElection) -> None:
-        """Make no more calls once the model is initialized again; ``key`` is the key of its election."""
+        """Reject all calls once the model has been initialized again. ``key`` in etcd holds the model's election."""
         self._election = key, election
 
     @property
     def life(self) -> int:
-        """Number of the current life of the model that this trainer trains; 0 if there is no model."""
+        """Number of times that the trained model has been initialized; 0 if there is no model."""
         return 0 if self._election is None else self._election[1].life
 
     def _require_same_model(self) -> None:
@@ -86,7 +86,7 @@ class Servers:
         if self._election is None:
             return
         key, followed = self._election
-        # Read the revision before the key, so that the next call sees any change in between.
+        # Read the revision before the key, so that the next call detects a change made between the two reads.
         revision = directory.revision
         now = directory.entry(key)
         followed.require_same(None if now is None else now.create_revision, revision)
@@ -107,7 +107,7 @@ class Servers:
         return self._connection("master", 0, record)
 
     def pserver(self, index: int) -> tuple[int, Connection]:
-        """Return a pserver's generation and the connection to it.
+        """Return the generation of a pserver and the connection to it.
 
         Raises:
             NotReadyError: no pserver holds the index.
@@ -149,7 +149,7 @@ class Servers:
 
 
 def persistently(waiting: Waiting, attempt: Callable[[], Result]) -> Result:
-    """Repeat an idempotent ``attempt`` until it succeeds or its error is final.
+    """Call ``attempt``, which must be idempotent, until it succeeds or raises an error that is not worth retrying.
 
     Raises:
         UnavailableError: ``waiting`` gave up.

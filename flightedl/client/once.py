@@ -1,22 +1,23 @@
-"""Names that only one trainer of the job can claim, for work to be done once, such as writing the final report.
+"""Names that only one trainer of a job can claim, for work that is done once, such as writing the final report.
 
-A name is stored in etcd on its winner's lease; the key's create_revision is the *generation* of that win. A session
-that ends cleanly first detaches the key from the lease, so that no other trainer repeats the work.
+A name is a key in etcd on the lease of the trainer that claimed it; the key's create_revision is the *generation* of
+the claim. A session that ends cleanly first detaches the key from the lease, so that no other trainer repeats the work.
 
-A name belongs to a life of the model (``domain.recovery.lives``). A name claimed before the trainer declares a model
-belongs to the job.
+A name belongs to one life of the model (``domain.recovery.lives``). A name that is claimed before the trainer has
+declared a model belongs to the job.
 
 Guarantees of ``once``:
 
-* According to etcd, at most one trainer has the name at any time, and no other trainer gets it after a clean end.
-* A winner that dies, or is frozen or disconnected for longer than its lease, before its session ends, loses the name:
-  another trainer may win it and repeat all of the work. So work under a name is done *at least* once if the job
+* According to etcd, at most one trainer holds the name at any time. After a clean end, no other trainer gets it.
+* A holder loses the name if, before its session ends, it dies, or is frozen or disconnected for longer than its lease.
+  Another trainer may then claim the name and repeat the work. So work under a name is done *at least* once if the job
   succeeds, and should be idempotent.
-* A winner that has lost the name is not notified: ``require`` asks etcd, and so do ``publish`` and
-  ``save_model(once=...)`` after writing, just before the file appears. So a trainer without the name replaces no file.
+* A trainer is not notified when it loses a name. ``require`` asks etcd. After writing, and just before the file
+  appears, ``publish`` and ``save_model(once=...)`` do the same. So a trainer that has lost the name does not replace a
+  file.
 
-No guarantee covers other effects, such as sending mail or writing a file in another way. Some time passes between the
-check and the file's appearance; on an object store, this is the duration of the upload.
+No guarantee covers other side effects, such as sending mail or writing a file by other means. Some time passes between
+the check and the file's appearance; on an object store, it is the duration of the upload.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from flightedl.ports import Absent, Coordinator, CreatedAt, Put
 
 
 class Once:
-    """Result of claiming a name: truthy if this trainer won it. Its methods fence the work done under the name.
+    """Result of claiming a name, truthy if this trainer holds it. Its methods fence work done under the name.
 
     Attributes:
         name: The name.
@@ -53,7 +54,7 @@ class Once:
         return self.generation > 0
 
     def require(self) -> None:
-        """Check that this trainer still has the name.
+        """Raise an error if this trainer has lost the name.
 
         Raises:
             FencedError: it was lost together with the trainer's lease, or never won; another trainer may have it.
@@ -63,7 +64,7 @@ class Once:
             raise FencedError(f"this trainer no longer has {self.name!r}: leave the work under it to others")
 
     def publish(self, url: str | Path, data: bytes | Iterable[bytes | memoryview]) -> None:
-        """Write a file atomically, and only if this trainer still has the name when the file appears.
+        """Write a file atomically. The file appears only if this trainer still holds the name.
 
         Args:
             url: Path or URL; an existing file is replaced.
@@ -73,7 +74,7 @@ class Once:
             FencedError: see ``require``; nothing was changed.
             UnavailableError: the file could not be written, or etcd is unreachable.
         """
-        # Imported lazily: few trainers write files, and this module imports all checkpoint formats.
+        # Imported lazily: this module imports all checkpoint formats, and few trainers write files.
         from flightedl.coordination.checkpoint_places import write_file
 
         write_file(arguments.url_of("url", url), [data] if isinstance(data, bytes) else data, self.require)
@@ -81,7 +82,7 @@ class Once:
 
 @dataclass(slots=True)
 class TrainerNames:
-    """Names that one trainer claims in etcd, on its lease.
+    """Names that one trainer has claimed in etcd, on its lease.
 
     Attributes:
         coordinator: Access to etcd.
@@ -100,14 +101,14 @@ class TrainerNames:
 
 @dataclass(slots=True)
 class OnceNames(TrainerNames):
-    """The names that this trainer won."""
+    """Names that this trainer holds."""
 
-    #: True if the script has claimed a name, successfully or not.
+    #: True if the script has tried to claim a name, with or without success.
     is_used: bool = field(init=False, default=False)
     _won: set[str] = field(init=False, default_factory=set)
 
     def claim(self, name: str) -> Once:
-        """Claim the name if it is free. The result is also true if this trainer won it before."""
+        """Claim the name if it is free. The result is also truthy if this trainer already holds the name."""
         self.is_used = True
         key = self.keys.once + name_in(self.life(), name)
         value = self.registration.trainer.encode()
@@ -129,7 +130,7 @@ class OnceNames(TrainerNames):
         return entry is not None and entry.create_revision == generation
 
     def keep(self) -> None:
-        """Make all won names permanent, because the session ends cleanly."""
+        """Make all held names permanent, because the session is ending cleanly."""
         held = self.registration.held
         for key in sorted(self._won):
             try:

@@ -1,7 +1,7 @@
-"""This trainer's participation in the job: its tasks, its membership in the view, and the current batch.
+"""This trainer's participation in its job: tasks, membership in the view, and the current batch.
 
-``domain.trainer`` decides what is sent and requested; this module makes the calls to the master. Tasks are fetched on
-the feed's thread, while the user's thread works on a batch.
+``domain.trainer`` decides what to send and request; this module calls the master. The feed's thread fetches tasks while
+the user's thread works on a batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flightedl.rpc.request_stream import RequestStream
 
 
 class Participation:
-    """The session as the dataset and the parameters (``Scope``) and the feed (``fetch``) see it.
+    """The parts of the session that the dataset and the parameters (``Scope``) and the feed (``fetch``) use.
 
     Args:
         registration: This trainer's registration.
@@ -63,13 +63,12 @@ class Participation:
         #: Called before the first batch.
         self.before_batches: Callable[[], object] = lambda: None
         self._current: CurrentBatch | None = None
-        #: The time that the loop spends in each activity.
+        #: Measures the time that the loop spends in each activity.
         self.probe = StepProbe(float)
-        #: State machine of the membership in the view.
         self.membership = TrainerMembership() if membership is None else membership
 
     def set_model(self, parameters: Parameters, mode: Mode) -> None:
-        """Use these parameters to push batches from now on."""
+        """Use these parameters for pushes from now on."""
         self._parameters = parameters
         self.membership.has_model(mode)
 
@@ -85,7 +84,7 @@ class Participation:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the newest batch; higher than any epoch when all epochs are done."""
+        """Epoch of the most recent batch. When all epochs are done, it is higher than any epoch."""
         return self.membership.epoch
 
     @property
@@ -93,7 +92,7 @@ class Participation:
         return self._current
 
     def open_batch(self, batch: Batch, place: Callable[[], str]) -> bool:
-        """Become a member of the view if necessary, and open the batch; False if its task was revoked."""
+        """Join the view if necessary, and open the batch. Return False if the master has revoked its task."""
         self.probe.turn(DATA)
         if self._parameters is None:
             self.before_batches()
@@ -112,7 +111,7 @@ class Participation:
         return True
 
     def _begun_after_joining(self, batch: Batch) -> Begun | None:
-        """Join the view and begin the batch; None if its task was revoked."""
+        """Join the view and open the batch. Return None if the master has revoked its task."""
         assert self._parameters is not None, "a trainer joins only for a model"
         begun: Begun | None = None
         waiting: Waiting | None = None
@@ -149,7 +148,7 @@ class Participation:
         return states
 
     def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
-        """Record that the user acknowledged a batch of data without a model; not counted if its task was revoked."""
+        """Record that the user acknowledged a batch without a model. It does not count if its task was revoked."""
         self.probe.turn(PUSH)
         self._current = None
         if is_counted:
@@ -177,13 +176,13 @@ class Participation:
     # the membership
 
     def _ask_to_join(self, attempt: int) -> JoinReply:
-        """Try to join once, under the current registration."""
+        """Make one attempt to join the view under the current registration."""
         self._renew_registration()
         request = self.membership.join_request(self.trainer, self.generation, attempt)
         return decode(self._servers.master().action("join", encode(request), timeout_s=SLICE_S), JoinReply)
 
     def require_lease(self) -> None:
-        """Register again if the lease has ended, unless a model exists, because its pservers would reject this trainer.
+        """Register again if the lease has ended. With a model, don't: its pservers would reject this trainer.
 
         Raises:
             UnavailableError: etcd was unreachable for too long.
@@ -199,7 +198,7 @@ class Participation:
     # the tasks
 
     def require_final(self, index: int, generation: int) -> None:
-        """Require that values read from this pserver after the job's end are final.
+        """Require that this pserver's values are final. Called for values read after the job's end.
 
         Raises:
             NotReadyError: not known yet; look up the pserver again.
@@ -210,7 +209,7 @@ class Participation:
             self._end.require(self._ask_once(), index, generation)
 
     def ask(self, requests: RequestStream) -> TasksReply:
-        """Ask the master for the job's state, without reports or requests for tasks."""
+        """Request the job's state from the master, without reporting or requesting tasks."""
         return self.fetch(requests, Ask(Reports(), (), 0, 0.0, 0))
 
     def _ask_once(self) -> TasksReply:
@@ -221,7 +220,7 @@ class Participation:
             requests.close_idle()
 
     def fetch(self, requests: RequestStream, ask: Ask, evaluation: str = "") -> TasksReply:
-        """Send reports and a request for tasks to the master. Called on the thread that owns ``requests``."""
+        """Send reports and a request for tasks to the master. Only the thread that owns ``requests`` may call this."""
         self._renew_registration()
         member = self.membership.member
         round_ = 0 if self._parameters is None else self._parameters.steps.round

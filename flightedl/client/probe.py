@@ -1,14 +1,15 @@
-"""The time that a trainer's loop spends waiting for data, in the script, and with the parameter servers.
+"""Time that a trainer's loop spends waiting for data, in the script, and communicating with the parameter servers.
 
-Time with the parameter servers has three phases. The trainer *pushes* until each pserver has answered for the whole
-gradient. It then *waits* until values arrive; in synchronous mode, they arrive when the other members of the round have
-pushed. From the first values on, it *pulls*. Values that arrive with the answers to a push are not measured separately;
-this happens in asynchronous mode, and if a round of small values closes within two milliseconds.
+Communication has three phases. The trainer *pushes* until every pserver has acknowledged the whole gradient. Then it
+*waits* until the first values arrive, which in synchronous mode happens when the other members of the round have
+pushed. Then it *pulls* until all values have arrived. Values that arrive together with acknowledgments are counted as
+part of the push; this is the case in asynchronous mode, and in rounds of small values that close within two
+milliseconds.
 
-Each time is recorded once, for all readers. The user's thread switches between activities (:class:`StepProbe`); the
-thread that talks to a pserver records the phases (``waiting.Conversation``). The progress report and metrics page read
-the sums, a tracer gets the phases, and ``waiting.Waits`` detects a pserver that has not answered for a long time. An
-activity is counted when it is over.
+Times are recorded once and used by several readers. The user's thread switches between activities (:class:`StepProbe`);
+the threads that communicate with pservers record the phases (``waiting.Conversation``). The progress report and the
+metrics page show the sums, a tracer receives the phases, and ``waiting.Waits`` detects a pserver that does not answer.
+An activity's time is added when the activity ends.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from collections.abc import Callable, Mapping
 
 from flightedl.client.waiting import Conversation
 
-#: Activities of the loop. "data": waiting for the next batch or for membership. "script": running the user's code.
+#: Activities of the loop. "data" is waiting for the next batch or for membership; "script" is running the user's code.
 DATA, SCRIPT = "data", "script"
-#: Activities with the parameter servers, and phases of a conversation with one parameter server.
+#: Activities that involve the parameter servers; also the phases of a conversation with one of them.
 PUSH, WAIT, PULL = "push", "wait", "pull"
 
 
 class StepProbe:
-    """Seconds of each activity of one trainer's loop. The user's thread writes; one other thread calls ``take``.
+    """Seconds that a trainer's loop spent in each activity. One thread writes; one other thread calls ``take``.
 
     Args:
         now: The process's clock, in seconds.
@@ -33,17 +34,17 @@ class StepProbe:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._since = now()
-        #: The current activity; empty if its time is not counted.
+        #: The current activity; empty while no time is counted.
         self.doing = ""
-        #: Seconds since the loop began. Only one thread writes them, so no lock is needed.
+        #: Seconds per activity since the loop began. Only one thread writes them, so no lock is needed.
         self._seconds: dict[str, float] = {}
-        #: The conversations with the pservers, by index.
+        #: The conversation with each pserver, by the pserver's index.
         self.conversations: list[Conversation] = []
         #: Seconds that ``take`` has returned.
         self._taken: dict[str, float] = {}
 
     def turn(self, what: str) -> str:
-        """Add the time since the last turn to the current activity and begin another; return the previous one."""
+        """Add the time since the last switch to the current activity and begin another. Return the previous one."""
         before = self.doing
         if before != what:
             now = self._now()
@@ -53,9 +54,9 @@ class StepProbe:
         return before
 
     def transferred(self, then: str) -> None:
-        """End a PUSH activity, and begin ``then``.
+        """End the PUSH activity and begin the activity ``then``.
 
-        Its waits and pulls are those of the longest conversation, because the loop continues when all are over.
+        The times of its phases are those of the longest conversation, because the loop continues when all have ended.
         """
         all_of_them = self.conversations
         longest = all_of_them[0] if len(all_of_them) == 1 else max(all_of_them, key=_total_s)
@@ -75,7 +76,7 @@ class StepProbe:
         return {what: more for what, seconds in total.items() if (more := seconds - taken.get(what, 0.0))}
 
     def give_back(self, seconds: Mapping[str, float]) -> None:
-        """Add seconds that could not be reported to the result of the next ``take``."""
+        """Add seconds that could not be reported; the next ``take`` includes them."""
         self._taken = {what: taken - seconds.get(what, 0.0) for what, taken in self._taken.items()}
 
 

@@ -1,7 +1,7 @@
-"""The parts of a trainer process other than its data and model, opened and closed in order.
+"""Components of a trainer process, except its data and model, which are opened and closed in order.
 
-They are opened in this order: the recording, etcd, the registration (a lease on this trainer's id), the directory that
-follows etcd, the connections to the servers. The registration ends first, so that other processes notice at once.
+The order is: the recording, etcd, the registration (a lease on this trainer's id), the directory that follows etcd, and
+the connections to the servers. The registration ends first, so that other processes notice immediately.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from flightedl.rpc.request_stream import RequestStream
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
-#: Interval in seconds at which a thread that waits for a change in etcd checks whether the wait is still useful.
+#: Interval in seconds at which a thread that waits for a change in etcd checks if it should still wait.
 _LOOK_S = 0.5
-#: Maximum number of seconds from the end of a dead master's lease until it is replaced.
+#: Maximum seconds between the end of a dead master's lease and the start of its successor.
 _TAKEOVER_S = 1.5
 
 
 class TrainerProcess:
-    """A trainer's registration, connections and reports.
+    """The registration, connections and reports of one trainer.
 
     Args:
         chosen: The settings.
@@ -59,7 +59,7 @@ class TrainerProcess:
         require_files(chosen)
         self.clock: Clock = SystemClock()
         self.keys = JobKeys(chosen.job)
-        #: The launcher's name for the start of this process's group; empty if the launcher gave no name.
+        #: Name that the launcher gave to this start of the process's group; empty if it gave none.
         self.start = chosen.start
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         with contextlib.ExitStack() as stack:
@@ -79,7 +79,7 @@ class TrainerProcess:
             Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir, chosen.integrity, chosen.same_host
         )
         self.servers = Servers(chosen.job, self.directory, connector, self._waits.calls)
-        #: The time that the script's loop spends in each activity.
+        #: Time that the script's loop spends in each activity.
         self.probe = StepProbe(self.clock.now)
         self._waits.watch(self.probe.conversations)
         logged = LoggedValues(chosen, self.trainer, self.clock)
@@ -103,7 +103,6 @@ class TrainerProcess:
         return self.registration.generation
 
     def waiting(self) -> Waiting:
-        """Begin a wait of the user's thread."""
         return self._waits.begin()
 
     def _waits_for(self, reason: str) -> None:
@@ -112,13 +111,12 @@ class TrainerProcess:
     # the servers
 
     def ask_master(self, verb: str, body: bytes, kind: type[Answer]) -> Answer:
-        """Call the master, and retry until a master answers."""
         return persistently(
             self.waiting(), lambda: decode(self.servers.master().action(verb, body, timeout_s=SLICE_S), kind)
         )
 
     def send_to_master(self, verb: str, kind: type[SenderOfJob], **more: str) -> None:
-        """Repeat a request, under this trainer's current registration, until a master has carried it out."""
+        """Repeat a request, under this trainer's current registration, until a master has processed it."""
 
         def attempt() -> None:
             generation = self.registration.under_lease(lambda held: held.generation)
@@ -151,7 +149,6 @@ class TrainerProcess:
     # tasks
 
     def request_stream(self) -> RequestStream:
-        """Return a new connection for requesting tasks from the master."""
         return RequestStream("tasks", self.clock)
 
     def task_feed(self, fetch: Fetch, requests: RequestStream, evaluation: str = "") -> TaskFeed:
@@ -162,7 +159,7 @@ class TrainerProcess:
     # the end
 
     def close(self) -> None:
-        """Leave the job and close everything."""
+        """Leave the job and close all components."""
         self._page.close()
         self.progress.close()
         self.registration.close()

@@ -1,10 +1,12 @@
-"""Reports a trainer's progress to the master, on the metrics page, and in files in the output directory.
+"""A trainer's reports of its progress: to the master, on the metrics page, and in files in the output directory.
 
-The user's thread counts batches and collects the values of ``job.log``, which takes a microsecond. Another thread
-reports twice a second if anything has changed, less often if the master requests that, and every few seconds in any
-case, so that a hanging script can be distinguished from a stopped process. The master may also request the stack traces
-of the trainer's threads. The same thread writes the files. If the directory is not writable, an error is reported once,
-and training continues without the files.
+The user's thread counts batches and collects the values of ``job.log``, which takes a microsecond per call. Another
+thread reports changes twice a second, or less often if the master requests that. It reports at least every few seconds
+even without changes, so that a hanging script can be told from a stopped process. If the master requests them, it also
+sends the stack traces of the trainer's threads.
+
+The same thread writes the files. If the directory is not writable, it reports this once, and training continues without
+files.
 """
 
 from __future__ import annotations
@@ -37,26 +39,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A report is sent at least this often, even if nothing has changed.
+#: Maximum number of seconds between two reports, even if nothing has changed.
 _SIGN_OF_LIFE_S = 5.0
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the trainer's process started. Only the user's thread counts batches, so no lock is needed."""
+    """Counters since the start of the trainer's process. Only the user's thread writes them, so no lock is needed."""
 
     batches: int = 0
     idle_batches: int = 0
     records: int = 0
     skipped_records: int = 0
-    #: Seconds of each activity of the loop, as far as they were reported to the master; see ``probe``.
+    #: Seconds of each activity of the loop that have been reported to the master; see ``probe``.
     profile: dict[str, float] = field(default_factory=dict)
     #: Name -> the most recently logged value.
     logged: dict[str, float] = field(default_factory=dict)
 
 
 class ProgressReporter:
-    """Sends the changes since the last message; the next message includes any that could not be sent. Thread-safe.
+    """Sends changes since the previous report. Unsent changes become part of the next report. Thread-safe.
 
     Args:
         send: Sends a message to the master, and returns its reply.
@@ -88,10 +90,10 @@ class ProgressReporter:
         self._sender = sender
         self._every_s = REPORT_EVERY_S
         self._totals = Totals()
-        #: The totals that were reported to the master.
+        #: Totals that have been reported to the master.
         self._sent = Totals()
         self._lock = threading.Lock()
-        #: Name -> weighted sum and sum of weights since the last message. Guarded by the lock.
+        #: Name -> weighted sum, and sum of weights, since the previous report. Guarded by the lock.
         self._metrics: dict[str, tuple[float, float]] = {}
         self._waiting_for = ""
         self._sent_waiting_for = ""
@@ -103,7 +105,7 @@ class ProgressReporter:
         self._thread.start()
 
     def batch(self, records: int, is_idle: bool = False) -> None:
-        """Count a batch; ``is_idle`` if it contributed nothing to the model."""
+        """Count a batch. ``is_idle`` tells that the batch did not contribute to the model."""
         totals = self._totals
         totals.batches += 1
         totals.records += records
@@ -111,7 +113,7 @@ class ProgressReporter:
         self._batch_at = self._now()
 
     def advanced(self) -> None:
-        """Record that the trainer has finished a batch of an evaluation."""
+        """Record that the trainer has measured one batch of an evaluation."""
         self._batch_at = self._now()
 
     def skipped(self, records: int) -> None:
@@ -119,7 +121,7 @@ class ProgressReporter:
             self._totals.skipped_records += records
 
     def metrics(self, values: Mapping[str, SupportsFloat], weight: float, epoch: int | None = None) -> None:
-        """Add metrics with the weight and epoch (from 0) of their batch; None if they belong to no batch.
+        """Add metrics with their batch's weight and epoch (counted from 0; None if the metrics belong to no batch).
 
         Raises:
             UsageError: there are too many different names.
@@ -136,16 +138,15 @@ class ProgressReporter:
             self._logged.add(numbers, weight, epoch, totals.batches, totals.records)
 
     def waiting_for(self, reason: str) -> None:
-        """Set the description of the current wait; empty if the trainer is not waiting."""
+        """Set the reason for the current wait; empty if the trainer is not waiting."""
         self._waiting_for = reason[:500]
 
     def figures(self, slack_s: float) -> Figures:
-        """Return figures for Prometheus; ``slack_s`` is the time until the lease expires if not renewed."""
+        """Return metrics for Prometheus. ``slack_s`` is the time left until the lease expires."""
         with self._lock:
             return figures(self._totals, slack_s)
 
     def close(self) -> None:
-        """Send the remaining changes and stop."""
         self._stopping.set()
         self._thread.join(2.0)
 
@@ -207,7 +208,7 @@ class ProgressReporter:
 
 
 def figures(totals: Totals, slack_s: float) -> Figures:
-    """Return the metrics page's figures by name."""
+    """Return the values on the metrics page, by name."""
     from flightedl.process.metrics_page import Figure
 
     return {
@@ -242,7 +243,7 @@ def metrics_page(chosen: TrainerSettings, read: Callable[[], Figures]) -> contex
 
 
 def require_files(chosen: TrainerSettings) -> None:
-    """Check that the requested files can be written, before anything else begins.
+    """Check that the requested files can be written, before anything else starts.
 
     Raises:
         UsageError: a library is missing, or no directory is set.
@@ -254,7 +255,7 @@ def require_files(chosen: TrainerSettings) -> None:
 
 
 class LoggedValues:
-    """Files of one trainer's logged values. Thread-safe; only one thread writes.
+    """Files with one trainer's logged values. Thread-safe, but only one thread may write the files.
 
     Args:
         chosen: The settings.
@@ -268,12 +269,12 @@ class LoggedValues:
         self._gathering = Gathering(trainer, clock.now())
         self._epoch = 1
         directory = Path(chosen.output_dir)
-        #: None if no files are written, or writing has failed.
+        #: Writer of the files; None if none are requested, or after writing has failed.
         self._points = PointFile(directory, trainer) if chosen.output_dir else None
         self._events = EventFile(directory, trainer) if chosen.tensorboard else None
 
     def add(self, values: Mapping[str, float], weight: float, epoch: int | None, batches: int, records: int) -> None:
-        """Add a batch's values, and its epoch (from 0) or None; ``batches`` and ``records`` are the finished ones."""
+        """Add a batch's values and epoch (from 0, or None). ``batches`` and ``records`` count finished ones."""
         if self._points is None:
             return
         with self._lock:
@@ -282,7 +283,7 @@ class LoggedValues:
             self._gathering.add(values, weight, self._epoch, now, wall_s, batches, records)
 
     def write(self, *, is_end: bool = False) -> None:
-        """Write the points that are due; at the end, write all points."""
+        """Write the points that are due. At the end of training, write all points."""
         if self._points is None:
             return
         with self._lock:

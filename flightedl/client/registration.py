@@ -1,8 +1,8 @@
-"""The trainer's registration: its id, its lease, and a new lease when the old one is lost.
+"""A trainer's registration: its id, its lease, and the replacement of a lost lease.
 
-The job considers a trainer that was frozen or disconnected for longer than its lease dead, and assigns its tasks to
-others. When it continues, it registers again under the same id with a new generation, and work under the old one is
-void.
+If a trainer is frozen or disconnected for longer than its lease, the job considers it dead and assigns its tasks to
+other trainers. When it continues, it registers again: its id is the same, its generation is new, and work under the old
+generation is void.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Result = TypeVar("Result")
 
 
 class Registration:
-    """Keeps ``trainers/<id>`` alive, and creates it again after it was lost. Thread-safe.
+    """Keeps the key ``trainers/<id>`` alive, and creates it again if it is lost. Thread-safe.
 
-    ``name`` is the launcher's name for the trainer, shown to people.
+    ``name`` is the launcher's name for the trainer, used in messages.
     """
 
     def __init__(self, coordinator: Coordinator, clock: Clock, keys: JobKeys, ttl_s: float, name: str = "") -> None:
@@ -39,7 +39,7 @@ class Registration:
         self._ttl_s = ttl_s
         self._name = name
         self._lock = threading.Lock()
-        #: True if ``renewed`` has not reported the current generation yet.
+        #: True if ``renewed`` has yet to report the current generation.
         self._is_news = False
         self._held = self._claim()
 
@@ -60,7 +60,7 @@ class Registration:
 
     @property
     def held(self) -> HeldKey:
-        """The key as held most recently, even if it has been lost."""
+        """The key as it was last held, even if it has been lost since."""
         with self._lock:
             return self._held
 
@@ -69,7 +69,7 @@ class Registration:
         return self._held.generation
 
     def renewed(self) -> bool:
-        """Register again if the lease was lost. Returns True once per new generation, to whichever caller is first.
+        """Register again if the lease was lost. For each new generation, only the first call returns True.
 
         Raises:
             UnavailableError: etcd is unreachable, or the old key still exists; call again.
@@ -80,7 +80,7 @@ class Registration:
             return is_news
 
     def under_lease(self, act: Callable[[HeldKey], Result]) -> Result:
-        """Call a function that needs this trainer's lease, after registering again if the lease was lost.
+        """Call a function that needs this trainer's lease. Before that, register again if the lease was lost.
 
         Raises:
             UnavailableError: as for ``renewed``, or the lease ended before ``act`` could use it; call again.
@@ -95,13 +95,12 @@ class Registration:
             raise NotReadyError(f"the lease of trainer {self.trainer} has ended; it is registering again") from None
 
     def _renew(self) -> None:
-        """Register again if the lease was lost. The caller holds the lock."""
         if not self._held.is_held:
             self._held.release()
             self._held = self._claim()
             self._is_news = True
 
     def close(self) -> None:
-        """End the lease, so that the other processes know at once that this trainer has left."""
+        """End the lease, so that other processes notice immediately that this trainer has left."""
         with self._lock:
             self._held.release()

@@ -1,8 +1,9 @@
 """A trainer's session with its job: everything that a script gets from ``fe.connect()``.
 
-The session is a context manager. Leaving it hands back tasks and ends the lease, so that other processes know at once;
-if an exception leaves it, the batch at which the exception occurred is also reported. ``process`` contains the
-session's parts, ``data.job_data`` its access to the job's data, and ``model.job_model`` its access to the model.
+The session is a context manager. When it exits, it returns unfinished tasks and ends the lease, so that other processes
+notice immediately; after an exception, it also reports the batch at which the exception occurred. ``process`` contains
+the session's components, ``data.job_data`` its access to the job's data, and ``model.job_model`` its access to the
+model.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def connect(
 
 
 class Job:
-    """One trainer's session. Use it as a context manager, and only on the thread that made it."""
+    """One trainer's session. Use it as a context manager, and only on the thread that created it."""
 
     def __init__(
         self,
@@ -114,19 +115,18 @@ class Job:
         self._data = JobData(process, self._participation, self._require_open, begin_again, self._model.look_ahead)
         self._once = OnceNames(process.coordinator, process.keys, process.registration, process.waiting, self._life)
         process.progress.shares_model = self._shares_model
-        #: Reason why this session is over; empty while it is open.
+        #: Reason why this session has ended; empty while it is open.
         self._closed = ""
 
     # for the script
 
     @property
     def name(self) -> str:
-        """The job's name."""
         return self._settings.job
 
     @property
     def output_dir(self) -> Path:
-        """Directory for results: the launcher's output directory, otherwise the current directory."""
+        """Directory for results: the launcher's output directory if there is one, otherwise the current directory."""
         return Path(self._settings.output_dir or ".")
 
     def dataset(
@@ -146,20 +146,22 @@ class Job:
         steps_per_batch: int = 1,
         **reading: Unpack[ReadingOptions],
     ) -> Any:
-        """Declare the job's training data in every trainer. Iterating over the dataset yields this trainer's share.
+        """Declare the job's training data; call this in every trainer. Iterating yields this trainer's share.
 
-        With ``group``, the trainers are the ranks of one training run whose model is elsewhere, as with DDP or FSDP.
-        They read the data in rounds of one batch per rank, all ranks get the same number of batches, and the position
-        in the data is saved with the model (``GroupDataset.state_dict``). Otherwise each trainer gets as much data as
-        it can process.
+        With ``group``, the trainers are the ranks of one training run whose model is managed elsewhere, for example by
+        DDP or FSDP. They read the data in rounds of one batch per rank, and all ranks get the same number of batches.
+        The position in the data is saved with the model (``GroupDataset.state_dict``). Without ``group``, each trainer
+        gets as much data as it can process.
 
-        With ``follow``, files that match later are added as new tasks, permanently and in order of arrival. The master
-        scans every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and adds a file that has not changed between two scans,
-        so a file that is being written is not added yet. Names that begin with ``_`` or ``.`` are ignored. The last
-        epoch ends when the directory of each pattern contains a file ``_END``, or a trainer calls ``Dataset.end``; an
-        earlier epoch ends when all tasks that exist by then are done. An unusable file is excluded and shown by
-        ``flightedl status``; if it is still excluded at the end, ``flightedl run`` exits with code 4. ``flightedl
-        status`` also shows files that were removed or changed after they were added; reading such a file fails.
+        With ``follow``, files that match the patterns later are added as new tasks, permanently and in order of
+        arrival. The master scans every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and adds a file once it has not
+        changed between two scans, so that a file is not added while it is being written. Names that begin with ``_`` or
+        ``.`` are ignored. The last epoch ends when the directory of each pattern contains a file named ``_END``, or
+        when a trainer calls ``Dataset.end``. Earlier epochs end as soon as all existing tasks are done.
+
+        Unusable files are excluded and listed by ``flightedl status``; if any are still excluded at the end,
+        ``flightedl run`` exits with code 4. ``flightedl status`` also lists files that were removed or changed after
+        they had been added; reading them fails.
 
         Args:
             urls: One or more URLs or globs, on any fsspec file system; relative paths are those of the trainer.
@@ -226,9 +228,10 @@ class Job:
     def mixture(
         self, sources: Mapping[str, float], *, batch_size: int, seed: int = 0, stop: str = "first", **more: Any
     ) -> Any:
-        """Declare training data that mixes several sources; use it instead of ``dataset``.
+        """Declare training data that mixes several sources. Use this instead of ``dataset``.
 
-        Every task contains records from all sources in proportion to their weights, shuffled by seed, epoch and task.
+        Every task contains records of all sources in proportion to their weights. The seed, epoch and task determine
+        their order.
 
         Args:
             sources: URL or glob -> weight. A file that several of them match belongs to the first one.
@@ -264,10 +267,11 @@ class Job:
         stop: str = "first",
         **reading: Unpack[ReadingOptions],
     ) -> Any:
-        """Declare training data whose elements a function returns by index; use it instead of ``dataset``.
+        """Declare training data whose elements a function returns by index. Use this instead of ``dataset``.
 
-        Suits map-style datasets, such as those of PyTorch: ``job.indexed(len(ds), ds.__getitem__, ...)``. Only indices
-        are handed out, so every trainer must have the same elements. Epochs, groups and positions work as for files.
+        Intended for map-style datasets, such as those of PyTorch: ``job.indexed(len(ds), ds.__getitem__, ...)``. The
+        master assigns only indices, so every trainer must have the same elements. Epochs, groups and positions work as
+        they do for files.
 
         Args:
             n: Number of elements, whose indices are 0 to n - 1; or weights by ranges of indices, for a mixture.
@@ -335,7 +339,7 @@ class Job:
         error_feedback: bool = False,
         dtypes: Mapping[str, str | type[np.generic]] | None = None,
     ) -> Parameters:
-        """Declare the model, with the same call in every trainer. One trainer's values become the initial values.
+        """Declare the model. Every trainer must make the same call. One trainer's values become the initial values.
 
         Args:
             initial: Name -> float array of any shape; or nested: dicts, lists, tuples and named tuples of arrays, and
@@ -376,10 +380,10 @@ class Job:
         init: Init | None = None,
         **more: Any,
     ) -> Table:
-        """Declare an embedding table, with the same call in every trainer, before ``parameters``.
+        """Declare an embedding table. Every trainer must make the same call, before ``parameters``.
 
-        A job without dense parameters need not call ``parameters``: the first lookup or batch declares the tables, in
-        the default mode; ``job.parameters({}, mode=...)`` chooses another mode.
+        A job without dense parameters need not call ``parameters``. The first lookup or batch then declares the tables
+        in the default mode; to choose another mode, call ``job.parameters({}, mode=...)``.
 
         Args:
             name: The table's name.
@@ -416,7 +420,7 @@ class Job:
         return self._model.look_up(ids)
 
     def step(self) -> None:
-        """Send the gradients pushed to tables for the current batch, like ``model.step`` but without a dense model.
+        """Send the gradients that were pushed to tables for the current batch, like ``model.step`` without a model.
 
         Raises:
             UsageError: no batch is current, or it was already pushed.
@@ -437,10 +441,10 @@ class Job:
         format: str = "",  # noqa: A002 - as in ``dataset``
         decode: Decode | None = None,
     ) -> dict[str, float]:
-        """Measure other data, together with all trainers that call this. Training data is not affected.
+        """Evaluate on other data, together with all trainers that call this. Training is not affected.
 
-        Each caller measures some of the batches; a single caller measures all of them. The call returns when every
-        batch has been measured, with the same result for all callers. Later callers get this result at once.
+        The callers share the batches; a single caller measures all of them. The call returns when every batch has been
+        measured, and all callers get the same result. Later callers get this result immediately.
 
         Args:
             urls: URLs or globs of the data, as for ``dataset``.
@@ -469,9 +473,9 @@ class Job:
         return self._data.evaluate(name, declaration, measure, decode)
 
     def log(self, **metrics: SupportsFloat) -> None:
-        """Report metrics of the current batch; ``status`` and the progress bar show their means over records.
+        """Report metrics of the current batch. ``status`` and the progress bar show their means, weighted by records.
 
-        With an output directory, they are also written to files there; see ``curves.files``.
+        With an output directory, the metrics are also written to files; see ``curves.files``.
         """
         current = self._participation.current
         values = arguments.metrics_of(metrics)
@@ -483,10 +487,10 @@ class Job:
             self._process.progress.metrics(values, 1)
 
     def wait_for_end(self) -> None:
-        """Wait until all trainers are done with every task of every epoch. This is also the case when a loop has ended.
+        """Wait until the trainers have completed every task of every epoch, which they also have when a loop ends.
 
-        From then on, ``model.pull`` returns the final values. If a pserver dies after that and loses batches,
-        ``model.pull`` raises BegunAnewError; restarted trainers then repeat the batches.
+        Afterwards, ``model.pull`` returns the final values. If a pserver then dies and loses batches, ``model.pull``
+        raises BegunAnewError, and restarted trainers repeat these batches.
         """
         self._require_open()
         waiting, requests = self._process.waiting(), self._process.request_stream()
@@ -507,11 +511,13 @@ class Job:
     def stop(self, reason: str = "its script called job.stop()") -> None:
         """End the whole job before all epochs are done, for example for early stopping.
 
-        The master assigns no new tasks. Each trainer's loop ends when the trainer has finished the tasks that it has
-        begun (at most two); a trainer may also leave its loop at once. Work that was lost with a pserver is repeated
-        first, so at least one trainer should stay in its loop: if none requests work for 30 s, the job fails and names
-        the tasks. The model is not trained on the rest of the data. This is not an error, and ``--resume`` can continue
-        from the last checkpoint. Any trainer may call this, more than once.
+        The master assigns no further tasks, and the remaining data is not used. Each trainer's loop ends when the
+        trainer has finished the tasks that it has begun (at most two); a trainer may also leave its loop immediately.
+        Any trainer may call this, and may call it repeatedly. Ending early is not an error, and ``--resume`` can
+        continue from the last checkpoint.
+
+        Work that was lost with a pserver is repeated before the job ends, so at least one trainer should stay in its
+        loop. If no trainer requests this work for 30 s, the job fails and names the tasks.
 
         Args:
             reason: Shown with this trainer's name by ``flightedl status`` and at the end of ``flightedl run``; cut to
@@ -532,7 +538,7 @@ class Job:
         server: bool = False,
         once: Once | None = None,
     ) -> bool:
-        """Write the model as one file. Call this in all trainers; one of them writes the file.
+        """Write the model to one file. All trainers must call this; one of them writes the file.
 
         The n-th call for a URL within an epoch is the same request in all trainers. A later request for the same URL
         replaces the file.
@@ -560,29 +566,27 @@ class Job:
         return self._model.save(target, format, server=server, once=once)
 
     def once(self, name: str) -> Once:
-        """Claim a name for this trainer alone, for work to be done once, such as writing the final report.
+        """Claim a name for this trainer alone, for work that is done once, such as writing the final report.
 
         ::
 
             if won := job.once("report"):
                 won.publish(job.output_dir / "report.json", report)
 
-        A winner that dies, or is frozen or disconnected for longer than its lease, before its session ends cleanly
-        loses the name; another trainer may win it and repeat the work. A frozen winner that continues is not notified:
-        ``won.require()`` then raises FencedError, and ``won.publish`` and ``save_model(once=won)`` do not replace its
-        successor's files. Other effects of the block are not protected, so make them idempotent.
+        A trainer loses its name if, before its session ends cleanly, it dies, or is frozen or disconnected for longer
+        than its lease. Another trainer may then claim the name and repeat the work. A frozen trainer that continues is
+        not notified: ``won.require()`` raises FencedError, and ``won.publish`` and ``save_model(once=won)`` do not
+        replace the files of the new holder. Other side effects are not protected, so make them idempotent.
         """
         self._require_open()
         return self._once.claim(arguments.name_of("the name given to once", name))
 
     @property
     def trainer(self) -> str:
-        """This trainer's id."""
         return self._process.trainer
 
     @property
     def generation(self) -> int:
-        """This trainer's generation."""
         return self._process.generation
 
     def _life(self) -> int:
@@ -593,7 +597,7 @@ class Job:
             raise UsageError(self._closed)
 
     def _shares_model(self) -> bool:
-        """True if the script may be training one model together with other trainers."""
+        """True if the script and other trainers may be training one model."""
         is_known = self._model.is_declared or self._data.explicit_done or self._once.is_used
         return is_known or self._data.is_of_group or has_process_group()
 
@@ -613,18 +617,18 @@ class Job:
         self._end(_CLOSED, error)
 
     def _leave_at_exit(self) -> None:
-        """End the session of a rank whose script has ended without closing it."""
         try:
             self._end("its script has ended", getattr(sys, "last_value", None))
         except FlightedlError as error:
-            # An exception would not change the exit code, but the launcher must see that this rank failed.
+            # Raising an exception here would not change the exit code, but the launcher must learn that this rank
+            # failed.
             sys.stdout.flush()
             sys.stderr.write(f"flightedl: {error}\n")
             sys.stderr.flush()
             os._exit(1)
 
     def close(self, why: str = _CLOSED) -> None:
-        """Hand back tasks and end the lease. Does nothing if called again.
+        """Return unfinished tasks and end the lease. Does nothing if called again.
 
         Raises:
             FencedError: this process is a rank of a group, and the group's current start is over.

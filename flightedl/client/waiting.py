@@ -1,8 +1,8 @@
-"""Tells the user what the program is waiting for, and ends the wait when it takes too long.
+"""Tell the user what the program is waiting for, and end waits that take too long.
 
-A waiting thread is often inside a call to a server that is frozen or disconnected. So another thread checks all waits
-(``Waits.look``) and reports which server has not answered. It cannot end the call, which has its own deadline of at
-most half a minute; the wait is given up only after that deadline.
+A waiting thread is often blocked in a call to a frozen or disconnected server. Therefore another thread checks all
+waits (``Waits.look``) and reports which server has not answered. It cannot abort the call, which has its own deadline
+of at most half a minute; the wait ends only after that deadline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
 class Waiting:
-    """One wait of the user's thread: silent at first, then one line whenever its reason changes, finally an error.
+    """A wait of the user's thread. It prints each new reason, after a silence, and finally raises an error.
 
     Args:
         clock: The process's clock.
@@ -65,26 +65,26 @@ class Waiting:
         self._pause_s = _FIRST_PAUSE_S
         self._start = clock.now()
         self._trouble_since: float | None = self._start
-        #: The currently reported reason, empty if there is none; and the most recently printed reason.
+        #: The reason that is currently reported (empty if none), and the reason that was printed last.
         self.reported = self._printed = ""
         self._ended = ended
         self._job_over = job_over
-        #: The server for which the current attempt is waiting, and the time since when; None between attempts.
+        #: Server that the current attempt is calling, and the start of the call; None between attempts.
         self._called: tuple[str, float] | None = None
-        #: Held while reporting, because both the waiting thread and the checking thread report.
+        #: Held while reporting, because the waiting thread and the checking thread both report.
         self._lock = threading.Lock()
 
     def since(self, began: float) -> Waiting:
-        """Set the time when this wait began, because the first attempt was made without a wait. Returns the wait."""
+        """Set the start of this wait to an earlier time, at which the first attempt was made. Returns the wait."""
         self._start = self._trouble_since = began
         return self
 
     def calls(self, whom: str, since: float | None = None) -> None:
-        """Record that the attempt needs an answer from ``whom``."""
+        """Record that the attempt is waiting for an answer from ``whom``."""
         self._called = whom, self._clock.now() if since is None else since
 
     def look(self) -> None:
-        """Report the server whose answer has been missing for too long, if any. Called by another thread."""
+        """Report the server if its answer has been missing for too long. Called by the checking thread."""
         now = self._clock.now()
         with self._lock:
             called = self._called
@@ -92,12 +92,12 @@ class Waiting:
                 self._tell_user(f"{called[0]} to answer", now - self._start)
 
     def pause(self) -> None:
-        """Sleep between two attempts, each time a third longer, so the total wait is at most about a third too long."""
+        """Sleep a third longer than last time, so the total wait is at most about a third too long."""
         self._clock.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 4 / 3, _LONGEST_PAUSE_S)
 
     def because(self, reason: str | FlightedlError) -> None:
-        """Note why the last attempt failed.
+        """Record why the last attempt failed.
 
         Raises:
             JobFailedError: the job is over, so the awaited event can never happen.
@@ -128,20 +128,19 @@ class Waiting:
             sys.stderr.flush()
 
     def patiently(self, reason: str) -> None:
-        """Like ``because``, but never give up. For normal waits, such as waiting for other trainers to finish."""
+        """Like ``because``, but without a limit. For normal waits, such as waiting for other trainers to finish."""
         self._called = None
         with self._lock:
             self._tell_user(reason, self._clock.now() - self._start)
         self._trouble_since = None
 
     def over(self) -> None:
-        """End the wait. It may begin again."""
         self.withdraw()
         self._printed = ""
         self._ended(self)
 
     def withdraw(self) -> None:
-        """Clear the reported reason; the next reason is reported even if it is the same."""
+        """Clear the reported reason, so that the next reason is reported even if it is the same."""
         with self._lock:
             self._called = None
             if self.reported:
@@ -150,7 +149,7 @@ class Waiting:
 
 
 class Conversation:
-    """The phases of conversations with one pserver, one conversation at a time. One thread writes.
+    """Phases of the conversations with one pserver, of which at most one is open. Only one thread may write.
 
     Args:
         index: Index of the pserver.
@@ -164,15 +163,15 @@ class Conversation:
         self._since = 0.0
         #: The pserver's name, for people.
         self.whom = f"pserver {index}"
-        #: Phase of the conversation (see ``probe``); empty between conversations.
+        #: Current phase of the conversation (see ``probe``); empty between conversations.
         self.phase = ""
-        #: Seconds of each phase of the newest conversation.
+        #: Seconds of each phase of the most recent conversation.
         self.seconds: dict[str, float] = {}
-        #: When the conversation's first request began; None once it has ended.
+        #: Start of the conversation's first request; None once that request has ended.
         self.asked_at: float | None = None
         #: The thread of the conversation.
         self.thread = 0
-        #: The wait that reports the first request to the user if it takes a long time.
+        #: Wait that reports the first request to the user if it takes long.
         self.waiting: Waiting | None = None
 
     def begin(self, phase: str) -> None:
@@ -182,7 +181,7 @@ class Conversation:
         self._since = self.asked_at = self._now()
 
     def turn(self, phase: str) -> None:
-        """Add the time since the last turn to the current phase, and begin another."""
+        """Add the time since the last switch to the current phase, and begin another one."""
         now, before = self._now(), self.phase
         self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
         if tracing.tracer is not None:
@@ -191,10 +190,10 @@ class Conversation:
 
 
 class Waits:
-    """The waits of all threads of a trainer, at most one per thread. Thread-safe.
+    """Waits of all threads of a trainer, at most one per thread. Thread-safe.
 
-    When a thread begins a new wait, the previous one is no longer checked, even if it has not ended. An outer wait is
-    reported again once it gives its next reason. If several threads wait, the first one's reason is reported.
+    When a thread begins another wait, the previous one is no longer checked, even if it has not ended. An outer wait is
+    reported again when it gives its next reason. If several threads wait, the reason of the first one is reported.
 
     Args: as for :class:`Waiting`.
     """
@@ -214,11 +213,11 @@ class Waits:
         self._report = report
         #: Thread -> its newest wait.
         self._open: dict[int, Waiting] = {}
-        #: The first request of a conversation has no ``Waiting`` until ``look`` finds that it is taking long.
+        #: The first request of a conversation gets a ``Waiting`` only when ``look`` finds that it takes long.
         self._conversations: Sequence[Conversation] = ()
 
     def watch(self, conversations: Sequence[Conversation]) -> None:
-        """Also check these conversations with pservers."""
+        """Also check the conversations in this collection."""
         self._conversations = conversations
 
     def begin(self) -> Waiting:
@@ -249,12 +248,12 @@ class Waits:
             self._open.pop(waiting.thread, None)
 
     def calls(self, whom: str) -> None:
-        """Record that this thread is calling a server."""
+        """Record that the calling thread is waiting for a server."""
         if (waiting := self._open.get(threading.get_ident())) is not None:
             waiting.calls(whom)
 
     def look(self) -> None:
-        """Let each wait report the server whose answer is missing."""
+        """Make each wait report a server whose answer is missing."""
         for waiting in list(self._open.values()):
             waiting.look()
         for each in self._conversations:
@@ -267,5 +266,6 @@ class Waits:
             self._open[waiting.thread] = each.waiting = waiting
             waiting.look()
             if each.asked_at != asked_at:
-                # The answer arrived while the wait was being reported, so its thread may not have seen the wait.
+                # The answer arrived while the wait was being reported, so the waiting thread may not have seen the
+                # report.
                 waiting.over()

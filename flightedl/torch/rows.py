@@ -55,9 +55,7 @@ class RowListener(Protocol):
         """Add rows that a module looked up for the current batch."""
         ...
 
-    def rows_dropped(self, module: OnTable) -> None:
-        """Drop a module's rows, because the batch is over."""
-        ...
+    def rows_dropped(self, module: OnTable) -> None: ...
 
 
 class OnTable(nn.Module):
@@ -134,7 +132,6 @@ class OnTable(nn.Module):
             self.listener.rows_added(self, used.leaf)
 
     def drop(self) -> None:
-        """Drop the rows in use, because their batch is over."""
         self._in_use.clear()
         for name in [name for name in self._parameters if name != _EMPTY]:
             del self._parameters[name]
@@ -301,6 +298,5 @@ class RowGroups:
         }
 
     def drop(self) -> None:
-        """Drop the rows of all modules, because the batch is over."""
         for module in self._modules.values():
             module.drop()

@@ -1,16 +1,17 @@
 """A trainer's data: tasks from the master, read into batches.
 
-* ``job_data``: training data and evaluations of one session; ``options``: options that control reading
-* ``dataset``: the loop over this trainer's batches; ``feed``: tasks from the master, and reports to it
-* ``read_ahead``, ``reading``, ``read_queue``: the reader thread, the reading of tasks, and the queue of batches
+* ``job_data``: training data and evaluations of one session; ``options``: settings that control reading
+* ``dataset``: the loop over this trainer's batches; ``feed``: thread that fetches and reports tasks
+* ``read_ahead``, ``reading``, ``read_queue``: the reader thread, the readers of tasks, and the queue of batches
 * ``transforms``, ``readers``, ``transform_process``: the user's transform, and the processes that run it
-* ``elements``: batches built by a function that returns elements by index
-* ``group_dataset``: the loop over a rank's rounds; ``pieces``: reading the records of a round
-* ``ranks``, ``start_name``, ``attendance``: this process's rank, the name of its group's start, and its attendance
+* ``elements``: batches whose elements the user's function returns by index
+* ``group_dataset``: the loop over a rank's rounds; ``pieces``: reader of a round's records
+* ``ranks``, ``start_name``, ``attendance``: rank of this process, name of its group's start, and its membership in that
+  start
 * ``numbered_dataset``: batches by number
-* ``evaluation``: this trainer's part of ``job.evaluate``
+* ``evaluation``: this trainer's share of ``job.evaluate``
 * ``snapshots``: lists of the files of Delta and Iceberg tables
 
-The feed receives a task, ``read_ahead`` reads its batches and puts them into the queue, and the loop hands them out and
-reports the task when all of them are done.
+The feed receives a task. The reader thread reads the task's batches and puts them into the queue. The loop yields the
+batches to the script, and reports the task when all of them are done.
 """

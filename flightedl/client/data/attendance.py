@@ -1,9 +1,10 @@
-"""This rank's part in the current start of its group: it joins, reports its rounds, and leaves.
+"""Membership of this rank in the current start of its group: the rank joins, reports its rounds, and leaves.
 
-A rank takes rounds only while its lease is valid by its own clock, and until the master says that this start is over.
-Rounds need no master, but a rank that was frozen for seconds asks the master before it takes another round. A thread
-reports the newest round a few times a second. If the previous start ended because a rank died, ranks report each round
-before they take it, until they are past the records at which that rank died. So the master knows where a rank dies.
+A rank starts rounds only while its lease is valid by its own clock, and only until the master declares this start of
+the group over. Rounds do not require a running master, but a rank that was frozen for seconds asks the master before it
+starts another round. A thread reports the newest round a few times a second. If the previous start ended because a rank
+died, every rank reports each round before starting it, until it has passed the records at which that rank died. This
+tells the master which records kill ranks.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ from flightedl.messages.groups import (
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 _REPORT_S = 0.5
-#: Interval between reports of watched rounds, as a fraction of the usual interval.
+#: Reporting interval while rounds are watched, as a fraction of the normal interval.
 _WATCHED_PART = 0.1
-#: Seconds for which rounds are watched after a dead rank's last report, because the rank may have got further.
+#: Rounds are watched for this many seconds beyond a dead rank's last report, because the rank may have trained on.
 _WATCHED_S = 2.0
-#: Minimum time to live of a rank's lease, because a script that loads a model may block other threads for seconds.
-#: A long lease delays nothing, because a group's next start ends the previous one without waiting for leases.
+#: Minimum time to live of a rank's lease, because a script that loads a model may block other threads for seconds. A
+#: long lease costs nothing: the next start of the group does not wait for leases of the previous start.
 _LEASE_S = 30.0
-#: After this many report intervals without a reply, a rank asks the master before it takes a round.
+#: Number of reporting intervals without a reply after which a rank asks the master before it starts a round.
 _UNCONFIRMED_PART = 4
 _CONFIRM_S = 0.5
-#: Time limit for the last report of a rank whose script has raised an exception.
+#: Timeout in seconds for the last report of a rank whose script has raised an exception.
 _RAISED_S = 2.0
-#: Messages of errors that occur because another rank has ended.
+#: Matches error messages that are caused by the end of another rank.
 _OF_OTHERS = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe|TCPStore", re.IGNORECASE)
 
 
 def is_own_failure(error: BaseException) -> bool:
-    """True if the rank's own script caused the error, rather than a signal or another rank that ended."""
+    """Return True if the rank's own script caused the error; False for signals and for errors caused by other ranks."""
     if not isinstance(error, Exception) or isinstance(error, FlightedlError):
         return False
     kinds = {kind.__name__ for kind in type(error).__mro__}
@@ -59,7 +60,7 @@ def is_own_failure(error: BaseException) -> bool:
 
 
 class GroupAttendance:
-    """One rank in one start of its group.
+    """Membership of one rank in one start of its group.
 
     Args:
         process: This process.
@@ -76,16 +77,16 @@ class GroupAttendance:
         self._held = process.registration.held
         self._held.hold_for(max(self._held.ttl_s, _LEASE_S))
         self._incarnation = 0
-        #: Records that are excluded because they killed ranks.
+        #: Records that are excluded because they killed ranks in earlier starts.
         self._left_out: list[Piece] = []
         self._watched_until = 0
         self._watched_since: float | None = None
         self._has_finished = False
-        #: The newest round, for the next report.
+        #: The most recent round, to be included in the next report.
         self._place: GroupPlaceRequest | None = None
-        #: Seconds between two reports, and the time of the last report that a master answered.
+        #: Seconds between two reports; time of the last report to which a master replied.
         self._every_s, self._confirmed_at = _REPORT_S, 0.0
-        #: Reason why this rank may take no more rounds; empty if there is none.
+        #: Reason why this rank must not start another round; empty if it may.
         self._over = ""
         self._closing = threading.Event()
         self._reporter = threading.Thread(target=self._report, name="flightedl-group", daemon=True)
@@ -93,7 +94,7 @@ class GroupAttendance:
     # joining
 
     def begin(self, token: str, position: str) -> str:
-        """Declare the token that this rank has loaded, or an empty string. Return the token that all ranks must use.
+        """Report the token that this rank has loaded (empty if none). Return the token that all ranks must use.
 
         Raises:
             UsageError: the ranks have loaded different tokens, or differ about their number.
@@ -135,7 +136,7 @@ class GroupAttendance:
         return own | {"rank": self._rank}
 
     def _ask(self, verb: str, request: msgspec.Struct, kind: type[Answer]) -> Answer:
-        """Repeat a request until a master answers. Raises the request's errors, and FencedError without a lease."""
+        """Repeat a request until a master replies. Raises FencedError if the lease is lost, or the request's errors."""
 
         def attempt() -> Answer:
             self._require_lease()
@@ -156,11 +157,11 @@ class GroupAttendance:
     # rounds
 
     def kept(self, step: Round) -> Round:
-        """Return this rank's round without the excluded records."""
+        """Return this rank's share of the round, without the excluded records."""
         return without(step, self._left_out)
 
     def take(self, at: int, step: Round) -> None:
-        """Record that this rank takes a round; ``at`` is the number of records handed out before it in all epochs.
+        """Record that this rank starts a round. ``at`` is the number of records before the round, over all epochs.
 
         Raises:
             FencedError: this start of the group is over.
@@ -174,7 +175,7 @@ class GroupAttendance:
             if not self._ask("group_at", place, GroupPlaceReply).is_current:
                 self._over = OVER_TEXT
         elif now - self._confirmed_at > _UNCONFIRMED_PART * self._every_s:
-            # Either this process was frozen, or no master is running.
+            # No report was confirmed in time: either this process was frozen, or no master is running.
             self._confirm(place, _CONFIRM_S)
             self._confirmed_at = max(self._confirmed_at, now)
         self._require_lease()
@@ -195,7 +196,7 @@ class GroupAttendance:
                 self._confirm(self._place, _RAISED_S)
 
     def _confirm(self, place: GroupPlaceRequest, timeout_s: float) -> None:
-        """Ask the master whether the start is current. Without a master, continue while the lease is valid."""
+        """Ask the master if this start is current. If no master replies, continue while the lease is valid."""
         sent_at = self._process.clock.now()
         try:
             reply = self._once("group_at", place, GroupPlaceReply, timeout_s)
@@ -208,11 +209,10 @@ class GroupAttendance:
     # leaving
 
     def finish(self) -> None:
-        """Record that this rank has reached the end of the data."""
         self._has_finished = True
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the group before the lease ends. When the call returns, the master has stored that this rank left.
+        """Leave the group before the lease ends. Returns when the master has stored that this rank left.
 
         Args:
             error: The exception that ends the session, if one does.
@@ -239,5 +239,5 @@ class GroupAttendance:
                 self._once("group_at", self._place, GroupPlaceReply, _RAISED_S)
             self._once("group_leave", request, Reply, _RAISED_S)
         except FlightedlError:
-            # The master will notice later, when the lease expires.
+            # If the report fails, the master notices when the lease expires.
             return

@@ -1,19 +1,22 @@
-"""The user's ``for batch in data``: tasks become batches, finished tasks become reports.
+"""The user's ``for batch in data``: reads tasks in batches, and reports finished tasks.
 
-A reader thread reads the next chunk in advance (``read_ahead``), so reading overlaps with computing, also across the
-ends of epochs: it reads tasks that the master has promised, and passes them on once they are assigned (``reading``).
-The iterator opens each batch (which ensures that this trainer is a member and its values are fresh), hands it out, and
-closes it when the script asks for the next batch. ``domain.trainer.readings`` decides which batch is next, which batch
-is handed out again (the loop body then runs once more with fresh values), and when a task is done.
+A reader thread (``read_ahead``) reads the next chunk in advance, so reading overlaps with computing. It does so across
+the ends of epochs, too: it reads tasks that the master has only promised, and releases their batches once the tasks are
+assigned (``reading``).
 
-When the loop ends after the last epoch, the model has its final values, which are the same in every trainer. If the
-script leaves the loop early, the model keeps its values, and batches whose gradients were not pushed return to the
+The iterator opens each batch, which ensures that this trainer is a member and that its values are fresh. It yields the
+batch, and closes it when the script requests the next one. ``domain.trainer.readings`` decides which batch is next,
+which batch is repeated with fresh values, and when a task is done.
+
+When the loop ends after the last epoch, the model has its final values, which are equal in all trainers. If the script
+leaves the loop early, the model keeps its current values, and the batches whose gradients were not pushed return to the
 queue with their task.
 
 Without a model, the script may acknowledge batches itself (``domain.trainer.acknowledged``). Such a loop ends early if
-no batch arrives while some are unacknowledged, because the next batch may depend on them. The next loop continues.
+no batch arrives while some batches are unacknowledged, because the script may have to acknowledge them before the next
+batch is available. The next loop then continues.
 
-Each batch's gradient is applied exactly once. The loop body may run more than once for a batch.
+Each batch's gradient is applied exactly once, although the loop body may run more than once for a batch.
 """
 
 from __future__ import annotations
@@ -64,23 +67,22 @@ from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.declarations import DeclaredDataset
 
 _SLICE_S = 0.5
-#: Returned instead of a batch if no batch arrives while some batches are unacknowledged.
+#: Yielded by the inner loop if no batch arrives while some batches are unacknowledged.
 _STARVED = object()
 
 
-#: Returns the state machine of a new loop.
 LoopOf = Callable[[], BatchLoop]
 AcknowledgedOf = Callable[[], AcknowledgedLoop]
-#: Receives the columns that contain tables' ids, and a function that returns the next batch if it is known.
+#: Receives the column of ids of each table, and a function that returns the next batch if it has been read.
 LookAhead = Callable[[Mapping[Table, Column], Callable[[], pa.RecordBatch | None]], None]
-#: Yields None in place of ``_STARVED``.
+#: Yields None where the inner loop yields ``_STARVED``.
 Loop = Generator[pa.RecordBatch | None, None, None]
 
 
 class Dataset:
-    """This trainer's share of the data: ``for batch in dataset`` yields batches until all epochs are done.
+    """This trainer's share of the data. ``for batch in dataset`` yields batches until all epochs are done.
 
-    One loop goes through all epochs. After ``break``, a new loop continues with the remaining batches. Batches are
+    One loop iterates over all epochs. After ``break``, a new loop continues with the remaining batches. Each batch is a
     ``pyarrow.RecordBatch`` of at most ``batch_size`` records.
     """
 
@@ -116,42 +118,41 @@ class Dataset:
         self._look_ahead = look_ahead
         self._trouble_of_files = trouble_of_files
         self._require_lease = require_lease
-        #: True if the script acknowledges batches with ``done``.
         self.explicit_done = explicit_done
-        #: State of the current loop; used only with ``explicit_done``.
+        #: State of the current loop with ``explicit_done``; otherwise None.
         self._acknowledged: AcknowledgedLoop | None = None
         self._is_finished = False
-        #: The current loop. Only the script holds a strong reference: when the script leaves the loop, by ``break`` or
-        #: by an exception, the loop ends at once, and no other trainer waits for this one.
+        #: Weak reference to the current loop. Only the script holds a strong one, so the loop ends as soon as the
+        #: script leaves it by ``break`` or an exception, and other trainers do not wait for this one.
         self._loop: weakref.ref[Loop] | None = None
-        #: The previous loop, if a new loop can continue it after ``break``.
+        #: The previous loop, which a new loop continues if the script left it by ``break``.
         self._resumable: Loop | None = None
         self._feed: TaskFeed | None = None
         self._transforming = transforming or Transforming()
         self._reading_of = partial(ReadAhead, read, self._transforming, self._place, read_ahead_bytes)
         self._reading = self._reading_of()
-        #: (reading, number) -> records of a batch that may be handed out again or is unacknowledged.
+        #: (reading, number) -> records of a batch that is unacknowledged or may have to be repeated.
         self._records: dict[tuple[int, int], pa.RecordBatch] = {}
         #: Task of the current batch.
         self._at: AssignedTask | None = None
         #: Number of the current batch within its task.
         self._number = 0
-        #: True if the current loop has handed out a batch.
+        #: True if the current loop has yielded a batch.
         self._has_batches = False
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the batches before ``transform``; with ``decode``, of its input."""
+        """Arrow schema of the batches before ``transform`` (and before ``decode``)."""
         return batch_schema_of(self._declared)
 
     @property
     def record_count(self) -> int:
-        """Number of records per epoch, over all trainers; with ``follow``, at the time of the declaration."""
+        """Number of records in an epoch, over all trainers. With ``follow``, as of the declaration."""
         return self._declared.record_count
 
     @property
     def task_count(self) -> int:
-        """Number of tasks per epoch, over all trainers; with ``follow``, at the time of the declaration."""
+        """Number of tasks in an epoch, over all trainers. With ``follow``, as of the declaration."""
         return self._declared.task_count
 
     @property
@@ -178,11 +179,11 @@ class Dataset:
 
     @property
     def is_over(self) -> bool:
-        """True if a loop of this trainer has ended because all batches of all epochs are done."""
+        """True if a loop of this trainer has completed all epochs."""
         return self._is_finished
 
     def done(self, batch: pa.RecordBatch | None = None) -> Done:
-        """Acknowledge a batch; for a dataset declared with ``explicit_done``.
+        """Acknowledge a batch. Requires a dataset that was declared with ``explicit_done``.
 
         Args:
             batch: A batch that the loop yielded; None: the oldest batch that is not acknowledged.
@@ -215,9 +216,9 @@ class Dataset:
         return done.outcome
 
     def end(self) -> None:
-        """End the last epoch of a dataset declared with ``follow`` once the files that exist now have been read.
+        """End the last epoch of a dataset declared with ``follow``, after the files that exist now have been read.
 
-        Returns once these files have been added as tasks. A file ``_END`` in their directory has the same effect.
+        Returns when these files have become tasks. A file named ``_END`` in their directory has the same effect.
 
         Raises:
             UsageError: the dataset was declared without ``follow``.
@@ -225,10 +226,10 @@ class Dataset:
         self._end_growth()
 
     def prefetching(self, columns: Mapping[Table, Column]) -> Self:
-        """Let each step also fetch the next batch's rows, if that batch has been read by then.
+        """Make each step also fetch the rows for the next batch, if that batch has been read by then.
 
         A lookup of exactly these ids then costs no round trip. In synchronous mode it returns the same rows as without
-        prefetching; in other modes it returns the rows as they were right after that step.
+        prefetching; in other modes it returns the rows as they were immediately after the step.
 
         Args:
             columns: Table -> the column of the batches with its ids, or a function that computes them from a batch, as
@@ -263,7 +264,7 @@ class Dataset:
             yield batch
 
     def _leave_loop(self, loop: Loop | None) -> None:
-        """Hand back the tasks of a loop that the script has left, for example by Ctrl-C in a notebook."""
+        """Return the tasks of a loop that the script has left, for example by Ctrl-C in a notebook, to the master."""
         if loop is not None:
             loop.close()
         self.close()
@@ -278,7 +279,7 @@ class Dataset:
         try:
             yield feed
         except GeneratorExit:
-            # The script left the loop at this batch, by ``break`` or by an exception that the session will report.
+            # The script left the loop during this batch, by ``break`` or by an exception that the session will report.
             self._reading.stopping.set()
             feed.retire(self._at)
             raise
@@ -318,7 +319,6 @@ class Dataset:
                     if item is None:
                         break
                     read = self._kept(cast("Item", item))
-                    # For a batch, this is checked when it is handed out.
                     is_taken = isinstance(read, ReadBatch) or feed.is_held(read.task)
                     step = loop.accept(read) if is_taken else loop.next_step()
                 elif isinstance(step, PushSum):
@@ -354,7 +354,7 @@ class Dataset:
                     step = loop.next_step()
 
     def _kept(self, item: Item) -> readings.Item:
-        """Keep an item's records for as long as its batch may be handed out."""
+        """Store the records of an item until its batch can no longer be repeated."""
         read, records = item
         if not isinstance(read, ReadBatch):
             return read
@@ -364,7 +364,7 @@ class Dataset:
         return read
 
     def _open(self, feed: TaskFeed, task: AssignedTask, batch: Batch) -> bool:
-        """Prepare to hand out a batch. Return False if the master has revoked its task."""
+        """Prepare to yield a batch. Return False if the master has revoked its task."""
         self._require_lease()
         if not feed.is_held(task) or not self._listener.open_batch(batch, partial(self._place, task, batch.number)):
             return False
@@ -412,22 +412,21 @@ class Dataset:
 
     @property
     def _patience(self) -> str:
-        """Description of the events that end a wait for work from the master, shown to the user."""
         more = f", or new files, or {MARKER} beside them" if self._declared.declaration.follow else ""
         return f"the other trainers to finish their tasks of this epoch{more}"
 
     def fail_current(self, current: CurrentBatch, error: str, place: str) -> None:
-        """Report an exception of the script at this batch and place, so that the master can find a poisonous record."""
+        """Report an exception of the script with its batch and place, so the master can isolate the cause."""
         if self._feed is not None and self._at is not None:
             self._feed.failed(self._at, error, current.number, place)
 
     def registered_again(self) -> None:
-        """Drop all tasks, because this trainer has a new generation and other trainers have its tasks."""
+        """Drop all tasks. This trainer has a new generation, so other trainers process its tasks."""
         if self._feed is not None:
             self._feed.registered_again()
 
     def close(self) -> None:
-        """Return the held tasks and stop reading. Does nothing if called again."""
+        """Return the held tasks to the master and stop reading. Does nothing if called again."""
         self._reading.stopping.set()
         if self._feed is not None:
             self._feed.close(self._grace_s)
@@ -436,7 +435,7 @@ class Dataset:
 
 
 def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
-    """Return the task to the master, and raise the error again if the data cannot have caused it."""
+    """Return the task to the master. Raise the error again unless the data may have caused it."""
     error = failure.error
     if isinstance(error, ChangedFileError | UnusableTransformError):
         raise error

@@ -1,7 +1,7 @@
-"""Elements of a map-style dataset: the script's function ``get`` returns them by index, for use in batches.
+"""Elements of a map-style dataset, which the script's function ``get`` returns by index, combined into batches.
 
-``ByIndex`` is a transform: it takes batches of indices and returns batches of elements, so it runs where transforms do,
-in the reading thread or in readers.
+``ByIndex`` is a transform from batches of indices to batches of elements. Like any transform, it runs in the reader
+thread or in reader processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ByIndex:
         self.is_batched = is_batched
         self.columns = tuple(columns)
         self.first = first
-        #: Empty batch with the columns of the elements; None before the first batch.
+        #: Empty batch with the elements' columns; None until a batch has been read.
         self._none: pa.RecordBatch | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -47,7 +47,7 @@ class ByIndex:
         indices: list[int] = batch.column(0).to_pylist()
         if not indices and self._none is not None:
             return self._none
-        # The columns are unknown until an element has been read.
+        # The columns are unknown until the first element has been read.
         found = self._elements(indices or [self.first])
         self._none = found.slice(0, 0)
         return found if indices else self._none
@@ -112,7 +112,7 @@ def _column(name: str, values: Any) -> pa.Array:
 
 
 def _built(values: Any) -> pa.Array:
-    """Return one column with the values of all elements; arrays and tensors become tensors of equal shape."""
+    """Return one column with the values of all elements. Arrays and tensors of equal shape become tensors."""
     if hasattr(values, "__array__"):
         stacked = np.asarray(values)
     elif len(values) and _is_array(values[0]):
@@ -121,7 +121,7 @@ def _built(values: Any) -> pa.Array:
         return pa.array(values)
     if stacked.ndim > 1 and stacked.dtype != np.bool_:
         return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(stacked))
-    # Arrow packs booleans into bits, so a tensor cannot share their memory.
+    # Arrow stores booleans as bits, so the column cannot share memory with a tensor.
     column = pa.array(stacked.ravel())
     for size in reversed(stacked.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)

@@ -1,6 +1,6 @@
-"""This trainer's part of an evaluation: fetches tasks, measures batches with the user's function, and reports sums.
+"""This trainer's share of an evaluation: fetch tasks, measure their batches with the user's function, and report sums.
 
-One thread reads and measures while the feed fetches the next task. The master adds up the trainers' sums.
+One thread reads and measures while the feed fetches the next task. The master adds up the sums of all trainers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.messages.tasks import TasksReply
 
-#: Returns the metrics of a batch. The mean of each metric weights batches by their numbers of records.
+#: Returns the metrics of a batch, each as a mean over the batch's records.
 Measure = Callable[[pa.RecordBatch], Mapping[str, SupportsFloat]]
 _Read = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 
@@ -31,7 +31,7 @@ def run(
     waiting: Waiting,
     advanced: Callable[[], None],
 ) -> None:
-    """Measure tasks until the trainers have measured all tasks. Call ``advanced`` after each batch.
+    """Measure tasks until all tasks of the evaluation have been measured. Call ``advanced`` after each batch.
 
     Raises:
         Exception: ``measure`` raised it; the task is reported as failed at that batch.
@@ -70,7 +70,7 @@ def _do(feed: TaskFeed, task: AssignedTask, read: _Read, measure: Measure, advan
 
 
 def result(name: str, reply: TasksReply) -> dict[str, float]:
-    """Return the merged metrics. Print a warning to stderr if they do not include tasks that failed."""
+    """Return the merged metrics. Print a warning to stderr if tasks failed and are not included."""
     if reply.failed:
         text = f"{reply.failed} tasks of the evaluation {name!r} failed and are not in its result"
         sys.stderr.write(f"flightedl: {text}\n")

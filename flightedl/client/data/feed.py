@@ -1,7 +1,8 @@
 """Background thread that fetches tasks from the master and reports them, so that the next task arrives in time.
 
 ``domain.trainer.feed`` decides which tasks to hold, request and report. The thread in this module talks to the master.
-While tasks are short, it sends all requests over one open stream, which it closes after a second without requests.
+While tasks are short, the thread sends its requests on one stream, and closes the stream after a second without
+requests.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, Over, Rest, W
 from flightedl.messages.tasks import Assignment, TasksReply
 from flightedl.ports import Clock
 
-#: Far shorter than the minimum time after which the master considers a trainer stuck (``config.STUCK_FLOOR_S``).
+#: Must be far shorter than the minimum time after which the master considers a trainer stuck
+#: (``config.STUCK_FLOOR_S``).
 _CONFIRM_AFTER_S = 2.0
 _CONFIRM_S = 5.0
 
@@ -23,7 +25,7 @@ Fetch = Callable[[Ask], TasksReply]
 
 
 class TaskFeed:
-    """The tasks of one trainer. Thread-safe.
+    """The tasks that one trainer holds. Thread-safe.
 
     Args:
         fetch: Sends a request to the master.
@@ -47,8 +49,8 @@ class TaskFeed:
         self._changed = threading.Condition()
         #: Under the lock.
         self._feed = Feed(cover_s) if feed is None else feed
-        #: False if the task was revoked or returned; the caller then drops its remaining batches and does not report
-        #: it as finished. Needs no lock, because it is a single dict lookup.
+        #: False if the task was revoked or returned; the caller then drops its remaining batches and does not report it
+        #: as finished. Takes no lock: a single dict lookup is atomic.
         self.is_held = self._feed.is_held
         self._thread = threading.Thread(target=self._run, name="flightedl-tasks", daemon=True)
         self._thread.start()
@@ -56,9 +58,9 @@ class TaskFeed:
     # for the reader
 
     def next(self, timeout_s: float) -> AssignedTask | None:
-        """Return the next task; None after ``timeout_s``, after the last task, or if a promised task can be read.
+        """Return the next task, or None after ``timeout_s``, at the end, or if a promised task can be read instead.
 
-        No task is returned while two tasks are unreported.
+        While two tasks are unreported, no further task is returned.
 
         Raises:
             Exception: the error that ended the feed.
@@ -72,25 +74,24 @@ class TaskFeed:
             return task
 
     def next_ahead(self) -> Assignment | None:
-        """Return a promised task that can be read while there is no next task, or None."""
+        """Return a promised task to read early, or None if an assigned task is available or no task is promised."""
         with self._changed:
             return self._feed.begin_ahead()
 
     @property
     def is_done(self) -> bool:
-        """True if all trainers are done with all epochs."""
+        """True if the trainers have completed all epochs."""
         with self._changed:
             return self._feed.is_done
 
     @property
     def trouble(self) -> str:
-        """Reason why the master is not answering; empty if it answers."""
+        """Reason why the master does not reply; empty if it does."""
         with self._changed:
             return self._feed.trouble
 
     @property
     def held(self) -> frozenset[int]:
-        """Numbers of the held tasks."""
         with self._changed:
             return frozenset(task.number for task in self._feed.held)
 
@@ -102,7 +103,7 @@ class TaskFeed:
         pservers: Sequence[int],
         metrics: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        """Report a task whose batches all pservers have acknowledged.
+        """Report a task as finished: all pservers have acknowledged its batches.
 
         Args:
             task: The task.
@@ -114,11 +115,11 @@ class TaskFeed:
             self._changed.notify_all()
 
     def batch_done(self, task: AssignedTask, number: int) -> None:
-        """Report a batch that is done in a job without pservers.
+        """Report one batch as done, in a job without pservers.
 
-        If the last report is more than ``_CONFIRM_AFTER_S`` old, wait for the master's answer. The master revokes a
-        task only from a trainer that has not reported for a long time, so afterwards ``is_held`` is true only if the
-        batch counts as done. Return without an answer if the master is unreachable.
+        If the last report is more than ``_CONFIRM_AFTER_S`` old, wait for the master's reply. The master revokes tasks
+        only from trainers that have not reported for a long time, so after the reply ``is_held`` is true if and only if
+        the batch counts. Returns without a reply if the master is unreachable.
         """
         feed, now = self._feed, self._clock.now()
         with self._changed:
@@ -130,31 +131,31 @@ class TaskFeed:
                 self._changed.wait_for(is_over, _CONFIRM_S)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, place: str = "") -> None:
-        """Report that this trainer cannot do the task; ``place`` is where the script raised an exception, if it did."""
+        """Report that this trainer cannot process the task. ``place`` is where the script raised an exception."""
         with self._changed:
             self._feed.failed(task, error, batch, self._clock.now(), place)
             self._changed.notify_all()
 
     def hand_back(self, task: AssignedTask) -> None:
-        """Return a task that this trainer will not finish, although nothing is wrong with it."""
+        """Return a task to the master unfinished, without reporting an error."""
         with self._changed:
             self._feed.hand_back(task, self._clock.now())
             self._changed.notify_all()
 
     def registered_again(self) -> None:
-        """Drop all tasks, because they were assigned to a registration that has ended."""
+        """Drop all tasks without reporting them, because their registration has ended."""
         with self._changed:
             self._feed.registered_again()
             self._changed.notify_all()
 
     def retire(self, kept: AssignedTask | None) -> None:
-        """Accept no more tasks, and return all but ``kept``, which is returned a moment later unless reported."""
+        """Accept no more tasks. Return held tasks to the master; ``kept`` a moment later unless it is reported."""
         with self._changed:
             self._feed.retire(kept, self._clock.now())
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """Return the held tasks, send the last reports, and stop the thread."""
+        """Return the held tasks to the master, send the last reports, and stop the thread."""
         with self._changed:
             self._feed.close()
             self._changed.notify_all()
@@ -177,7 +178,7 @@ class TaskFeed:
         self._rest()
 
     def _next_ask(self) -> Ask | None:
-        """Wait for the next request. Return None after the last one."""
+        """Wait for the next request to send. Return None after the last one."""
         while True:
             with self._changed:
                 now = self._clock.now()

@@ -1,11 +1,12 @@
-"""Data of a group: in each round, ``for batch in data`` yields one batch on every rank, or ends on all ranks.
+"""Data of a group. In each round, ``for batch in data`` either yields one batch on every rank or ends on all ranks.
 
-``domain.groups.plan`` decides which records a rank gets. Every rank computes the same plan without asking another rank.
-A reader thread follows the plan a few rounds ahead. A second plan, whose position ``state_dict`` returns, follows the
-committed rounds: all that were handed out or, with ``explicit_commit``, those that the user has committed.
+``domain.groups.plan`` decides which records a rank gets. Every rank computes the same plan, so ranks need not
+communicate. A reader thread follows the plan a few rounds ahead. A second plan follows the committed rounds, and its
+position is what ``state_dict`` returns. By default, every yielded round is committed; with ``explicit_commit``, the
+user commits rounds.
 
-The position belongs to the model that was trained up to it. If both are saved in one checkpoint and loaded together,
-that model is trained on every record once, no matter which batches the ranks received after the checkpoint.
+A position belongs to the model that was trained up to it, so save both in one checkpoint and load them together. The
+model is then trained on every record once, regardless of the batches that the ranks received after the checkpoint.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ from flightedl.messages.declarations import DeclaredDataset
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 2.0
-#: Maximum number of uncommitted batches, which are kept in memory.
+#: Maximum number of uncommitted batches. They are kept in memory.
 _UNCOMMITTED_LIMIT = 1000
 _KEY = "flightedl_data"
-#: Rank 0 logs a warning if the proportion of records that were decoded more than once is above this limit.
+#: Rank 0 logs a warning if more than this fraction of the records was decoded more than once.
 _DECODED_TWICE = 0.05
 
 
-#: A round with its batch, or with the error that occurred while reading it.
+#: A round with its batch, or with the error that reading it raised.
 Item = tuple[Round, pa.RecordBatch | Exception] | EpochEnd | None
 
 
 class Attendance(Protocol):
-    """This rank's attendance in the current start of its group."""
+    """Membership of this rank in the current start of its group."""
 
     def begin(self, token: str, position: str) -> str:
-        """Declare the token that this rank has loaded, or an empty string. Return the token that all ranks must use."""
+        """Report the token that this rank has loaded (empty if none). Return the token that all ranks must use."""
 
     def kept(self, step: Round) -> Round:
-        """Return this rank's round without the excluded records."""
+        """Return this rank's share of the round, without the excluded records."""
 
     def take(self, at: int, step: Round) -> None:
-        """Record that this rank starts a round; ``at`` is the number of records handed out before it in all epochs.
+        """Record that this rank starts a round. ``at`` is the number of records before the round, over all epochs.
 
         Raises:
             FencedError: this start of the group is over.
@@ -66,7 +67,7 @@ class Attendance(Protocol):
 
 
 class GroupDataset:
-    """Data of a group of ranks, which together train one model.
+    """Data of a group of ranks that train one model together.
 
     Args:
         declared: The dataset.
@@ -135,7 +136,7 @@ class GroupDataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the batches before ``transform``; with ``decode``, of its input."""
+        """Arrow schema of the batches before ``transform`` (and before ``decode``)."""
         return batch_schema_of(self._declared)
 
     @property
@@ -161,24 +162,24 @@ class GroupDataset:
 
     @property
     def current(self) -> tuple[int, int] | None:
-        """The current batch's number of records, and its epoch; None if there is no current batch."""
+        """Number of records in the current batch, and its epoch; None if no batch is current."""
         return None if self._handed_out is None else (self._row_count, self._handed_out.epoch)
 
     @property
     def summary(self) -> EpochEnd | None:
-        """Records handed out, left out and repeated in the last finished epoch; None if no epoch has finished."""
+        """Number of records yielded, left out and repeated in the last complete epoch; None before one is complete."""
         return self._summary
 
     @property
     def is_over(self) -> bool:
-        """True if a loop has yielded all rounds of all epochs."""
+        """True if a loop has yielded every round of every epoch."""
         return self._is_over
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self.rounds()
 
     def rounds(self) -> Iterator[pa.RecordBatch]:
-        """Yield one batch in each round until all epochs are over. Every rank gets the same number of batches.
+        """Yield one batch per round until all epochs are done. Every rank gets the same number of batches.
 
         After ``break``, a new loop continues with the next round.
 
@@ -220,15 +221,15 @@ class GroupDataset:
         self.close()
 
     def state_dict(self) -> dict[str, str]:
-        """Return the position after the committed rounds, to be saved with the model. It is the same on every rank.
+        """Return the position after the committed rounds, which is the same on every rank. Save it with the model.
 
-        All rounds that the loop has yielded are committed, including the current one; with ``explicit_commit``, only
-        those for which ``commit`` was called.
+        By default, all rounds that the loop has yielded are committed, including the current one. With
+        ``explicit_commit``, only rounds for which ``commit`` was called are committed.
         """
         return {_KEY: encode(Token(self._data, self._seed, self._counted.position()))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a position that ``state_dict`` returned, with any number of ranks and any batch size.
+        """Continue from a position that ``state_dict`` returned. The number of ranks and the batch size may differ.
 
         Raises:
             UsageError: the position is damaged, belongs to other data or another seed, or the loop has begun.
@@ -243,7 +244,7 @@ class GroupDataset:
         self._counted = self._plan_from(token.position)
 
     def commit(self, batch: pa.RecordBatch | None = None) -> None:
-        """Commit a round, so that ``state_dict`` includes it; for a dataset declared with ``explicit_commit``.
+        """Commit a round, so that ``state_dict`` includes it. Requires a dataset declared with ``explicit_commit``.
 
         Args:
             batch: A batch of the loop, which counts together with all earlier ones; None: the oldest uncommitted one.
@@ -262,10 +263,9 @@ class GroupDataset:
             self._count_round()
 
     def close(self) -> None:
-        """Stop reading ahead."""
         self._stopping.set()
         if self._reader is not None:
-            # Do not wait for a transform that is running in a reader, because it may never return.
+            # Do not wait for a transform that is running in a reader process; it may never return.
             self._reader.join(_CLOSE_S if self._transforming.has_readers else None)
         self._transforming.close()
 
@@ -324,7 +324,7 @@ class GroupDataset:
 
     def _end_epoch(self, end: EpochEnd) -> None:
         self._summary = end
-        # Reading indices is free, and their elements are never read twice.
+        # Reading an index costs nothing, and an element is never read twice.
         is_decoded = self._declared.declaration.format != Indices.name
         twice = end.decoded / max(end.records, 1) - 1 if is_decoded else 0.0
         if self._rank == 0 and (end.left_out or end.repeated or twice > _DECODED_TWICE):

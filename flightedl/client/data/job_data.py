@@ -48,7 +48,7 @@ from flightedl.messages.tasks import EndGrowthRequest, TasksReply
 from flightedl.recording.recorded import recorded
 
 _CLOSE_S = 4.0
-#: Time limit for receiving a dataset's index from the master.
+#: Timeout in seconds for receiving a dataset's index from the master.
 _INDEX_S = 60.0
 
 
@@ -79,7 +79,7 @@ class JobData:
         self._closing = threading.Event()
         self._files = PatientFiles(FsspecFiles(), Persistence(PATIENT, process.clock, self._closing))
         self._dataset: Dataset | None = None
-        #: Data of a group; set instead of ``_dataset``.
+        #: Data of a group; if this is set, ``_dataset`` is not.
         self._group: GroupDataset | NumberedDataset | None = None
         self._attendance: GroupAttendance | None = None
         #: Feed of the current evaluation.
@@ -131,7 +131,7 @@ class JobData:
             batch_size=declaration.batch_size,
             remainder=remainder,
         )
-        # Ranks that read equal data are still different ranks of the group that is started together.
+        # Ranks that read the same data must still be different ranks of their group's start.
         launched = rank_and_size("auto")
         plan = f"batch_size={declaration.batch_size}, remainder={remainder!r} and {world_size} data ranks"
         self._attendance = GroupAttendance(process, *(ranks if launched == (0, 1) else launched), plan)
@@ -174,9 +174,9 @@ class JobData:
     def _planned(
         self, declaration: DatasetDeclaration, decode: Decode | None
     ) -> tuple[DeclaredDataset, TaskLayout, int | None, PieceReader]:
-        """Declare data whose batches this process plans itself; return the tasks, their seed and their reader."""
+        """Declare data whose batches this process plans itself. Return the tasks, their seed and their reader."""
         process = self._process
-        # Neither the master nor the tasks depend on the batch size, so the next start may use another one.
+        # Neither the master nor the tasks depend on the batch size, so it may change at the next start.
         declared = process.ask_master("declare_dataset", encode(replace(declaration, batch_size=1)), DeclaredDataset)
         index = persistently(process.waiting(), self._index)
         if index.content_hash() != declared.index_hash:
@@ -194,18 +194,16 @@ class JobData:
 
     @property
     def explicit_done(self) -> bool:
-        """True if the script acknowledges batches itself."""
         return self._dataset is not None and self._dataset.explicit_done
 
     def require_undeclared(self) -> None:
-        """Raise UsageError if the session already has a dataset."""
         if self._dataset is not None or self._group is not None:
             raise UsageError("this job already has its dataset: declare it once, before the training loop")
 
     def evaluate(
         self, name: str, declaration: DatasetDeclaration, measure: Measure, decode: Decode | None
     ) -> dict[str, float]:
-        """Measure this trainer's part of other data. Raises the same errors as ``Job.evaluate``."""
+        """Measure this trainer's share of an evaluation's data. Raises the same errors as ``Job.evaluate``."""
         read_as = self._reader(declaration, decode)
         chosen_name = arguments.name_of("the name of an evaluation", name)
         life = self._process.servers.life
@@ -229,7 +227,7 @@ class JobData:
         return evaluation.result(name, last)
 
     def _reader(self, declaration: DatasetDeclaration, decode: Decode | None) -> Callable[[DeclaredDataset], ReadTask]:
-        """Return a function that makes the reader of the declared data's tasks; the reader reports skipped records."""
+        """Return a function that creates readers for the data's tasks. Readers report the records that they skip."""
         spec = spec_of(declaration)
 
         def read_as(declared: DeclaredDataset) -> ReadTask:
@@ -249,14 +247,14 @@ class JobData:
         return self._process.task_feed(partial(self._participation.fetch, requests), requests)
 
     def registered_again(self) -> None:
-        """Drop all tasks, because the trainer has registered again and other trainers have its tasks."""
+        """Drop all tasks. This trainer has registered again, so other trainers process its tasks."""
         if self._dataset is not None:
             self._dataset.registered_again()
         if self._evaluation is not None:
             self._evaluation.registered_again()
 
     def raised(self, error: Exception) -> None:
-        """Report an exception raised by the script if there is a current batch."""
+        """Report an exception of the script if a batch is current."""
         current = self._participation.current
         if current is not None and self._dataset is not None:
             last = "".join(traceback.format_exception_only(error)).strip()
@@ -264,21 +262,20 @@ class JobData:
 
     @property
     def is_of_group(self) -> bool:
-        """True if this process is a rank of a group."""
         return self._group is not None
 
     @property
     def group_batch(self) -> tuple[int, int] | None:
-        """Number of records and epoch of the current batch in a rank's loop; None if there is none."""
+        """Number of records in the current batch of a rank's loop, and its epoch; None if no batch is current."""
         return None if self._group is None else self._group.current
 
     def leave_group(self, error: BaseException | None) -> None:
-        """Leave the group, if this process is a rank of one. See ``GroupAttendance.leave``."""
+        """Leave the group if this process is one of its ranks. See ``GroupAttendance.leave``."""
         if self._attendance is not None:
             self._attendance.leave(error)
 
     def close(self) -> None:
-        """Return the held tasks and stop reading."""
+        """Return the held tasks to the master and stop reading."""
         self._closing.set()
         if self._dataset is not None:
             self._dataset.close()

@@ -1,6 +1,7 @@
-"""Batches by number (``domain.groups.numbered``): the script asks for the batches that its model needs next.
+"""Batches by number (``domain.groups.numbered``): the script requests the batches that its model needs next.
 
-A thread reads ahead, assuming that the step to the next number is the same as the previous step.
+A thread reads the next batch in advance. It assumes that the distance to the next number is the same as the previous
+one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from flightedl.messages.declarations import DeclaredDataset
 
 
 class NumberedDataset:
-    """Data for training that counts the batches in its model, as torchft does.
+    """Training data for scripts whose model counts its batches, as torchft's does.
 
     Args:
         declared: The dataset.
@@ -49,7 +50,7 @@ class NumberedDataset:
         self._trouble_of_files = trouble_of_files
         #: One thread, because the reader is not thread-safe.
         self._reader = ThreadPoolExecutor(1, "flightedl-reader")
-        #: Number and round of the batch that is read ahead, and the future that returns it.
+        #: Number and round of the batch being read ahead, and the future that returns the batch.
         self._ahead: tuple[int, Round, Future[pa.RecordBatch]] | None = None
         self._number: int | None = None
         self._step: Round | None = None
@@ -57,7 +58,7 @@ class NumberedDataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the records, with all columns; with ``decode``, of its input."""
+        """Arrow schema of the records with all their columns, before ``decode``."""
         return schema_of(self._declared)
 
     @property
@@ -67,16 +68,16 @@ class NumberedDataset:
 
     @property
     def batch_count(self) -> int | None:
-        """Number of batches in all epochs; None if the epochs are endless."""
+        """Number of batches in all epochs; None if there is no last epoch."""
         return self._batches.count
 
     @property
     def current(self) -> tuple[int, int] | None:
-        """Number of records and epoch of the newest batch; None before the first batch."""
+        """Number of records in the most recent batch, and its epoch; None before the first batch."""
         return None if self._step is None else (self._row_count, self._step.epoch)
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """Return the batch with this number, counted from 0 over all epochs; empty after the last batch.
+        """Return the batch with this number, counted from 0 over all epochs. After the last batch, return an empty one.
 
         Raises:
             UsageError: the number is not a whole number from 0 on.
@@ -97,7 +98,6 @@ class NumberedDataset:
         return batch
 
     def close(self) -> None:
-        """Stop reading ahead."""
         self._reader.shutdown(cancel_futures=True)
 
     def _read_ahead(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Options of ``job.dataset``, ``job.mixture`` and ``job.indexed`` that control how one trainer reads."""
+"""Options of ``job.dataset``, ``job.mixture`` and ``job.indexed`` that control how a trainer reads data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flightedl.messages.declarations import DatasetDeclaration
 
 
 class ReadingOptions(TypedDict, total=False):
-    """They are not part of the declaration, so they may differ between trainers. ``Job.dataset`` describes them."""
+    """They are not part of the declaration, so they may differ between trainers. ``Job.dataset`` documents them."""
 
     decode: Decode | None
     explicit_done: bool
@@ -60,7 +60,6 @@ class Reading:
 
     @property
     def is_numbered(self) -> bool:
-        """True if the script requests batches by number."""
         return isinstance(self.group, str) and self.group == "torchft"
 
     @property
@@ -68,5 +67,5 @@ class Reading:
         return self._remainder != "split" or self.explicit_commit
 
     def remainder_for(self, declaration: DatasetDeclaration) -> Remainder:
-        """Return the remainder of a group's data. Raises UsageError if the data cannot be read in rounds."""
+        """Return the ``remainder`` option of a group's data. Raises UsageError if the data cannot be read in rounds."""
         return arguments.remainder_of(self._remainder, declaration, explicit_done=self.explicit_done)

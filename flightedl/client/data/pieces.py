@@ -1,4 +1,4 @@
-"""Reads a rank's records of a round by joining pieces of tasks into one batch."""
+"""Reader of a rank's records in a round: joins pieces of several tasks into one batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.status import RecordRange
 from flightedl.ports import Files
 
-#: Maximum number of open tasks: one that the rank has taken, and one in the epoch's tail.
+#: Maximum number of open tasks: the rank's own task, and a task at the end of the epoch.
 _OPEN = 2
 
 
@@ -51,7 +51,7 @@ class PieceReader:
         self._decode = decode
         self._skipped = skipped
         self._counts = ReadCounts()
-        #: (epoch, task) -> the task's reader and the order of its records. The most recently used task is last.
+        #: (epoch, task) -> the task's reader and the order of its records, least recently used first.
         self._opened: OrderedDict[tuple[int, int], tuple[ChunkReader, npt.NDArray[np.int64] | None]] = OrderedDict()
 
     def read(self, step: Round) -> pa.RecordBatch:
@@ -68,7 +68,7 @@ class PieceReader:
         return batch
 
     def place(self, step: Round) -> str:
-        """Describe the location of a round's records for people."""
+        """Return a readable description of where a round's records are stored."""
         ranges: list[RecordRange] = []
         for piece in step.pieces:
             chunks = tuple(self._layout.chunks_of(piece.task))

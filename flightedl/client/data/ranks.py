@@ -9,7 +9,7 @@ from typing import Any
 
 from flightedl.errors import UsageError
 
-#: Pattern of the names of independent trainers after the first one.
+#: Pattern of the default names of independent trainers, except the first one's.
 _ANOTHER_TRAINER = re.compile(r"trainer-[1-9]\d*")
 _WANTED = (
     'group is "auto", "torchft", (rank, number of ranks), or one dimension of a DeviceMesh such as mesh["dp"]; '
@@ -20,8 +20,8 @@ _WANTED = (
 def rank_and_size(group: Any, name: str = "") -> tuple[int, int]:
     """Return (rank, number of ranks) for the ``group`` argument of ``job.dataset``.
 
-    "auto" looks for an initialized process group of PyTorch, then of JAX, then for the variables ``RANK`` and
-    ``WORLD_SIZE``. A process without any of them is a group by itself.
+    "auto" uses the process group of PyTorch if it is initialized, then that of JAX, then the variables ``RANK`` and
+    ``WORLD_SIZE``. Without any of these, the process forms a group by itself.
 
     Args:
         group: As in ``job.dataset``.
@@ -70,7 +70,7 @@ def _of_torch() -> tuple[int, int] | None:
 
 
 def _of_jax() -> tuple[int, int] | None:
-    # If JAX is not connected to a cluster, asking it for its processes would initialize it for this process alone.
+    # Asking JAX for its processes before it is connected to a cluster would initialize it for this process alone.
     jax = sys.modules.get("jax")
     is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", bool)
     return (jax.process_index(), jax.process_count()) if jax is not None and is_initialized() else None

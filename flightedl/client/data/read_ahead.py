@@ -1,4 +1,4 @@
-"""Reader thread of a loop: reads tasks, passes their batches through the transform, and puts them into the queue."""
+"""Reader thread of a loop: reads tasks, transforms their batches, and puts them into the queue."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import ReadBatch, ReadFailure, TaskEnd
 
-#: Number of a task's batches that are read before the task is assigned.
+#: Number of a task's batches to read before the task is assigned.
 _EARLY_BATCHES = 5
 
-#: A read batch with its records, or another event without records.
+#: A batch that has been read, with its records, or an event without records.
 Item = tuple[readings.Item, pa.RecordBatch | None]
 
 
@@ -43,23 +43,22 @@ class ReadAhead:
         self._read = read
         self._transforming = transforming
         self._place = place
-        #: Queue of items in reading order, followed by None.
+        #: Queue of items in reading order. None marks the end.
         self.queue: ReadQueue[Item | None] = ReadQueue(limit_bytes)
         self.stopping = threading.Event()
-        #: Error that ended reading; None at the end of the data.
+        #: Error that ended the reader thread; None at the end of the data.
         self.error: Exception | None = None
         self._kept = KeptBytes()
-        #: Number of the task whose most recently delivered batch failed.
+        #: Number of the task whose most recently yielded batch failed.
         self._failed: int | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, feed: TaskFeed) -> None:
-        """Start reading the feed's tasks."""
         self._thread = threading.Thread(target=self._run, args=(feed,), name="flightedl-reader", daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end, after ``stopping`` is set. Return at once if reading has not started."""
+        """Wait until the thread has ended. Set ``stopping`` first. Returns at once if the thread was never started."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

@@ -1,10 +1,10 @@
-"""Queue of batches between the reader's thread and the user's thread.
+"""Queue of batches between the reader thread and the user's thread.
 
-The queue is bounded by the memory that its batches keep in use. Batches cut from one chunk share that chunk's memory,
-which is counted once. So all batches of a chunk may wait while the reader reads the next chunk, whatever its size.
+A memory limit bounds the queue. Batches that were cut from one chunk share the chunk's memory, which is counted once.
+So all batches of one chunk may be queued while the reader reads the next chunk, regardless of its size.
 
-A waiting reader continues when an eighth of the memory is free, or when ``_REFILL_AT`` batches are left. If steps are
-short, waking the reader for each batch would take longer than reading does.
+A blocked reader continues when an eighth of the memory is free, or when only ``_REFILL_AT`` batches are left. With
+short steps, waking the reader for every batch would take longer than reading.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from flightedl.client.waiting import Waiting
 
 Item = TypeVar("Item")
 
-#: Default limit on the memory of batches that are read ahead.
+#: Default limit on the memory used by batches that were read ahead.
 READ_AHEAD_MB = 64
 #: Interval in seconds at which a waiting thread checks whether to stop.
 SLICE_S = 0.5
 _REFILL_AT = 2
-#: Bytes counted for each batch in addition to its values. Limits how many small batches are read before a step.
+#: Bytes counted per batch in addition to its values. Limits the number of small batches that are read ahead.
 _BATCH_BYTES = 512 << 10
 
 
@@ -40,16 +40,15 @@ class ReadQueue(Generic[Item]):
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        #: Items, each with the number of bytes that taking it frees. The consumer thread may check whether it is empty.
+        #: Items, each with the number of bytes freed by removing it. Both threads may test if the deque is empty.
         self.items: deque[tuple[Item, int]] = deque()
         self._changed = threading.Condition()
-        #: Total bytes of all items ever put and ever taken. Each total is written by one thread.
+        #: Total bytes of all items ever added and ever removed. Each counter is written by only one thread.
         self._put_bytes = self._taken_bytes = 0
-        #: Bytes of memory that the newest item keeps in use.
+        #: Bytes of memory that the most recently added item keeps in use.
         self._piece_bytes = 0
-        #: The reader continues when memory has fallen to this many bytes; None if the reader is not waiting.
+        #: The blocked reader continues when at most this many bytes are in use; None if the reader is not blocked.
         self._wait_until: int | None = None
-        #: True while the consumer thread is waiting.
         self._is_waited_for = False
 
     def put(self, item: Item, timeout_s: float, new_bytes: int = 0, own_bytes: int = 0) -> bool:
@@ -66,17 +65,17 @@ class ReadQueue(Generic[Item]):
         """
         added = new_bytes + own_bytes
         with self._changed:
-            # Holding back an item that shares memory with the previous item would save nothing.
+            # Holding back an item would save nothing if it shares memory with the previous item.
             shared = 0 if new_bytes else self._piece_bytes
             if self._wait_until is None and not self._has_room(self._limit_bytes + shared - added):
-                # The consumer takes items without the lock, and may have read the queue before this flag was set.
+                # The consumer removes items without the lock, and may have checked the queue before this flag was set.
                 self._wait_until = self._limit_bytes * 7 // 8 + shared
             if self._wait_until is not None:
                 if not self._changed.wait_for(lambda: self._has_room(self._wait_until or 0), timeout_s):
                     return False
                 self._wait_until = None
             self._put_bytes += added
-            # Taking the first item of the next piece of memory frees this piece.
+            # Removing the first item of the next piece of memory frees this piece.
             released = self._piece_bytes if new_bytes else 0
             self._piece_bytes = new_bytes or self._piece_bytes
             self.items.append((item, released + own_bytes))
@@ -85,7 +84,7 @@ class ReadQueue(Generic[Item]):
             return True
 
     def put_unless(self, stopping: threading.Event, item: Item, new_bytes: int = 0, own_bytes: int = 0) -> None:
-        """Put an item into the queue as soon as there is room, or drop it once ``stopping`` is set."""
+        """Add an item as soon as there is room. Drop it if ``stopping`` is set."""
         while not stopping.is_set() and not self.put(item, SLICE_S, new_bytes, own_bytes):
             pass
 
@@ -115,15 +114,15 @@ class ReadQueue(Generic[Item]):
 
     @property
     def first(self) -> Item | None:
-        """Oldest item, or None if the queue is empty. Only the consumer thread may call this."""
+        """The oldest item, which stays in the queue, or None. Only the consumer thread may read this."""
         return self.items[0][0] if self.items else None
 
 
 class KeptBytes:
-    """Memory that batches keep in use; each batch is compared with the one before it."""
+    """Measure of the memory that batches keep in use. Each batch is compared with its predecessor."""
 
     def __init__(self) -> None:
-        #: A reference that keeps the previous batch's memory from being reused for another batch.
+        #: Reference to the previous batch. Prevents its memory from being reused for another batch.
         self._last: pa.RecordBatch | None = None
 
     def of(self, batch: pa.RecordBatch) -> tuple[int, int]:
@@ -134,7 +133,6 @@ class KeptBytes:
 
 
 def _place(batch: pa.RecordBatch) -> int | None:
-    """Return an address of the memory that holds the values of the first column."""
     if not batch.num_columns:
         return None
     return next((buffer.address for buffer in reversed(batch.column(0).buffers()) if buffer is not None), None)
@@ -143,7 +141,7 @@ def _place(batch: pa.RecordBatch) -> int | None:
 def read_in_time(
     get: Callable[[float], Item], not_yet: type[Exception], waiting: Waiting, trouble_of_files: Callable[[], str]
 ) -> Item:
-    """Return a reader thread's next item, and show the user the reason for a long wait.
+    """Return the next item of a reader thread. During a long wait, show the user the reason.
 
     Args:
         get: Returns the item, or raises ``not_yet`` after the given number of seconds.

@@ -1,8 +1,8 @@
-"""Applies the user's transform to several batches in parallel, and delivers the results in order.
+"""Apply the user's transform to several batches in parallel, and deliver the results in order.
 
-Each reader is a process with a thread here. The thread keeps two batches in flight, so that the next batch is ready
-when the process has transformed the previous one. A killed reader is restarted with the same batches. A batch that
-kills three readers in a row is reported as an error.
+Each reader process is served by a thread in this process. The thread keeps two batches in flight, so the reader process
+never waits for its next batch. If a reader is killed, it is restarted with the same batches. A batch that kills three
+readers in a row is reported as an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WAITING = 4
 _DEATHS_LIMIT = 3
 _CLOSE_S = 2.0
 
-#: A batch, the error of its transform, or None for an item without a batch.
+#: A transformed batch, the error of its transform, or None for an item without a batch.
 Result: TypeAlias = pa.RecordBatch | Exception | None
 
 
@@ -72,11 +72,10 @@ class Transforming:
 
     @property
     def has_readers(self) -> bool:
-        """True if other processes run the transform."""
         return self._function is not None
 
     def put(self, batch: pa.RecordBatch | None, place: Callable[[], str], deliver: Callable[[Result], object]) -> None:
-        """Deliver a transformed batch, possibly later and in another thread, but after all batches put before it.
+        """Transform a batch. Deliver the result in the order of calls, possibly later and in another thread.
 
         Args:
             batch: The batch; None for an item that only keeps its place in the order.
@@ -112,7 +111,7 @@ class Transforming:
             raise transforms.failed(self._name, place(), transforms.described(error)) from error
 
     def close(self) -> None:
-        """Stop the readers without delivering the remaining batches. Another ``put`` starts them again."""
+        """Stop the readers without delivering the remaining batches. The next ``put`` starts them again."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -123,9 +122,10 @@ class _Pool:
         self._function = function
         self._readers = readers
         self._lock = threading.Lock()
-        #: Notified when a job can be put, and when a reader can take a job. Two conditions wake no other threads.
+        #: Notified when another job can be put, and when a reader thread can fetch a job. Separate conditions avoid
+        #: waking the wrong thread.
         self._has_room, self._has_work = threading.Condition(self._lock), threading.Condition(self._lock)
-        #: Undelivered jobs, in order, and jobs that no reader has taken yet.
+        #: All undelivered jobs, in order, and those among them that no reader has started.
         self._jobs: deque[_Job] = deque()
         self._waiting: deque[_Job] = deque()
         self._is_closing = False
@@ -229,7 +229,7 @@ class _Pool:
         under_way.clear()
 
     def _finish(self, job: _Job, result: Result) -> None:
-        """Store a result, and deliver all jobs up to the first one without a result."""
+        """Store a result. Deliver all consecutive results up to the first job that has none yet."""
         job.result, job.is_done = result, True
         with self._delivering:
             while True:
@@ -242,12 +242,12 @@ class _Pool:
 
 
 class _Process:
-    """A reader process and the socket connected to it."""
+    """A reader process, and the socket connected to it."""
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair()
         self._channel = transforms.Channel(self._connection)
-        # Only the trainer handles Ctrl-C. Its readers end when their sockets close.
+        # Only the trainer handles Ctrl-C. Its readers exit when their sockets are closed.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             with theirs:
@@ -261,7 +261,7 @@ class _Process:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def begin(self, function: NamedFunction) -> None:
-        """Wait until the reader has found the function.
+        """Wait until the reader process has found the transform's function.
 
         Raises:
             UnusableTransformError: it cannot find the function.
@@ -278,12 +278,12 @@ class _Process:
         return self._channel.receive()
 
     def hang_up(self) -> None:
-        """Shut the socket down, which ends all calls that are blocked on it."""
+        """Shut down the socket, which unblocks all threads that are waiting on it."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> str:
-        """Stop the process. Return its signal or exit code, for people, unless it ended normally."""
+        """Stop the process. Return its signal or exit code as text, or an empty string if it exited normally."""
         self.hang_up()
         self._connection.close()
         try:

@@ -1,11 +1,11 @@
-"""Reads tasks: all batches of a task, or its first batches before it is assigned. Also locates errors.
+"""Readers of tasks: all batches of an assigned task, or the first batches of a promised one. Also locates errors.
 
-The master decides the order of records, because this trainer's own declaration may name a seed that takes effect only
-in a later epoch.
+The master decides the order of records, because this trainer's own declaration may contain a seed that takes effect
+only in a later epoch.
 
 The master promises tasks of the next epoch before it assigns them, and the trainer reads promised tasks early. The
-script receives no batch of a task before the task is assigned, so early reading affects nothing but time. A task that
-cannot be read early is read again when it is assigned, and the error is reported then.
+script receives no batch of a task before the task is assigned, so early reading only saves time. If an early read
+fails, the task is read again once it is assigned, and only then is the error reported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def batches_of(files: Files, task: AssignedTask, spec: DatasetSpec, **more: Any)
 def reporting(
     read: Callable[[ReadCounts], Iterator[pa.RecordBatch]], report: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of ``read``, and log and ``report`` the number of corrupt records that it skips."""
+    """Yield the batches of ``read``. Log the number of corrupt records that it skips, and pass it to ``report``."""
     counts = ReadCounts()
     for batch in read(counts):
         report_skipped(counts, report)
@@ -53,7 +53,7 @@ def reporting(
 
 
 def report_skipped(counts: ReadCounts, report: Callable[[int], None]) -> None:
-    """Log the corrupt records skipped since the last call, and ``report`` their number if it is not 0."""
+    """Log the number of corrupt records skipped since the last call and pass it to ``report``, unless it is 0."""
     if counts.corrupt_records:
         report(counts.corrupt_records)
         for sentence in counts.sentences:
@@ -63,7 +63,7 @@ def report_skipped(counts: ReadCounts, report: Callable[[int], None]) -> None:
 
 
 class EarlyReads:
-    """One reader's promised tasks and their early reads. Not thread-safe.
+    """One reader's promised tasks, as far as they have been read. Not thread-safe.
 
     Args:
         read: Reads a task.
@@ -73,11 +73,11 @@ class EarlyReads:
     def __init__(self, read: ReadTask, limit: int) -> None:
         self._read = read
         self._limit = limit
-        #: Promised tasks of one epoch, each with its first batches and an iterator over the others.
+        #: Promised tasks of one epoch, each with its first batches and an iterator over the remaining ones.
         self._begun: list[tuple[Assignment, list[pa.RecordBatch], Iterator[pa.RecordBatch]]] = []
 
     def begin(self, promised: Assignment) -> None:
-        """Read the first batches of a promised task."""
+        """Read the first few batches of a promised task."""
         self._begun = [each for each in self._begun if each[0].epoch == promised.epoch]
         batches = self._read(AssignedTask(promised))
         try:
@@ -87,7 +87,6 @@ class EarlyReads:
         self._begun.append((promised, first, batches))
 
     def batches(self, task: AssignedTask) -> Iterator[pa.RecordBatch]:
-        """Yield all batches of an assigned task."""
         given = replace(task.assignment, attempt=0)
         found = next((each for each in self._begun if each[0] == given), None)
         self._begun = [each for each in self._begun if each is not found and each[0].epoch >= given.epoch]
@@ -95,10 +94,10 @@ class EarlyReads:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the place where the script raised an exception, to recognize the same error at different batches.
+    """Return the location at which the script raised an exception, to recognize the same error in other batches.
 
-    The place consists of the exception's class and the lines that led to it, innermost last, with file names but
-    without directories. It omits the exception's message, which may name the record.
+    The location consists of the exception's class and the innermost lines of its traceback, with file names but without
+    directories. The exception's message is not part of it, because it may name the record.
     """
     frames = traceback.extract_tb(error.__traceback__)
     of_user = [frame for frame in frames if not _is_ours(Path(frame.filename))] or list(frames)

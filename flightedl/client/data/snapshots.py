@@ -1,8 +1,8 @@
-"""Lists the files of a Delta or Iceberg table's snapshot, to be declared with ``job.dataset``.
+"""List the files of a snapshot of a Delta or Iceberg table, for ``job.dataset``.
 
-The snapshot must always be named, because all trainers of a job must declare the same files, and a trainer that joined
-later would find a newer snapshot. A snapshot is rejected if rows were deleted from it without rewriting their files,
-because reading the files alone would return these rows.
+The snapshot must always be named: all trainers of a job must declare the same files, and a trainer that joined later
+would find a newer snapshot. A snapshot is rejected if rows were deleted from it without rewriting their files, because
+the files still contain the deleted rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Name of a group's start. All ranks of one start agree on its name, and every start has a different name.
+"""Name of a group's start. All ranks of one start use the same name, and no two starts have the same one.
 
-The launcher sets it (``FLIGHTEDL_START``). Otherwise rank 0 publishes its generation through the group's own store: the
-store of PyTorch's initialized process group or of torchrun's agent, or JAX's coordinator. Without a store the name is
-empty, and only the master brings the ranks together.
+The launcher sets the name (``FLIGHTEDL_START``). Otherwise rank 0 publishes its generation in the group's own store:
+the store of PyTorch's initialized process group, that of torchrun's agent, or JAX's coordinator. Without a store the
+name is empty, and only the master can match ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AGENT_S = 30.0
 
 
 def start_name(job: str, given: str, rank: int, generation: int) -> LookUp:
-    """Return a function that looks up the name. On rank 0, publish it first.
+    """Return a function that looks up the name. On rank 0, publish the name first.
 
     Args:
         job: The job's name.
@@ -80,7 +80,7 @@ def _of_jax() -> _JaxStore | None:
 
 
 def _of_agent() -> _TorchStore | None:
-    """Return the store of torchrun's agent. The store outlives a start, so keys have the restart count as a prefix."""
+    """Return the store of torchrun's agent. It outlives a start, so keys are prefixed with the restart count."""
     names = os.environ  # noqa: TID251 - torchrun sets them
     if names.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or "MASTER_PORT" not in names:
         return None

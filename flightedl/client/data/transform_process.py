@@ -1,4 +1,4 @@
-"""Reader process: applies the user's transform to batches from a socket, in order, until the socket closes."""
+"""Reader process: receives batches from a socket and applies the user's transform to them until the socket closes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flightedl.messages.base import decode
 def main(descriptor: int) -> None:
     """Serve until the trainer closes its end or dies."""
     transforms.mark_reader()
-    # Each reader uses one thread, because the number of readers already determines the parallelism.
+    # Each reader uses one thread, because parallelism comes from the number of readers.
     pa.set_cpu_count(1)
     with socket.socket(fileno=descriptor) as connection:
         channel = transforms.Channel(connection)

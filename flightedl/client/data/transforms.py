@@ -1,7 +1,7 @@
-"""The user's ``transform``: a function from batch to batch, which runs in this process or in reader processes.
+"""The user's ``transform``: a function from batch to batch that runs in this process or in reader processes.
 
-Readers find the function by its name, because no code is sent over a socket: they import its module, or run its script
-under a name other than ``__main__``. Batches are passed in shared memory, both to the reader and back.
+No code is sent over a socket. A reader process finds the function by its name: it imports the function's module, or
+runs the script under a name other than ``__main__``. Batches are passed in shared memory in both directions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table]
 
-#: Maximum number of batches that a reader holds.
+#: Maximum number of batches in flight to a reader.
 UNDER_WAY = 2
-#: Size of the text, size of the batch or 0, and True if the batch's memory is new.
+#: Length of the text, length of the batch (0 without one), and True if the batch is in newly mapped memory.
 _HEAD = struct.Struct("<IQ?")
 _LEAST_BYTES = 1 << 20
 _SCRIPT = "__flightedl_reader__"
@@ -39,7 +39,7 @@ _SHOWN_LINES = 3
 
 
 class UnusableTransformError(UsageError):
-    """Readers cannot import the transform, so no batch can be transformed."""
+    """The reader processes cannot import the transform, so no batch can be transformed."""
 
 
 class ElementForm(msgspec.Struct, frozen=True):
@@ -51,19 +51,19 @@ class ElementForm(msgspec.Struct, frozen=True):
 
 
 class NamedFunction(msgspec.Struct, frozen=True):
-    """A transform that another process finds by its name."""
+    """A transform with a name by which another process can find it."""
 
     module: str
     name: str
     #: Script that defines the function; empty if a module defines it.
     file: str
     path: list[str]
-    #: None if the named function is itself the transform.
+    #: Arguments of the ``ByIndex`` that wraps the named function; None if the function is itself the transform.
     form: ElementForm | None = None
 
     @classmethod
     def of(cls, transform: Transform) -> NamedFunction:
-        """Return the name of a transform's function.
+        """Return the name by which a transform's function can be found.
 
         Raises:
             UsageError: other processes cannot find it.
@@ -75,7 +75,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
             form = ElementForm(transform.is_batched, transform.columns, transform.first)
         name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
         file = getattr(getattr(function, "__code__", None), "co_filename", "") if module == "__main__" else ""
-        # A reader could find the method's function, but not the object that it is bound to.
+        # A reader could find the method's function, but not the object to which it is bound.
         is_lost = not name or "<" in name or (module == "__main__" and not Path(file).is_file())
         if is_lost or inspect.ismethod(function):
             raise UsageError(
@@ -86,11 +86,10 @@ class NamedFunction(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """Name of the argument that contains the function, for people."""
+        """Return the name of the argument that contains the function, for messages."""
         return f"{'transform' if self.form is None else 'get'}={self.name}"
 
     def find(self) -> Transform:
-        """Find the transform again in a reader process."""
         sys.path[:] = self.path
         names = self.name.split(".")
         if self.file:
@@ -109,12 +108,12 @@ class _ThisProcess:
 
 
 def mark_reader() -> None:
-    """Record that this process is a reader."""
+    """Mark this process as a reader."""
     _ThisProcess.is_reader = True
 
 
 def require_no_reader() -> None:
-    """Raise UsageError in a reader, because its script joins the job at the top level."""
+    """Raise UsageError if this process is a reader: its script then joins a job at the top level."""
     if _ThisProcess.is_reader:
         raise UsageError(
             "the script that has transform= joins the job when a reader runs it: "
@@ -138,13 +137,13 @@ def apply(transform: Transform, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def shown(transform: Transform) -> str:
-    """Return the name of the argument that contains the transform, for people."""
+    """Return the name of the argument that contains the transform, for messages."""
     what, function = ("get", transform.get) if isinstance(transform, ByIndex) else ("transform", transform)
     return f"{what}={getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def described(error: BaseException) -> str:
-    """Return a transform's error as text, with its notes and innermost lines."""
+    """Return a transform's error as text, with its notes and the innermost lines of its traceback."""
     frames = traceback.extract_tb(error.__traceback__)[-_SHOWN_LINES:]
     lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
     notes = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
@@ -152,15 +151,15 @@ def described(error: BaseException) -> str:
 
 
 def failed(name: str, place: str, text: str) -> DataError:
-    """Return the error to raise for a transform that failed at these records."""
+    """Return the error to raise if the transform failed for these records."""
     return DataError(f"{name} failed at {place}: {text}")
 
 
 class Channel:
-    """One end of a socket for text and for batches in shared memory. Not thread-safe.
+    """One end of a socket that transfers text, and batches in shared memory. Not thread-safe.
 
-    Each end has one piece of memory for each of the ``UNDER_WAY`` batches, and uses the pieces in turn, because mapping
-    new memory for every batch takes longer than copying. A received batch is copied, so its piece can be reused.
+    Each end owns ``UNDER_WAY`` pieces of memory, one per batch in flight, and uses them in turn, because mapping new
+    memory for every batch would take longer than copying. The receiver copies each batch, so its piece can be reused.
 
     Args:
         connection: The socket.
@@ -173,7 +172,7 @@ class Channel:
         self._sent = self._received = 0
 
     def send(self, text: str, batch: pa.RecordBatch | None = None) -> None:
-        """Send text and optionally a batch. The other end must have received all but ``UNDER_WAY`` - 1 batches."""
+        """Send text and optionally a batch. At most ``UNDER_WAY`` - 1 earlier batches may still be unreceived."""
         body = text.encode()
         size, new = 0, None
         if batch is not None:
@@ -227,7 +226,7 @@ class Channel:
 
 
 def _written(batch: pa.RecordBatch, memory: SharedMemory) -> int:
-    """Write a batch to memory. Return its size there, or 0 if it does not fit."""
+    """Write a batch to memory. Return its length, or 0 if it does not fit."""
     sink = pa.FixedSizeBufferWriter(pa.py_buffer(memory.values))
     try:
         _write(batch, sink)

@@ -1,4 +1,7 @@
-"""Driver of the election of initial values (``domain.trainer.first_values``): uses etcd, uploads values, and waits."""
+"""Driver of the election of initial values (``domain.trainer.first_values``).
+
+Accesses etcd, uploads values, and waits.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from flightedl.recording.writer import Recorder
 
 _UPLOAD_S = 120.0
-#: Limit on the number of conditions in a transaction.
+#: Maximum number of conditions in an etcd transaction.
 _CONDITIONS_LIMIT = 127
 
 
@@ -72,7 +75,7 @@ def elect_and_initialize(
                 wait.pause()
             case step:
                 if isinstance(step, Upload) and step != uploading:
-                    # Each upload reports its own wait.
+                    # Every upload reports its own wait to the user.
                     uploading, wait = step, waiting()
                 try:
                     driver.carry_out(step)
@@ -81,7 +84,7 @@ def elect_and_initialize(
 
 
 class _Driver:
-    """Carries out one step at a time. The arguments are those of ``elect_and_initialize``."""
+    """Performs one step of the election at a time. For the arguments see ``elect_and_initialize``."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class _Driver:
         self._servers = servers
 
     def newest(self) -> int:
-        """Return the newest election in the directory; 0 if there is none."""
+        """Return the number of the newest election in the directory; 0 without one."""
         entry = self._directory.entry(self._keys.init_params)
         return 0 if entry is None else entry.create_revision
 
@@ -125,7 +128,7 @@ class _Driver:
                 assert_never(step)
 
     def await_other(self, candidate: Candidate) -> None:
-        """Wait for a short time, or until the election's key has changed."""
+        """Wait until the election's key has changed, but only for a short time."""
 
         def has_changed(directory: Directory) -> bool | None:
             entry = directory.entry(self._keys.init_params)
@@ -140,7 +143,7 @@ class _Driver:
         )
 
     def _upload(self, index: int, election: int) -> tuple[int, InitReply]:
-        """Upload the blocks of one pserver; return its generation and its reply."""
+        """Upload the initial values of one pserver's blocks. Return the pserver's generation and its reply."""
         plan = self._plan
         blocks = [plan.block(number) for number in plan.blocks_of(index).tolist()]
         slices = [
@@ -161,7 +164,7 @@ class _Driver:
         return generation, decode(connection.put(encode(header), PUSH_SCHEMA, batches, timeout_s=_UPLOAD_S), InitReply)
 
     def _confirm(self, election: int, generations: tuple[int, ...]) -> int | None:
-        """Store that the election is done; return the revision, or None if a condition failed."""
+        """Store that the election is complete. Return the revision, or None if the transaction's condition failed."""
         done = ElectionRecord(trainer=self._registration.trainer, done=True)
         received = [CreatedAt(self._keys.pserver(index), made) for index, made in enumerate(generations)]
         won = self._coordinator.transact(
@@ -177,5 +180,5 @@ def _candidate(entry: Entry) -> Candidate:
 
 
 def _sendable(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return an array that Arrow accepts: 16-bit floats are converted to their bits."""
+    """Return the array in a dtype that Arrow accepts: 16-bit floats as their bits, other dtypes unchanged."""
     return array.view(np.uint16) if array.dtype.itemsize == ITEM_BYTES else array

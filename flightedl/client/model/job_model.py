@@ -43,7 +43,7 @@ from flightedl.recording.recorded import recorded
 
 Array = npt.NDArray[np.generic]
 
-#: Time limit for reading all rows of a table from one pserver.
+#: Timeout in seconds for reading all rows of a table from one pserver.
 _EXPORT_S = 3600.0
 
 
@@ -59,9 +59,9 @@ class JobModel:
         self._process = process
         self._participation = participation
         self._parameters: Parameters | None = None
-        #: Tables of the session by name.
+        #: Tables of this session, by name.
         self._tables: dict[str, Table] = {}
-        #: Table -> its number; filled once the tables are declared to the master.
+        #: Table -> number of the table; filled when the tables are declared to the master.
         self._numbers: dict[str, int] = {}
         self._saves = ModelSaves(process.coordinator, process.keys, process.registration, process.waiting, self._life)
 
@@ -75,7 +75,7 @@ class JobModel:
         error_feedback: bool,
         dtypes: Mapping[str, str | type[np.generic]] | None,
     ) -> Parameters:
-        """Declare the model and get its values. Raises the same errors as ``Job.parameters``."""
+        """Declare the model and wait until it has values. Raises the same errors as ``Job.parameters``."""
         if self._parameters is not None:
             raise UsageError(
                 "this session already has its parameters: declare all of them in one call; with PyTorch, combine "
@@ -111,7 +111,6 @@ class JobModel:
     def _declare(
         self, declaration: ModelDeclaration, specs: Sequence[ParameterSpec]
     ) -> tuple[DeclaredModel, ShardPlan]:
-        """Declare the model to the master; return its answer and the resulting plan."""
         declared = self._process.ask_master("declare_model", encode(declaration), DeclaredModel)
         tables = [self._tables[name].spec for name in sorted(self._tables)]
         plan = plan_for(specs, declared.pservers, declared.cut_for, tables, declared.placement)
@@ -123,13 +122,13 @@ class JobModel:
 
     @property
     def is_declared(self) -> bool:
-        """True if the session has a model, or a table that will be part of a model."""
+        """True if the session has declared a model, or a table that will be part of one."""
         return self._parameters is not None or bool(self._tables)
 
     # tables
 
     def table(self, spec: TableSpec) -> Table:
-        """Declare a table. Raises the same errors as ``Job.table``."""
+        """Declare an embedding table. Raises the same errors as ``Job.table``."""
         if (known := self._tables.get(spec.name)) is not None:
             spec = replace(spec, first_rows=known.spec.first_rows)
             if known.spec != spec:
@@ -137,13 +136,13 @@ class JobModel:
             return known
         if self._parameters is not None:
             raise UsageError(f"declare table {spec.name!r} before job.parameters, which declares the whole model")
-        kernels()  # compile now, so that no step waits for compilation
+        kernels()  # Compile now, so that no step has to wait for it.
         table = self._tables[spec.name] = Table(spec, self._declared, self.table_counts, self)
         self._participation.before_batches = self.require_declared
         return table
 
     def begin_with(self, name: str, url: str) -> None:
-        """Use the rows of a file as a table's initial rows. Raises the same errors as ``Table.load``."""
+        """Use the rows in a file as a table's initial rows. Raises the same errors as ``Table.load``."""
         table = self._tables[name]
         if table.spec.first_rows not in {"", url}:
             raise UsageError(
@@ -151,14 +150,14 @@ class JobModel:
             )
         if self._parameters is not None and not table.spec.first_rows:
             raise UsageError(f"load the rows of table {name!r} before job.parameters and before its first pull")
-        # Imported lazily: few jobs load rows, and importing Parquet takes a while.
+        # Imported lazily: Parquet is slow to import, and few jobs load rows.
         from flightedl.formats.table_files import require_table_file
 
         require_table_file(FsspecFiles(), url, table.spec)
         table.spec = replace(table.spec, first_rows=url)
 
     def require_declared(self) -> Parameters:
-        """Return the model; if none was declared yet, declare one that consists only of tables."""
+        """Return the model. If none has been declared yet, declare one that consists only of tables."""
         if self._parameters is None:
             if not self._tables:
                 raise UsageError("there is no model: declare it with job.parameters or job.table first")
@@ -170,13 +169,12 @@ class JobModel:
         return self._numbers[name], parameters
 
     def own_table(self, table: object) -> Table:
-        """Return the table; raise UsageError unless it belongs to this session."""
+        """Return the table. Raises UsageError if another session declared it."""
         if not isinstance(table, Table) or self._tables.get(table.name) is not table:
             raise UsageError(f"{table!r:.80} is not a table of this job: pass the result of job.table")
         return table
 
     def look_up(self, ids: Mapping[Table, Any]) -> dict[Table, npt.NDArray[np.float32]]:
-        """Look up rows of several tables. Raises the same errors as ``Job.lookup``."""
         for table in ids:
             self.own_table(table)
         asked = asked_of(ids)
@@ -201,7 +199,7 @@ class JobModel:
         self.require_declared().rows.next_ids = lambda: self._ahead(wanted, peek())
 
     def _ahead(self, columns: Mapping[Table, Column], records: pa.RecordBatch | None) -> dict[int, DistinctIds] | None:
-        """Return the ids that a batch will look up, by table number; None if they are unknown."""
+        """Return the ids that a batch will look up, by table number, or None if they cannot be determined."""
         if records is None:
             return None
         try:
@@ -212,7 +210,7 @@ class JobModel:
             asked = asked_of(wanted, nulls="padding")
             return {self._numbers[table.name]: found.distinct for table, found in asked.items()}
         except (UsageError, KeyError):
-            # An error in the next batch is reported when that batch is handed out; the current batch is pushed first.
+            # An error in the next batch is reported when that batch is yielded, after the current one has been pushed.
             return None
 
     def _status_of(self, index: int) -> PserverStatusReply:
@@ -229,7 +227,7 @@ class JobModel:
         return found
 
     def _elect(self, plan: ShardPlan, values: Mapping[str, Array]) -> None:
-        """Return once the model has initial values; from then on, this trainer trains only that model."""
+        """Wait until the model has initial values. From then on, this trainer trains only that model."""
         process = self._process
         elected = elect_and_initialize(
             plan,
@@ -271,7 +269,7 @@ class JobModel:
         return parameters
 
     def save(self, target: str, form: str, *, server: bool, once: Once | None) -> bool:
-        """Write the model as one file, unless another trainer does. Raises the same errors as ``Job.save_model``."""
+        """Write the model to one file, unless another trainer does. Raises the same errors as ``Job.save_model``."""
         parameters = self._parameters
         if parameters is None:
             raise UsageError("there is no model to save: declare it with job.parameters first")
@@ -289,7 +287,7 @@ class JobModel:
                 return
             parameters.pull()
             specs = [ParameterSpec(key, value.shape, value.dtype.name) for key, value in parameters.items()]
-            # Imported lazily: few trainers write files, and this module imports all checkpoint formats.
+            # Imported lazily: this module imports all checkpoint formats, and few trainers write files.
             from flightedl.coordination.checkpoint_places import write_model
 
             def write_file() -> None:
@@ -300,7 +298,7 @@ class JobModel:
         return self._saves.save(target, self._participation.epoch, write)
 
     def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
-        """Write a table's rows as one file, in one of the trainers. Raises the same errors as ``Table.export``."""
+        """Write a table's rows to one file, on one of the trainers. Raises the same errors as ``Table.export``."""
         self.require_declared()
 
         def write(require_request: Callable[[], None]) -> None:
@@ -366,13 +364,12 @@ class JobModel:
         return self._process.servers.life
 
     def close(self, why: str) -> None:
-        """Stop pushing and pulling; ``why`` is the error of later calls."""
         if self._parameters is not None:
             self._parameters.close(why)
 
 
 def difference(known: TableSpec, declared: TableSpec) -> str:
-    """Describe the settings in which two declarations of a table differ."""
+    """Return a text that names the settings in which two declarations of a table differ."""
     one, other = known.to_json(), declared.to_json()
     return "; ".join(
         f"{name} is {one[name]!r:.60}, not {other[name]!r:.60}" for name in one if one[name] != other[name]

@@ -1,24 +1,24 @@
-"""Gradients that a trainer keeps between pushes: sums of several batches, and rounding errors.
+"""Gradients that a trainer keeps between pushes: sums over several batches, and rounding errors.
 
-*Sums*, one array per parameter that has a gradient, are kept until they are pushed at once. Sums of float32 and float64
-gradients have the gradients' type; sums of 16-bit floats are float32. ``domain.trainer.sums`` decides which batches
-belong to a sum, their weights, the divisor, and the outcome of each batch. The arrays belong to the sum with one
-identity, and are dropped when it is taken or another sum begins.
+*Sums* accumulate the gradients of several batches until they are pushed together. There is one array for each parameter
+that has a gradient, in the gradient's dtype, but float32 for 16-bit floats. ``domain.trainer.sums`` decides which
+batches belong to a sum, their weights, the divisor, and the outcome of each batch. All arrays belong to one sum, and
+are dropped when that sum is pushed or replaced.
 
-*Error feedback* (Seide et al. 2014) adds the error of rounding one gradient to 16 bits to the next gradient. These
-rules hold:
+*Error feedback* (Seide et al. 2014): the error of rounding one gradient to 16 bits is added to the next gradient.
+Rules:
 
-* A push is encoded once, before anything is sent. Repeated messages have the same bytes, because a block that has
-  applied the first copy answers "already applied" to the second.
+* A push is encoded once, before anything is sent. A repeated message therefore has the same bytes, as it must, because
+  a block that has applied the first copy answers "already applied" to the second.
 * A block's *residual* (the exact gradient minus the pushed one) changes once per push, when the block has answered. A
-  gradient that came too late is computed again, and does not change the residual.
-* Residuals belong to this trainer. If it dies, they are lost, and the last rounding errors are never corrected.
-* If a block already had a batch, because another trainer pushed it or because it is repeated for other blocks, its
-  answer looks like the answer to a repeated message. The residual is updated nevertheless; the resulting error is that
-  of one rounding, and does not grow.
+  gradient that arrived too late is computed again, and leaves the residual unchanged.
+* Residuals exist only in this trainer. If it dies, the last rounding errors are never corrected.
+* If a block had already applied the batch, because another trainer pushed it or because other blocks required a
+  repetition, the answer cannot be distinguished from the answer to a repeated message. The residual is updated in this
+  case, too. The resulting error is that of a single rounding, and does not accumulate.
 
-Residuals need as much memory as the model in float32, and the same amount again during a push. A gradient is rounded in
-pieces that fit into the processor's cache.
+Residuals need as much memory as the model in float32, and twice as much during a push. Gradients are rounded in pieces
+that fit into the processor's cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flightedl.kernels.half_precision import ITEM_BYTES, largest
 if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
-#: Number of elements that are rounded together, so that inputs and outputs fit into the cache.
+#: Number of elements rounded at a time. Inputs and outputs of this size fit into the processor's cache.
 _PIECE = 1 << 15
 
 Array = npt.NDArray[np.generic]
@@ -44,7 +44,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class GradientSums:
-    """The current sum of one trainer."""
+    """The gradient sum that one trainer is accumulating."""
 
     def __init__(self) -> None:
         self._identity: object = None
@@ -53,7 +53,7 @@ class GradientSums:
         self._dtypes: dict[str, np.dtype[Any]] = {}
 
     def add(self, identity: object, gradients: Mapping[str, Array], weight: int) -> None:
-        """Add finite gradients, each of the parameter's shape and dtype, multiplied by ``weight``."""
+        """Add finite gradients, multiplied by ``weight``. Each must have its parameter's shape and dtype."""
         if identity != self._identity:
             self._identity, self._sums = identity, {}
         if not weight:
@@ -67,7 +67,7 @@ class GradientSums:
             total += gradient if weight == 1 else np.multiply(gradient, weight, dtype=total.dtype)
 
     def take(self, identity: object, divisors: Mapping[str, int]) -> dict[str, Array]:
-        """Return and drop the sum: the gradients of parameters that have one, divided by their divisors, if any."""
+        """Return and drop the sum: a gradient for each parameter in it, divided by the parameter's divisor, if set."""
         sums, self._sums = self._sums, {}
         if identity != self._identity:
             return {}
@@ -81,7 +81,7 @@ class GradientSums:
 
 
 class ErrorFeedback:
-    """One trainer's residuals, as one flat array per parameter.
+    """Residuals of one trainer, as one flat array per parameter.
 
     Args:
         halves: Converts to the 16-bit type of the wire.
@@ -94,11 +94,11 @@ class ErrorFeedback:
         self._blocks_of = blocks_of
         #: By parameter.
         self._residuals: dict[str, Floats] = {}
-        #: Residuals of the push in flight.
+        #: Rounding errors of the push in flight, which become residuals when the blocks answer.
         self._pending: dict[str, Floats] = {}
 
     def encode(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the arrays to send: float32 gradients plus residuals as 16-bit floats; other gradients unchanged.
+        """Return the arrays to send: float32 gradients plus residuals, rounded to 16 bits; other gradients unchanged.
 
         Args:
             gradients: Parameter -> its (n,) gradient.
@@ -115,7 +115,7 @@ class ErrorFeedback:
         return encoded
 
     def _rounded(self, parameter: str, gradient: Floats) -> tuple[Array, Floats]:
-        """Return the rounded bits of a gradient with its residual, and the rounding error."""
+        """Add the residual to the gradient and round the sum. Return the rounded bits and the rounding error."""
         residual = self._residuals.get(parameter)
         bits, rest = np.empty(gradient.size, np.uint16), np.empty(gradient.size, np.float32)
         sent = np.empty(min(_PIECE, gradient.size), np.float32)
@@ -136,7 +136,7 @@ class ErrorFeedback:
         return bits, rest
 
     def settle(self, answered: Container[int], *, is_over: bool = True) -> None:
-        """Update the residuals of the blocks that have answered; ``is_over`` if this push goes to no more blocks."""
+        """Update the residuals of the blocks that have answered. ``is_over``: no more blocks will answer."""
         for name, rest in self._pending.items():
             residual = self._residuals.setdefault(name, np.zeros(rest.size, np.float32))
             for block in self._blocks_of(name):

@@ -1,4 +1,4 @@
-"""The owners of a model's blocks as a trainer knows them, and everything that depends on the owners."""
+"""One trainer's view of the model's placement: which pserver owns each block, and everything derived from that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flightedl.domain.model.sharding import ShardPlan, runs_of
 class Owners(NamedTuple):
     """The blocks and buckets of each pserver."""
 
-    #: Blocks that share a message; see ``runs_of``.
+    #: Adjacent blocks that share a message; see ``runs_of``.
     runs: Sequence[Sequence[range]]
     buckets: Sequence[range]
 
@@ -25,7 +25,7 @@ class Owners(NamedTuple):
 
     @property
     def blocks(self) -> list[list[int]]:
-        """The blocks of each pserver as ``Steps`` knows them: the first bucket stands for all buckets."""
+        """The blocks of each pserver as ``Steps`` expects them: the first bucket stands for all buckets."""
         return [
             [*(number for run in runs for number in run), *buckets[:1]]
             for runs, buckets in zip(self.runs, self.buckets, strict=True)
@@ -33,22 +33,22 @@ class Owners(NamedTuple):
 
 
 class ModelLayout(NamedTuple):
-    """One placement of the model's blocks. An operation uses the same layout from beginning to end.
+    """One placement of the model's blocks. Each operation uses the same layout throughout.
 
-    A layout is immutable, and is replaced by a single assignment.
+    Layouts are immutable. A new placement replaces the layout with a single assignment.
     """
 
     plan: ShardPlan
     owners: Owners
-    #: Conversation with each pserver, by index.
+    #: The client of each pserver, by the pserver's index.
     shards: Sequence[ShardClient]
-    #: Plans for pushes to these owners.
+    #: Plans for pushes to the owners in this placement.
     plans: StepPlans
     #: Has one thread per pserver.
     pool: ThreadPoolExecutor
 
     def close(self, after: ModelLayout | None = None) -> None:
-        """Close the streams and threads, except those that the layout ``after`` uses."""
+        """Close the streams and threads that the next layout, ``after``, does not use."""
         kept = [] if after is None else [shard.channel for shard in after.shards]
         for shard in self.shards:
             if shard.channel not in kept:

@@ -1,12 +1,14 @@
-"""Shows values to the user's function in the memory in which they arrive, without a copy in this process.
+"""Show values to the user's function in the memory in which they arrive, without copying them in this process.
 
-A script that trains on a device keeps the model there and needs no other copy. If the trainer and a pserver share
-memory, the values shown are in the pserver's memory and are never copied.
+A script that trains on a device keeps the model there, so a second copy in host memory would be useless. If the trainer
+and a pserver share memory, the function reads the values in the pserver's memory, and they are never copied.
 
-A piece is a part of one parameter. If a stream breaks, a piece may be shown again, with the same or newer values; in
-that case, its values may have changed while it was shown the first time. When the call that requested the values
-returns, each piece that was shown last is consistent and valid. A piece is lent until the function returns. Keeping it
-longer is detected and is an error, because its memory will be overwritten; a copy may be kept.
+A piece is a range of one parameter's values. If a stream breaks, a piece may be shown twice: its values may have
+changed while they were shown the first time, and the second time they are the same or newer. When the call that
+requested the values returns, the values shown last are consistent for every piece.
+
+The user's function may use the memory of a piece only until it returns, because it will be overwritten; a copy may be
+kept. Keeping the memory is detected and raises an error.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ import numpy.typing as npt
 
 from flightedl.errors import UsageError
 
-#: Called with the parameter's name, the index of the first element in the flat parameter, and (n,) values, read-only.
+#: Called with the parameter's name, the index of the first element in the flattened parameter, and (n,) read-only
+#: values.
 Show = Callable[[str, int, npt.NDArray[Any]], object]
 
 
 class Lending:
-    """Shows pieces, one at a time, from any thread.
+    """Passes pieces to the user's function, one at a time. Any thread may call it.
 
     Args:
         show: The user's function.
@@ -38,7 +41,7 @@ class Lending:
         self._error: Exception | None = None
 
     def show(self, name: str, start: int, data: memoryview, dtype: np.dtype[Any]) -> None:
-        """Show values in place. ``require`` raises errors later, so that the call can finish for all pservers."""
+        """Show values in place. Errors are stored for ``require``, so that the call can finish for all pservers."""
         with self._lock:
             if self._error is not None:
                 return
@@ -57,7 +60,7 @@ class Lending:
                 )
 
     def require(self) -> None:
-        """Raise the stored error of ``show``, once. After an error, some values were not shown."""
+        """Raise and forget the first error of ``show``, if any. After an error, some values were not shown."""
         error, self._error = self._error, None
         if error is not None:
             raise error

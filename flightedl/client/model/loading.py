@@ -1,4 +1,4 @@
-"""Loads parameters from a file or a checkpoint, for example to start another job: ``job.parameters(fe.load(url))``."""
+"""Load parameters from a file or a checkpoint, for example as initial values: ``job.parameters(fe.load(url))``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SUFFIXES = (".safetensors", ".npz", ".arrow", ".feather")
 
 
 def load(url: str | Path, *, format: str = "", job: str = "") -> dict[str, Array]:  # noqa: A002 - common name
-    """Read a model from a file, or from the newest checkpoint of a job.
+    """Read a model from a file, or from a job's newest checkpoint.
 
-    Only values are read. A job that starts from them starts with fresh optimizer state.
+    Only values are read. A job with these initial values begins with fresh optimizer state.
 
     Args:
         url: Path or URL of a .safetensors, .npz or .arrow file, or of the directory that ``--checkpoint`` named.

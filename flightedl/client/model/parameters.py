@@ -1,7 +1,7 @@
-"""The model as trainers see it: a mapping of arrays whose gradients are pushed to pservers and whose values are pulled.
+"""The model as trainers see it: a mapping of arrays, with methods that push gradients and pull values.
 
 :class:`~flightedl.domain.trainer.steps.Steps` decides what each call sends and requests. This module handles the
-arrays: it checks them before anything is sent, clips, adds up and encodes them, and passes them to the pservers'
+arrays: it validates, clips, accumulates and encodes gradients before anything is sent, and passes them to the pservers'
 clients, which work in parallel. Received values are copied once, into the arrays that the user reads.
 """
 
@@ -59,14 +59,14 @@ class Scope(Sender, Protocol):
 
 
 class Listener(Protocol):
-    """Listener that keeps a copy of the values, such as a deep-learning framework's module."""
+    """Listener that maintains a copy of the values, for example in a deep-learning framework's module."""
 
     def values_arrived(self, names: Collection[str]) -> None:
         """Copy the new values of these parameters."""
         ...
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """Record that the user's code has finished the batch. If ``current.is_undone``, it will be handed out again.
+        """Record that the user's code has finished the batch. If ``current.is_undone``, the batch will be repeated.
 
         Raises:
             UsageError: there are gradients of the batch that were not pushed.
@@ -75,7 +75,7 @@ class Listener(Protocol):
 
 
 class Parameters(Mapping[str, npt.NDArray[np.generic]]):
-    """The model's parameters by name: read-only views that ``pull`` and ``step`` refresh in place.
+    """The model's parameters by name, as read-only arrays that ``pull`` and ``step`` update in place.
 
     Args:
         plan: The shard plan.
@@ -118,13 +118,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         halves = _half_kernels(wire) if wire else None
         self._feedback = ErrorFeedback(halves, self._places_of) if error_feedback and halves is not None else None
         self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
-        #: Parameter -> its block numbers, cached because searching the plan takes as long as sending a small parameter.
+        #: Parameter -> its block numbers. Cached, because looking them up takes as long as sending a small parameter.
         self._ranges = {spec.name: plan.block_range(spec.name) for spec in plan.parameters}
-        #: Pushes to tables, and lookups; unused without tables.
+        #: Pushes to tables and row lookups; idle if there are no tables.
         self.rows = TableRows(plan)
         self._values = ModelValues(plan, self._blocks, halves)
         owners = Owners.of(plan)
-        #: State machine of pushes and pulls.
         self.steps = steps(owners.blocks, mode, owners.buckets)
         shard = partial(ShardClient, values=self._values, servers=servers, sender=scope, waiting=waiting, clock=clock)
         self._shard_client = partial(shard, steps=self.steps)
@@ -138,19 +137,19 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         )
         self._waiting = waiting
         self._newest_plan = newest_plan
-        #: An operation's wait until its pservers agree with the known placement.
+        #: The wait of an operation until the pservers have adopted the placement that this trainer knows.
         self._finding: Waiting | None = None
         self._layout = self._laid_out(plan, owners, None)
         #: The layout that the next operation will use.
         self._next_layout = self._layout
         self._swapping = threading.Lock()
         self._sums = GradientSums()
-        #: Batches that have changed since they were last reported to the loop.
+        #: Batches whose state has changed since the last report to the loop.
         self._changed: list[BatchState] = []
         self._listener: Listener | None = None
         self._probe = probe or StepProbe(clock.now)
         self._probe.conversations[:] = [shard.conversation for shard in self._layout.shards]
-        #: Reason why the session is over; empty while it is open.
+        #: Reason why the session has ended; empty while it is open.
         self._closed = ""
 
     # the layout
@@ -160,9 +159,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return self._next_layout.plan
 
     def swap(self, plan: ShardPlan) -> None:
-        """Use the placement of another plan from the next operation on. Any thread may call it.
+        """Use the placement of another plan, starting with the next operation. Any thread may call this method.
 
-        An operation in progress keeps the owners with which it started.
+        An operation in progress continues with the owners with which it started.
 
         Args:
             plan: Plan with the same blocks and another placement.
@@ -197,7 +196,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         before.close(layout)
 
     def _find_placement(self, error: FlightedlError, outgoing: Outgoing | None) -> Outgoing | None:
-        """Look up the current owners of the blocks, and return the gradients laid out for them."""
+        """Look up the current owners of the blocks, and return the gradients laid out accordingly."""
         if self._newest_plan is None:
             raise error
         if self._finding is None:
@@ -232,13 +231,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     @property
     def tree(self) -> Any:
-        """The values in the containers with which the model was declared: dicts, lists, tuples, or JAX pytrees."""
+        """The values in the structure with which the model was declared: dicts, lists, tuples, or JAX pytrees."""
         self._require_kept()
         return dict(self) if self._tree is None else self._tree.restored(self._values.views)
 
     @property
     def versions(self) -> dict[str, int]:
-        """Version of each parameter's values in this trainer (the version of its oldest block)."""
+        """Version of each parameter's values in this trainer: the lowest version of its blocks."""
         oldest: dict[str, int] = {}
         for number in self._blocks:
             version = self.steps.versions[number]
@@ -253,10 +252,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     # for the user
 
     def step(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
-        """Push the current batch's gradients, then pull: ``model[name]`` is up to date when this returns.
+        """Push the current batch's gradients, then pull. When this returns, ``model[name]`` is up to date.
 
-        With ``Async(push_every=n, pull_every=m)`` only every n-th step pushes, and only every m-th pulls. The
-        optimizer's ``clip_norm`` applies to all gradients of one push together.
+        With ``Async(push_every=n, pull_every=m)``, only every n-th step pushes, and only every m-th step pulls. The
+        optimizer's ``clip_norm`` limits the norm of all gradients in a push together.
 
         Args:
             gradients: Name -> array of the parameter's shape, or the containers that the model was declared with. Other
@@ -275,18 +274,18 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 self._push(gradients, is_complete=True)
 
     def step_rows(self) -> None:
-        """Push only rows, like ``step`` without gradients of dense parameters."""
+        """Push gradients of table rows only, like a ``step`` without dense gradients."""
         with tracing.span("step"):
             self._push(_NO_GRADIENTS, is_complete=True)
 
     def push(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
-        """Push the current batch's gradients of some parameters. Raises the same errors as ``step``."""
+        """Push the current batch's gradients of some of the parameters. Raises the same errors as ``step``."""
         self._push(gradients, is_complete=False)
 
     def pull(self, names: Iterable[str] | None = None, *, min_version: int = 0) -> None:
-        """Refresh values. In synchronous mode, after a push, wait until the current batch's round has closed.
+        """Pull values. In synchronous mode, after a push, wait until the current batch's round has closed.
 
-        In modes in which others wait for this trainer (``Sync``, ``Bounded``), this completes a partly pushed batch.
+        A partial push is completed first if other trainers wait for this one (``Sync``, ``Bounded``).
 
         Args:
             names: Names of the parameters; None: all.
@@ -303,10 +302,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.run(self.steps.pull(list(wanted), min_version))
 
     def lend_to(self, show: Show) -> None:
-        """Show values in place, without a copy: the current values now, and new values whenever they arrive.
+        """Show values to a function in place, without a copy: the current values now, later values as they arrive.
 
-        For scripts that keep the model elsewhere, for example on a device. From then on, this process does not store
-        the model, and ``model[name]`` fails. On the pserver's host, the values shown are in the pserver's own memory.
+        For scripts that keep the model elsewhere, for example on a device. From then on, this process stores no values,
+        and ``model[name]`` raises an error. On a pserver's host, the function reads values in the pserver's own memory.
 
         Args:
             show: Called as ``show(name, start, values)`` with a part of a parameter: the index of its first element in
@@ -332,18 +331,18 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 raise UsageError(self._layout.plans.unknown(name))
         return [number for name in chosen for number in self._ranges[name]]
 
-    # for listeners that keep a copy of the values
+    # for listeners that maintain a copy of the values
 
     def listen(self, listener: Listener) -> None:
-        """Report new values to the listener, on the user's thread; it already has the current values."""
+        """Report new values to the listener, which already has the current ones. Runs on the user's thread."""
         self._require_kept()
         self._listener = listener
         self._values.stored = set()
 
     def gradient_memory(self) -> Mapping[str, Array]:
-        """Return an array for each parameter's gradient; gradients written to these arrays are sent without a copy.
+        """Return an array for each parameter's gradient. ``step`` sends gradients in these arrays without a copy.
 
-        Only ``step`` reads the arrays. The dict is empty if gradients are encoded first, or memory cannot be shared.
+        Other methods do not. The dict is empty if gradients have to be encoded, or if memory cannot be shared.
         """
         if self._layout.plans.encodes or self._values.shortens:
             return {}
@@ -353,19 +352,19 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             _log.info("gradients are not staged: %s", error)
             return {}
         for shard in self._layout.shards:
-            # Streams that are already open do not share this memory.
+            # Streams that were opened earlier do not share this memory.
             shard.close()
         return memory
 
     # for the session
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """Record that the user's code has finished the batch and will push no more gradients for it."""
+        """Record that the user's code has finished the batch and pushes no more gradients for it."""
         if self._listener is not None:
             self._listener.batch_ends(current)
 
     def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
-        """Look up rows by table number, at the version of the current batch's round; without a batch, at any version.
+        """Look up rows by table number, at the version of the current batch's round, or at any version without one.
 
         Raises:
             UnavailableError: a pserver was unavailable for longer than ``give_up_s``.
@@ -378,7 +377,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if steps.current is not None and not steps.current.must_repeat:
             self._read_rows(lookup, as_reader=False)
         while lookup.missing():
-            # The membership has ended and the batch will be repeated, so rows of any version will do.
+            # The membership has ended and the batch will be repeated, so rows at any version are acceptable.
             self._read_rows(lookup, as_reader=True)
         return lookup
 
@@ -388,7 +387,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self.run(self.steps.pull(keys, as_reader=as_reader))
 
     def where(self) -> str:
-        """Describe the current batch for people."""
+        """Return a description of the current batch for messages."""
         return f"{self.steps.current or 'no batch'}"
 
     @property
@@ -396,7 +395,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return self.steps.current
 
     def push_rows(self, table: int, ids: Ids, gradients: npt.NDArray[np.float32]) -> None:
-        """Add gradients of the rows of distinct ids, to be pushed with the current batch's step.
+        """Add gradients of rows, which the current batch's step will push. The ids must be distinct.
 
         Raises:
             UsageError: no batch is current, or its rows were already pushed.
@@ -420,11 +419,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self.run(step)
 
     def joined(self, member: int, mode: Mode | None) -> None:
-        """Pull values as a new member."""
+        """Pull values as a new member of the view."""
         self.run(self.steps.joined(member, mode))
 
     def close_batch(self) -> Sequence[BatchState]:
-        """Close the batch; return the batches whose state has changed."""
+        """Close the batch. Return the batches whose state has changed."""
         try:
             if self.steps.sums is not None:
                 current = self._require_current()
@@ -437,24 +436,24 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return self._changed_batches()
 
     def push_sum(self) -> Sequence[BatchState]:
-        """Push the sum of unpushed batches; return the batches whose state has changed."""
+        """Push the accumulated sum. Return the batches whose state has changed."""
         self.run(self.steps.push_sum())
         return self._changed_batches()
 
     def give_up_sum(self) -> Sequence[BatchState]:
-        """Forget the sum of unpushed batches; return the batches whose state has changed."""
+        """Drop the accumulated sum. Return the batches whose state has changed."""
         self.run(self.steps.give_up_sum())
         return self._changed_batches()
 
     def abandon_batch(self) -> None:
-        """Abandon the current batch, because the user left the loop."""
+        """Abandon the current batch, because the script left the loop."""
         self.rows.forget()
         self.run(self.steps.abandon_batch())
-        # The next loop numbers its readings from the beginning.
+        # The next loop numbers its readings from 0.
         self._changed.clear()
 
     def refresh(self) -> None:
-        """Pull all blocks: as a member, at or above the membership's first round; otherwise, at any version."""
+        """Pull all blocks: a member requires at least its first round's version; others accept any version."""
         self.run(self.steps.refresh(self._scope.membership.member))
 
     def _changed_batches(self) -> Sequence[BatchState]:
@@ -462,7 +461,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return changed
 
     def run(self, step: Next, outgoing: Outgoing | None = None) -> None:
-        """Carry out an operation of ``Steps`` that begins with ``step``; ``outgoing`` are the gradients that it pushes.
+        """Carry out the operation of ``Steps`` that begins with ``step``, and push the ``outgoing`` gradients.
 
         Raises:
             BaseException: the error that ended the operation.
@@ -491,7 +490,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._values.lending.require()
 
     def close(self, why: str = "this session is over") -> None:
-        """Stop the threads and close the streams; the values remain. ``why`` is the error of later calls."""
+        """Stop threads and close streams; values stay readable. Later calls raise an error with the text ``why``."""
         self._closed = why
         self._layout.close()
         if self._next_layout is not self._layout:
@@ -506,7 +505,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._adopt_layout()
 
     def rejected(self, error: GradientError) -> None:
-        """Record that a gradient of the current batch was rejected, so that the batch is handed out again."""
+        """Record that a gradient of the current batch was rejected, so that the loop repeats the batch."""
         self.steps.rejected(error)
 
     def _push(self, gradients: Mapping[str, npt.ArrayLike], *, is_complete: bool) -> None:
@@ -560,13 +559,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             pending.clear()
 
     def _added(self, names: Collection[str]) -> Added:
-        """Add to the current sum. Raises the same errors as ``Steps.add``."""
+        """Add to the accumulated sum. Raises the same errors as ``Steps.add``."""
         if self.steps.sums is not None and (name := self.steps.sums.repeated(self._require_current(), names)):
             raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({self.where()})")
         return self.steps.add(list(names))
 
     def _require_first(self, names: Iterable[str], current: CurrentBatch) -> None:
-        """Raise UsageError if the batch already has a gradient for one of these parameters."""
+        """Raise UsageError if the current batch already has a gradient for any of these parameters."""
         for name in names:
             if not current.answered.keys().isdisjoint(self._ranges[name]):
                 raise UsageError(
@@ -575,7 +574,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 )
 
     def _sum(self, prepared: PrepareSum) -> Outgoing:
-        """Return the gradients of a sum, ready to be sent."""
+        """Return the gradients of the sum, laid out for sending."""
         arrays = self._layout.plans.clipped(self._sums.take(prepared.identity, prepared.divisors))
         outgoing = self._layout.plans.sound(arrays, f"the sum of {1 + len(prepared.batch.others)} batches")
         rows = self.rows.of_sum(prepared.identity, prepared.divisors)
@@ -621,7 +620,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
 
 def _half_kernels(kind: str) -> HalfKernels:
-    """Return compiled conversions. NumPy takes three times as long, so that 16-bit values would save no time."""
+    """Return the compiled conversions. In NumPy they would take as long as 16-bit values save."""
     from flightedl.kernels.compiled import half_kernels
 
     return half_kernels(kind)

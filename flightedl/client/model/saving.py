@@ -1,15 +1,17 @@
-"""Chooses the trainer that writes the model when every trainer's script requests it.
+"""Choose the one trainer that writes the model when every trainer's script requests it.
 
-All trainers run the same script, so one trainer's n-th request for a URL within an epoch is the same request as any
-other trainer's n-th request for it. One key per URL holds the newest claimed request: on the lease of the trainer that
-writes the file, and without a lease once the file is written. A trainer that makes the same request, or an older one,
-learns that it is claimed. A newer request can be claimed when the previous file is written, or its writer has died. A
-request in a later life of the model (``domain.recovery.lives``) is newer than all requests in earlier lives, and does
-not wait for them. A writer checks once more just before the file appears: if it was frozen or disconnected for longer
-than its lease, it writes only if no other trainer has claimed the request.
+All trainers run the same script, so two trainers' n-th requests for the same URL within an epoch are the same request.
+For each URL, one key in etcd holds the newest request that a trainer has claimed. The key is attached to the lease of
+the writing trainer until the file is written, and then detached. A trainer that makes the same request, or an older
+one, learns that it has been claimed.
 
-Not guaranteed: a trainer that was restarted within an epoch counts its requests from the beginning, so it may be told
-that its first such request is already claimed.
+A newer request can be claimed once the previous file is written or its writer has died. A request in a later life of
+the model (``domain.recovery.lives``) is newer than all requests in earlier lives, and does not wait for them. Just
+before the file appears, the writer checks the key again. If it was frozen or disconnected for longer than its lease, it
+writes the file only if no other trainer has claimed the request.
+
+Not guaranteed: a trainer that was restarted within an epoch counts its requests from 1 again, so its first request may
+count as claimed already.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from flightedl.ports import Absent, Delete, ModifiedAt, Put
 
 
 class _TakenOverError(FencedError):
-    """Another trainer writes the file, because this trainer's lease ended."""
+    """Raised by a writer whose lease ended: another trainer writes the file."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class ModelSaves(TrainerNames):
     _counts: Counter[tuple[str, int]] = field(init=False, default_factory=Counter)
 
     def save(self, url: str, epoch: int, write: Callable[[Callable[[], None]], None]) -> bool:
-        """Claim this trainer's next request and carry it out. False if another trainer has claimed it.
+        """Claim this trainer's next request and carry it out. Return False if another trainer has claimed it.
 
         Args:
             url: URL of the file.
@@ -67,14 +69,14 @@ class ModelSaves(TrainerNames):
         return True
 
     def claim(self, url: str, epoch: int) -> SaveRecord | None:
-        """Claim this trainer's next request; None if another trainer has claimed it."""
+        """Claim this trainer's next request. Return None if another trainer has claimed it."""
         trainer, number = self.registration.trainer, self._counts[url, epoch]
         request = SaveRecord(trainer=trainer, epoch=epoch, number=number, life=self.life())
         self._counts[url, epoch] += 1
         return request if self._has(url, request) else None
 
     def _has(self, url: str, request: SaveRecord) -> bool:
-        """True if this trainer has claimed the request, now or earlier."""
+        """True if this trainer has claimed the request, now or before."""
         wait = self.waiting()
         while (is_claimed := persistently(self.waiting(), lambda: self._try_claim(url, request))) is None:
             wait.patiently(f"another trainer to finish writing {url}")
@@ -83,7 +85,7 @@ class ModelSaves(TrainerNames):
         return is_claimed
 
     def _try_claim(self, url: str, request: SaveRecord) -> bool | None:
-        """Try to claim the request. True if this trainer holds it, None if the outcome is unknown (retry)."""
+        """Try to claim the request. Return True if this trainer holds it, None if the outcome is unknown (retry)."""
         key = self.keys.save(url)
         entry = self.coordinator.get(key)
         if entry is not None:
@@ -104,7 +106,7 @@ class ModelSaves(TrainerNames):
         self._replace(url, request, msgspec.structs.replace(request, done=True))
 
     def release(self, url: str, request: SaveRecord) -> None:
-        """Release a claimed request that failed, so that another trainer can claim it."""
+        """Release a claimed request whose execution failed, so that another trainer can claim it."""
         self._replace(url, request, None)
 
     def _replace(self, url: str, request: SaveRecord, by: SaveRecord | None) -> None:

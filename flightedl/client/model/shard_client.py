@@ -1,9 +1,9 @@
-"""Client of one pserver: sends requests and receives answers, and continues after the pserver is restarted.
+"""Client of one pserver: sends requests, receives answers, and reconnects after a restart of the pserver.
 
-A step is a lock-step conversation on a stream that stays open between steps (``step_channel``). Values that have not
-arrived by the end of a step, because their round is open, are requested again, each time with a short time limit. The
-blocks of a run (``runs_of``) are adjacent in memory and share a message. The rows of tables are sent in a message after
-the blocks, or alone if they are looked up (``client.tables``).
+A step is a lock-step exchange on a stream that stays open between steps (``step_channel``). If the round of some blocks
+is still open when the exchange ends, the client requests their values again, each time with a short timeout. The blocks
+of a run (``runs_of``) are adjacent in memory and share a message. The rows of tables follow in a message after the
+blocks; a lookup sends only that message (``client.tables``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sender(Protocol):
     def generation(self) -> int: ...
 
     def require_final(self, index: int, generation: int) -> None:
-        """After the job's end, outside of a batch: raise an error unless this pserver process has the final values."""
+        """Outside of a batch, after the job's end: raise an error unless this pserver process has the final values."""
         ...
 
 
@@ -92,12 +92,12 @@ class ShardClient:
     ) -> None:
         self._index = index
         self._steps = steps
-        #: Block -> number of its run, ascending.
+        #: Block -> number of the run that contains it, in ascending order.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         self._plan_hash = plan.hash
         self._placement = plan.placement
         self._values = values
-        #: The trainer's state machine treats all buckets as one block, which has the first bucket's number.
+        #: The trainer's state machine represents all buckets by one block, which has the first bucket's number.
         self._buckets = plan.buckets_of(index)
         self._servers = servers
         self._sender = sender
@@ -121,7 +121,7 @@ class ShardClient:
         self.channel.close_idle()
 
     def carry_out(self, call: Call | None, transfer: Transfer, outgoing: Outgoing) -> None:
-        """Carry out the pserver's part of a transfer until it is complete, or until a retry cannot help."""
+        """Carry out this pserver's part of a transfer. Retry until it is complete or the error is final."""
         times = self.conversation
         if call is None:
             times.seconds = {}
@@ -147,7 +147,7 @@ class ShardClient:
             times.turn("")
 
     def _attempt(self, call: Call, transfer: Transfer, outgoing: Outgoing) -> Verdict:
-        """Make one call to the process that now holds the index."""
+        """Make one call to the process that currently holds the pserver's index."""
         index, handle_answers = self._index, self._steps.handle_answers
         answers: list[Answer] = []
         generation = 0
@@ -165,7 +165,7 @@ class ShardClient:
 
     def _persist(self, verdict: Verdict, transfer: Transfer, outgoing: Outgoing) -> None:
         times = self.conversation
-        # If the first attempt took a long time, it was already reported as a wait.
+        # A first attempt that took long has already been reported as a wait.
         waiting = times.waiting = times.waiting or self._waiting()
         if times.asked_at is not None:
             waiting.since(times.asked_at)
@@ -185,7 +185,7 @@ class ShardClient:
         finally:
             waiting.over()
 
-    # a push sends gradients, and receives outcomes and values
+    # A push sends gradients, and receives their outcomes and new values.
 
     def _push(
         self, push: Push, answers: list[Answer], transfer: Transfer, outgoing: Outgoing, connection: Connection
@@ -215,7 +215,7 @@ class ShardClient:
         messages: Iterable[Sequence[OutgoingBlocks]]
         runs = outgoing.plan.pieces[self._index]
         if len(runs) == 1:
-            # This is the usual case. A list shows ``_exchange`` that there is only one message.
+            # The usual case. Passing a list tells ``_exchange`` that there is only one message.
             messages = self._messages_of(runs[0], push.bases, wanted, outgoing)
         else:
             messages = chain.from_iterable(self._messages_of(run, push.bases, wanted, outgoing) for run in runs)
@@ -229,7 +229,7 @@ class ShardClient:
     def _messages_of(
         self, run: Sequence[Piece], bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
     ) -> list[list[OutgoingBlocks]]:
-        """Return the messages with a run's blocks; only the ``wanted`` blocks if that is not None."""
+        """Return the messages for a run's blocks, or for the ``wanted`` blocks among them unless that is None."""
         pieces: list[OutgoingBlocks] = []
         values = self._values
         for blocks, number, elements in run:
@@ -256,7 +256,7 @@ class ShardClient:
         rows: RowMessages | None,
         connection: Connection,
     ) -> None:
-        """Send messages, of which the first contains the request, and receive the answers."""
+        """Send the messages, the first of which contains the request, and receive the answers."""
         if rows is not None:
             rows.begin(self._index)
         checksums, times = connection.has_checksums, self.conversation
@@ -281,7 +281,7 @@ class ShardClient:
         self.channel.end(stream)
 
     def _receive(self, stream: StepStream, answers: list[Answer], rows: RowMessages | None) -> bytes:
-        """Receive the next answer, store its content, and return the bytes attached to it."""
+        """Receive the next answer and store its content. Return the bytes attached to it."""
         parts, said = stream.receive()
         self._store_parts(parts, answers, stream, rows)
         return said
@@ -296,7 +296,7 @@ class ShardClient:
         rows: RowMessages | None,
         connection: Connection,
     ) -> None:
-        """Pull blocks, and look up rows of tables, or the version of all rows if no rows are requested."""
+        """Pull blocks and look up rows of tables. If no rows are requested, get the version of all rows instead."""
         blocks = {number: version for number, version in wanted.items() if number not in self._buckets}
         if blocks:
             self._pull(blocks, answers, transfer.member, connection)
@@ -313,7 +313,7 @@ class ShardClient:
             self._exchange([message], encode(header), answers, rows, connection)
 
     def _store_rows(self, part: ReceivedBlocks, answers: list[Answer], rows: RowMessages | None) -> None:
-        """Note the answers for buckets, and store their rows, if any."""
+        """Record the answers for buckets, and store their rows, if any."""
         blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
         if blocks.stop > self._buckets.stop:
             raise self._foreign(blocks)
@@ -332,7 +332,7 @@ class ShardClient:
         blocks = sorted(wanted)
         versions = [wanted[number] for number in blocks]
         has_one_version = len(set(versions)) == 1
-        # After blocks have moved, a pserver may have blocks that are not in this trainer's placement.
+        # After blocks have moved, a pserver may hold blocks that this trainer's placement assigns to another one.
         is_everything = has_one_version and len(blocks) == len(self._run_of) and self._placement <= 1
         ticket = PullTicket(
             plan_hash=self._plan_hash,
@@ -359,7 +359,7 @@ class ShardClient:
         stream: StepStream | None = None,
         rows: RowMessages | None = None,
     ) -> None:
-        """Store received values, and note the answers; ``stream`` carried them."""
+        """Store the values that arrived on ``stream``, and record the answers."""
         for part in parts:
             blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
             if blocks.start in self._buckets:

@@ -1,11 +1,12 @@
-"""Channel for the messages of steps to one pserver: a stream that stays open between steps (``rpc.channel``).
+"""Channel for steps to one pserver: a stream that stays open from step to step (``rpc.channel``).
 
-A stream to a pserver on the same host shares memory and gets a line (``rpc.same_host``) before its first step. If
-memory cannot be shared, the reason is logged once and values are sent over TCP.
+If the pserver runs on the same host, the stream shares memory with it and gets a line (``rpc.same_host``) before the
+first step. If memory cannot be shared, the reason is logged once, and values travel over TCP.
 
-Messages are sent in lock-step, with at most a few messages unanswered. This keeps data in the processor's cache, and
-the limit on unanswered bytes prevents a deadlock of the two sides. A message larger than the limit is sent alone. An
-answer frees the memory of its message; the next answer frees the memory of the previous answer.
+Messages are exchanged in lock-step, with only a few messages unanswered at any time. This keeps data in the processor's
+cache, and limits the unanswered bytes, so that the two sides cannot deadlock. A message larger than the limit is sent
+alone. Shared memory is freed one exchange later: an answer frees the memory of the message that it answers, and the
+next answer frees the memory of this one.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ from flightedl.wire.shared_values import Inbox, Outbox
 
 _log = logging.getLogger(__name__)
 
-#: Limit on the bytes of unanswered messages on the stream. Windows of 8 MiB and more deadlocked on some machines;
-#: windows of up to 6 MiB never did.
+#: Maximum bytes of unanswered messages on the stream. On some machines, limits of 8 MiB and more led to deadlocks;
+#: limits of up to 6 MiB never did.
 LOCK_STEP_LIMIT_BYTES = 4 << 20
-#: Bytes of kernel overhead for a message on a line.
+#: Kernel overhead of one message on a line, in bytes.
 _OVERHEAD_BYTES = 1 << 10
-#: Limit on the bytes of values in joined messages, which save time if the values are in shared memory.
+#: Maximum bytes of values in a joined message. Joining saves time if the values are in shared memory.
 _JOINED_BYTES = 4 << 20
-#: Minimum number of messages that a step keeps when messages are joined, so that both sides work at the same time.
+#: Joining leaves at least this many messages in a step, so that both sides can work simultaneously.
 _MESSAGES = 2
 
 
 class StepChannel:
-    """The connection for steps to one pserver.
+    """The connection that carries steps to one pserver.
 
-    ``begin`` returns the open stream for one step, and ``close_idle`` closes it; see ``ReusableExchange``.
+    ``begin`` returns the open stream for one step, and ``close_idle`` closes the stream; see ``ReusableExchange``.
 
     Args:
         index: Index of the pserver, for people.
@@ -77,13 +78,13 @@ class StepChannel:
         self._index = index
         self._clock = clock
         self._kept = ReusableExchange("step", STEP_SCHEMA, clock, self._opened)
-        #: The newest connection whose server does not share memory.
+        #: Most recent connection whose server does not share memory.
         self._unshared: Connection | None = None
         self.begin = self._kept.begin
         self.close_idle = self._kept.close_idle
 
     def end(self, stream: StepStream, error: BaseException | None = None) -> None:
-        """Keep a stream whose step was answered completely, or end the stream of a step that failed."""
+        """Keep the stream if its step has been answered completely. After a failed step, end the stream."""
         if error is not None or stream.is_borrowing or not stream.is_answered:
             stream.rest(error)
         self._kept.end(stream, error)
@@ -100,9 +101,10 @@ class StepChannel:
 
 
 class StepStream(Channel):
-    """The client's end of an open stream, which carries one step after another.
+    """Client's end of an open stream, which carries one step after another.
 
-    For each step, ``send`` its messages; ``receive`` answers while the channel ``is_full``, and the rest at the end.
+    Each step calls ``send`` for its messages, calls ``receive`` while the channel ``is_full``, and receives the
+    remaining answers at the end.
 
     Args:
         connection: Connection to the pserver.
@@ -149,16 +151,17 @@ class StepStream(Channel):
         self._ahead = ahead
         self._joined_bytes = 0
         self._pair: SharedPair | None = None
-        #: For each unanswered message: its bytes on line and stream, and True if its values are in shared memory.
+        #: For each unanswered message: its bytes on the line and on the stream, and True if its values are in shared
+        #: memory.
         self._unanswered: deque[tuple[int, int, bool]] = deque()
         self._by_line = self._by_stream = 0
-        #: An encoded message that must wait until earlier messages are answered.
+        #: An encoded message that is held back until earlier messages have been answered.
         self._pending: tuple[EncodedMessage, int, int] | None = None
-        #: True if an answer must be received before anything more can be sent.
+        #: True if an answer must be received before the next message can be sent.
         self.is_full = False
-        #: True if all sent messages are answered.
+        #: True if all sent messages have been answered.
         self.is_answered = True
-        #: True if the newest answer's values are still in the pserver's memory.
+        #: True if the most recent answer's values are still in the pserver's memory.
         self.is_borrowing = False
 
     def share(self, pair: SharedPair, joined_bytes: int) -> None:
@@ -176,7 +179,7 @@ class StepStream(Channel):
         self._share(pair.line, Outbox(pair.own.values, store=lent), Inbox(pair.other.values, store))
 
     def send(self, pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool) -> None:
-        """Send a message, or hold it back until answers have made room for it.
+        """Send a message. If there is no room for it yet, hold it back until an answer has been received.
 
         Args:
             pieces: Its content.
@@ -201,7 +204,7 @@ class StepStream(Channel):
         self.is_full = len(self._unanswered) >= self._ahead
 
     def receive(self) -> Received:
-        """Drop the previous answer's values; return the next answer's parts, and the bytes attached to them.
+        """Drop the previous answer's values. Return the next answer's parts, and the bytes attached to it.
 
         Raises:
             FlightedlError: the server's error.
@@ -234,7 +237,7 @@ class StepStream(Channel):
         return decode_message(batch, packed, self.exchange.columns, self._inbox)
 
     def require_lent(self) -> None:
-        """Check that the values copied from the pserver's memory are valid.
+        """Check that the values in the pserver's memory were still valid after they were copied.
 
         Raises:
             UnavailableError: the pserver ended the stream in the meantime, and may have changed them.
@@ -243,16 +246,16 @@ class StepStream(Channel):
             raise UnavailableError("the stream ended while values were read: they may be a mixture of two versions")
 
     def joined(self, messages: Iterable[Sequence[OutgoingBlocks]]) -> Iterable[Sequence[OutgoingBlocks]]:
-        """Join messages whose values are in shared memory, where each message costs more time than its bytes."""
+        """Join messages with values in shared memory, because a message there costs more time than its bytes."""
         return messages if self._pair is None else _joined(messages, self._joined_bytes)
 
     def rest(self, error: BaseException | None = None) -> None:
-        """End a step, which failed if there is an error."""
+        """End a step. ``error`` tells that it failed."""
         if error is not None:
             if self._pair is not None:
-                # The server may still be reading lent gradients, which the caller is about to change.
+                # The server may still be reading shared gradients, which the caller is about to overwrite.
                 self._pair.own.end()
-            # Release the memory, because a caller may keep the error, whose stack frames refer to this object.
+            # Release the memory: a caller may keep the error, whose stack frames refer to this object.
             self._pair = self._outbox = self._inbox = None
             self.is_borrowing = False
         elif self.is_borrowing:
@@ -281,7 +284,7 @@ class StepStream(Channel):
         return self._now() > self.ends_at
 
     def _line_ended(self) -> NoReturn:
-        # Raises the server's error, or the reason why the stream ended.
+        # Raise the server's error, or the reason why the stream ended.
         self.exchange.answer()
         raise OutcomeUnknownError("the server has ended the line, but not the stream")
 

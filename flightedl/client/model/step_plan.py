@@ -1,13 +1,14 @@
-"""Plans for pushes: how the gradients of given parameters are sent, and how they are checked before that.
+"""Plans for pushes: how a given set of gradients is validated and arranged in messages.
 
-A loop pushes the same parameters step after step, so their names are resolved only once. A :class:`StepPlan` contains
-the shapes and dtypes of the gradients, which gradients share a message, and the blocks of each message. With a plan, a
-step takes a single pass: gradients that match their declarations are recognized without running Python code for each
-gradient, gradients that share a message are copied next to each other, and every line is checked for non-finite values.
-Gradients that do not match are converted, or rejected with an error that names the parameter, before anything is sent.
+A loop pushes the same parameters step after step, so their names are resolved only once. A :class:`StepPlan` holds the
+shapes and dtypes of the gradients, and determines which gradients share a message and which blocks each message
+contains. With a plan, a step takes one pass over the gradients: gradients that match their declarations are recognized
+without a Python call for each, gradients that share a message are copied into one array, and every line is checked for
+non-finite values. Before anything is sent, gradients that do not match are converted, or rejected with an error that
+names the parameter.
 
-Large gradients are sent from the user's memory. Small gradients share messages; they are joined before the check,
-because checking a thousand small arrays takes longer than sending them.
+Large gradients are sent from the user's memory. Small gradients are joined before they are checked, because checking a
+thousand small arrays takes longer than sending them.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ from flightedl.kernels.half_precision import ITEM_BYTES, is_finite, largest, too
 
 Array = npt.NDArray[np.generic]
 
-#: Larger arrays are checked by two threads. Starting the second thread takes as long as reading 3 MB.
+#: Arrays with more elements are checked by two threads. Starting the second thread takes as long as reading 3 MB.
 _BIG_BYTES = 16 << 20
 _FEW_ELEMENTS = 4096
-#: Maximum number of plans that are kept.
+#: Maximum number of cached plans.
 _PLANS_LIMIT = 1024
 _ARRAYS = {np.ndarray}
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
-#: These functions are faster than the arrays' methods, which run Python code.
+#: These functions are faster than the arrays' methods, which are implemented in Python.
 _all = np.logical_and.reduce
 _square: Any = np.vdot
 
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """The shape and types that a parameter's gradients must have."""
+    """Shape and dtypes that a parameter's gradients must have."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    #: Kind of 16-bit float in which the gradient is declared or sent; empty for gradients without 16-bit floats.
+    #: The 16-bit float type in which the gradient is declared or sent; empty if neither uses one.
     kind: str
 
     @property
@@ -61,34 +62,34 @@ class _Declared:
 
 
 class _Stretch(NamedTuple):
-    """Adjacent blocks of one parameter in a run."""
+    """Adjacent blocks of one parameter within a run."""
 
     name: str
     blocks: range
-    #: Position of the blocks in the flat gradient.
+    #: Slice of the flattened gradient that these blocks cover.
     elements: slice
 
 
 class Line(NamedTuple):
     """Gradients that are adjacent in a message."""
 
-    #: Range of the gradients' names in the plan.
+    #: Slice of the plan's names that these gradients cover.
     first: int
     stop: int
     kind: str
-    #: The smallest value that is too large to be sent.
+    #: Smallest value that is too large to be sent.
     limit: float
-    #: Memory in which several gradients are joined; None for a single gradient, which is not copied.
+    #: Buffer in which several gradients are joined; None for a single gradient, which is not copied.
     memory: Array | None
 
 
 class Piece(NamedTuple):
-    """Adjacent blocks of a run that have gradients in the same line, or no gradients."""
+    """Adjacent blocks of a run whose gradients are in the same line, or which all lack gradients."""
 
     blocks: range
-    #: Number of the line; None if only the batch's arrival is sent to the blocks, without a gradient.
+    #: Number of the line; None if the blocks only learn that the batch has arrived, without a gradient.
     line: int | None
-    #: The blocks' elements in the line; None if they are the complete line.
+    #: Slice of the line that contains the blocks' elements; None for the complete line.
     elements: slice | None
 
 
@@ -110,7 +111,7 @@ class StepPlan:
         self._declared = declared
         self._places = {name: place for place, name in enumerate(names)}
         self.lines: list[Line] = []
-        #: Parameter -> number of its line.
+        #: Parameter -> number of the line that contains its gradient.
         self._line_of: dict[str, int] = {}
         #: Pserver -> run -> pieces.
         self.pieces = [[self._pieces_of(run) for run in shard_runs] for shard_runs in runs]
@@ -126,7 +127,7 @@ class StepPlan:
                 size = self._declared[name].size
                 is_whole = elements.stop - elements.start == size
                 part = None if is_whole else elements
-                # Copying a gradient with a few elements is faster than handling it separately.
+                # For a gradient of few elements, a copy takes less time than a line of its own.
                 is_whole = is_whole and (len(run) > 1 or size < _FEW_ELEMENTS)
                 line = self._joined_to(before, place) if is_joining and is_whole else self._line(name, place)
             if before is not None and before.line == line and (line is None or (is_joining and is_whole)):
@@ -154,9 +155,9 @@ class StepPlan:
         return before.line
 
     def laid_out(self, arrays: Sequence[Array]) -> list[Array]:
-        """Return the (n,) lines of gradients that match their declarations; joined lines are valid until the next call.
+        """Return the (n,) lines of gradients that match their declarations. Joined lines are valid until the next call.
 
-        16-bit floats are returned as their bits, because Arrow lacks some 16-bit types.
+        16-bit floats are returned as their bits, because Arrow does not support all 16-bit types.
         """
         found: list[Array] = []
         for first, stop, _, _, memory in self.lines:
@@ -174,7 +175,7 @@ class StepPlan:
 
 
 def _joined_in_place(arrays: Sequence[Array]) -> Array | None:
-    """Return several arrays as one (n,) array without a copy if they are contiguous in memory, otherwise None."""
+    """Return the arrays as one (n,) array without a copy if they are adjacent in memory, otherwise None."""
     base, dtype = arrays[0].base, arrays[0].dtype
     if base is None or arrays[1].base is not base:
         return None
@@ -188,19 +189,19 @@ def _joined_in_place(arrays: Sequence[Array]) -> Array | None:
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """The gradients of one push. They are encoded once, so that repeated messages have the same bytes."""
+    """Gradients of one push. They are encoded only once, so that repeated messages have the same bytes."""
 
     plan: StepPlan
     #: The plan's lines.
     lines: Sequence[Array]
-    #: Pushes and lookups of tables' rows.
+    #: Pushes and lookups of table rows.
     rows: RowMessages | None = None
-    #: The gradients in the order of the plan's names: in the declared dtypes, or in the sent dtypes once encoded.
+    #: Gradients in the order of the plan's names: first in the declared dtypes, and in the sent dtypes once encoded.
     arrays: Sequence[Array] = ()
 
 
 class StepPlans:
-    """Plans for one model's pushes, and the checks of its gradients.
+    """All plans for pushes to one model, and the validation of its gradients.
 
     Args:
         plan: The shard plan.
@@ -237,7 +238,7 @@ class StepPlans:
         self._runs = [[list(_stretches(plan, run)) for run in shard_runs] for shard_runs in runs]
         self._plans: dict[frozenset[str], StepPlan] = {}
         self._newest = self._plan_of(())
-        #: True if gradients are modified before they are sent.
+        #: True if gradients must be modified before they are sent.
         self.encodes = clip_norm is not None or feedback is not None
         #: A push without gradients.
         self.nothing = Outgoing(self._newest, ())
@@ -256,7 +257,7 @@ class StepPlans:
         return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._declared))}"
 
     def encoded(self, outgoing: Outgoing, *, is_clipped: bool = False) -> Outgoing:
-        """Return the gradients as sent: clipped, unless they already are, and with earlier rounding errors added.
+        """Return the gradients as they are sent: clipped, unless they already are, with earlier rounding errors added.
 
         Raises:
             GradientError: a gradient with its rounding error is out of range for 16 bits. Nothing was sent.
@@ -275,13 +276,13 @@ class StepPlans:
         return Outgoing(plan, lines, outgoing.rows, arrays)
 
     def placed(self, outgoing: Outgoing, owners: ShardPlan) -> Outgoing:
-        """Return the same gradients, laid out for other owners."""
+        """Return the same gradients arranged for other owners."""
         plan, rows = self._plan_of(outgoing.plan.names), outgoing.rows
         rows = None if rows is None else rows.placed(owners)
         return Outgoing(plan, plan.laid_out(outgoing.arrays), rows, outgoing.arrays)
 
     def clipped(self, gradients: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the gradients, scaled if their global norm exceeds ``clip_norm``; otherwise the same object."""
+        """Return the gradients, scaled down if their global norm exceeds ``clip_norm``; otherwise the same object."""
         if self._clip_norm is None:
             return gradients
         norms = {name: _square_sum(array) for name, array in gradients.items() if name not in self._unclipped}
@@ -295,7 +296,7 @@ class StepPlans:
         }
 
     def sound(self, gradients: Mapping[str, npt.ArrayLike], where: object) -> Outgoing:
-        """Return the gradients, checked and laid out; if ``encodes`` is true, they still have to be encoded.
+        """Validate and arrange the gradients. If ``encodes`` is true, they still have to be encoded.
 
         Args:
             gradients: Gradients by name, in the parameters' shapes.
@@ -321,7 +322,7 @@ class StepPlans:
         lines = plan.laid_out(arrays)
         for line, (first, stop, kind, limit, _) in zip(lines, plan.lines, strict=True):
             if line.size < _FEW_ELEMENTS and math.isinf(limit) and not kind:
-                # Changing NumPy's error state takes longer than this pass; ``vdot`` does not depend on the error state.
+                # Changing NumPy's error state takes longer than this pass, and ``vdot`` does not depend on it.
                 if math.isfinite(_square(line, line)) or _all(np.isfinite(line)):
                     continue
             elif self._is_within(line, kind, limit):
@@ -330,7 +331,7 @@ class StepPlans:
         return Outgoing(plan, lines, None, arrays)
 
     def _as_declared(self, gradients: Mapping[str, npt.ArrayLike], where: object) -> tuple[StepPlan, list[Array]]:
-        """Return the plan for these names, and the gradients in its order, converted to the declared dtypes."""
+        """Return the plan for these names, and the gradients in the plan's order, converted to the declared dtypes."""
         if not isinstance(gradients, Mapping):
             raise GradientError(
                 f"gradients must be given by name, such as {{{next(iter(self._declared))!r}: array}}, "
@@ -354,7 +355,7 @@ class StepPlans:
         return plan, [found[name] for name in plan.names]
 
     def _is_within(self, line: Array, kind: str, limit: float) -> bool:
-        """True if all elements can be sent. Large lines need two threads to use the full memory bandwidth."""
+        """Return True if all elements can be sent. On large lines, two threads use the full memory bandwidth."""
         if line.dtype == np.uint16:
             return is_finite(line.view(np.uint16), kind)
         if line.nbytes < _BIG_BYTES:
@@ -365,14 +366,14 @@ class StepPlans:
 
 
 def at_one_version(blocks: range, bases: Mapping[int, int], wanted: Collection[int] | None) -> list[range]:
-    """Return ranges of adjacent blocks with the same base version, among all blocks or only the ``wanted`` ones."""
+    """Return ranges of adjacent blocks with equal base versions, among all blocks or only the ``wanted`` ones."""
     numbers = [number for number in blocks if wanted is None or number in wanted]
     stretches = groupby(enumerate(numbers), lambda pair: (pair[1] - pair[0], bases[pair[1]]))
     return [range(found[0][1], found[-1][1] + 1) for _, neighbors in stretches if (found := list(neighbors))]
 
 
 def converted(array: Array, dtype: np.dtype[Any], what: str, where: object) -> Array:
-    """Return a gradient in another float type: exact in a wider type, rounded to nearest even in a narrower type.
+    """Return a gradient in another float type. Widening is exact; narrowing rounds to nearest even.
 
     Raises:
         GradientError: its type is not a float type, or a finite element is out of range for ``dtype``.
@@ -389,7 +390,7 @@ def converted(array: Array, dtype: np.dtype[Any], what: str, where: object) -> A
 
 
 def _unsound(names: Sequence[str], arrays: Sequence[Array], kind: str, where: object) -> GradientError:
-    """Return the error for the first of these gradients that cannot be sent."""
+    """Return the error for the first gradient that cannot be sent."""
     for name, array in zip(names, arrays, strict=True):
         if not np.isfinite(array).all():
             return GradientError(f"the gradient of {name!r} has NaN or infinity in {where}; nothing of it was pushed")
@@ -421,7 +422,7 @@ def _wide(array: Array) -> npt.NDArray[Any]:
 
 
 def _is_within(flat: Array, limit: float) -> bool:
-    """True if all elements are finite and below the limit. An exact check runs only if the fast one is inconclusive."""
+    """Return True if all elements are finite and below the limit. Checks exactly if the fast check is unsure."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.dot(flat, flat))
         return (math.isfinite(squares) and squares < limit * limit) or bool((np.abs(flat) < limit).all())

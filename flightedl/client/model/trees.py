@@ -1,7 +1,7 @@
 """Nested models: dicts, lists, tuples and named tuples of arrays, as is usual in JAX.
 
-An array's name is its path, such as ``layers.0.kernel``. If JAX is loaded, it decides what counts as a container, so
-that classes registered with JAX also work; otherwise, only the containers above are recognized. None is an empty
+An array's name is its path, for example ``layers.0.kernel``. If JAX is loaded, JAX decides what counts as a container,
+so classes registered with it are supported; otherwise, only the containers above are recognized. None is an empty
 container. A list of numbers is an array, not a container.
 """
 
@@ -37,7 +37,7 @@ class Tree:
             raise UsageError(f"two arrays of the model would both be called {twice!r:.80}: rename one of them")
 
     def flattened(self, gradients: Any) -> Any:
-        """Return gradients in the same containers as a mapping by name; such a mapping is returned unchanged."""
+        """Return gradients as a mapping by name. Nested containers are flattened; mappings by name are unchanged."""
         if isinstance(gradients, Mapping) and gradients.keys() <= self.leaves.keys():
             return gradients
         found, _ = _flattened(gradients)
@@ -52,7 +52,7 @@ class Tree:
 
 
 def tree_of(initial: Any) -> Tree | None:
-    """Return the containers of a nested model; None if it is not nested."""
+    """Return the container structure of a nested model, or None if the model is not nested."""
     if isinstance(initial, Mapping):
         is_nested = any(_is_container(value) for value in initial.values()) or not all(
             isinstance(name, str) for name in initial
@@ -72,7 +72,7 @@ def _is_container(value: Any) -> bool:
 
 
 def _flattened(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
-    """Return the arrays with their names, and a function that rebuilds the tree from values by name."""
+    """Return the arrays by name, and a function that rebuilds the tree from values by name."""
     jax = sys.modules.get("jax")
     if jax is None:
         found = list(_walk(tree, ()))

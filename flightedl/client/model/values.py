@@ -1,6 +1,6 @@
-"""The model's values in a trainer's memory: one contiguous line in which the blocks of a message are adjacent.
+"""The model's values in a trainer's memory: one contiguous buffer, in which the blocks of a message are adjacent.
 
-With ``lending``, values are shown as they arrive instead of being stored here.
+With ``lending``, arriving values are shown to the user instead of being stored here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
 Array = npt.NDArray[np.generic]
-#: Below this size, bytes are copied without creating arrays, which would take longer than the copy.
+#: Below this size, bytes are copied directly: creating arrays would take longer than the copy.
 _FEW_BYTES = 16 << 10
 
 
 class ModelValues:
-    """Values of all blocks, and the conversion of their elements for sending.
+    """Values of all blocks, and the conversions between their dtypes and the sent dtypes.
 
     Args:
         plan: The shard plan.
@@ -38,7 +38,7 @@ class ModelValues:
 
     def __init__(self, plan: ShardPlan, blocks: Mapping[int, Block], halves: HalfKernels | None) -> None:
         self._half = halves
-        #: True if some elements are sent as 16-bit floats although their dtype is wider.
+        #: True if some values are sent as 16-bit floats although their dtype is wider.
         self.shortens = halves is not None
         starts, size_bytes = _places_in_line(plan)
         raw = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
@@ -46,7 +46,7 @@ class ModelValues:
         self._line = raw[first : first + size_bytes]
         self._plan, self._starts = plan, starts
         arrays = self._arrays_in(self._line)
-        #: Memory for gradients, mapped by pservers on the same host; None until ``gradient_memory`` allocates it.
+        #: Memory for gradients that pservers on the same host map; None until ``gradient_memory`` allocates it.
         self.gradients: SharedMemory | None = None
         #: Dtype of each parameter's array.
         self.dtypes: dict[str, np.dtype[Any]] = {name: array.dtype for name, array in arrays.items()}
@@ -55,18 +55,18 @@ class ModelValues:
         self._is_float32 = [self.dtypes[spec.name] == np.float32 for spec in plan.parameters]
         self._parameters = {number: block.parameter for number, block in blocks.items()}
         self._blocks, self._names = blocks, [spec.name for spec in plan.parameters]
-        #: Shows values instead of storing them; None if values are stored.
+        #: Shows values to the user instead of storing them; None if values are stored.
         self.lending: Lending | None = None
-        #: Numbers of the parameters that ``store`` has changed; None if they are not recorded.
+        #: Numbers of the parameters that ``store`` has changed; None if changes are not recorded.
         self.stored: set[int] | None = None
-        #: Block -> its start and end in the line, in bytes.
+        #: Block -> its start and end in the buffer, in bytes.
         self._bounds: dict[int, tuple[int, int]] = {}
         for number, block in blocks.items():
             item_bytes, start = plan.parameters[block.parameter].seen_item_bytes, starts[block.parameter]
             self._bounds[number] = (start + block.start * item_bytes, start + block.stop * item_bytes)
 
     def _arrays_in(self, line: npt.NDArray[np.uint8]) -> dict[str, Array]:
-        """Return an array of the right shape for each parameter."""
+        """Return one array per parameter, in the parameter's shape."""
         return {
             spec.name: line[start : start + spec.size * spec.seen_item_bytes]
             .view(array_dtype(spec.dtype))
@@ -75,7 +75,7 @@ class ModelValues:
         }
 
     def gradient_memory(self) -> dict[str, Array]:
-        """Return an array for each parameter's gradient, from which gradients are sent without a copy on the same host.
+        """Return an array for each parameter's gradient, which pservers on the same host read in place.
 
         Raises:
             UnavailableError: this system has no memory that can be shared.
@@ -87,15 +87,15 @@ class ModelValues:
         return self._bounds[blocks[-1]][1] - self._bounds[blocks[0]][0]
 
     def sent_bytes(self, blocks: range) -> int:
-        """Return the bytes of adjacent blocks' values as they are sent."""
+        """Return the bytes of adjacent blocks' values in the form in which they are sent."""
         return self.nbytes(blocks) // 2 if self._halves_of(blocks) else self.nbytes(blocks)
 
     def _halves_of(self, blocks: range) -> HalfKernels | None:
-        """Return the converter for a run's blocks; None if their values are sent unchanged."""
+        """Return the converter for a run's blocks, or None if their values are sent unchanged."""
         return self._half if self._is_float32[self._parameters[blocks[0]]] else None
 
     def store(self, blocks: range, data: memoryview) -> None:
-        """Store the values of adjacent blocks of one run; they are adjacent in the line, just as in the message.
+        """Store the values of adjacent blocks of one run. They are adjacent in the buffer, as they are in the message.
 
         Raises:
             MessageError: the number of bytes is wrong.
@@ -119,7 +119,7 @@ class ModelValues:
             copy_past_cache(target, np.frombuffer(data, np.uint8))
 
     def lend_to(self, show: Show) -> None:
-        """Show the current values, and from now on show new values instead of storing them."""
+        """Show the current values, and show new values as they arrive instead of storing them."""
         lending = Lending(show)
         if self.lending is None:
             for name, view in self.views.items():
@@ -143,7 +143,7 @@ class ModelValues:
             place = end
 
     def outgoing(self, gradient: Array, blocks: range, part: range) -> Array:
-        """Return a ``part`` of the (n,) gradient of adjacent blocks as it is sent."""
+        """Return ``part`` of the (n,) gradient of adjacent blocks, as it is sent."""
         if part != blocks:
             bounds, item_bytes = self._bounds, self.nbytes(blocks) // gradient.size
             first = bounds[blocks[0]][0]
@@ -166,9 +166,9 @@ def _widened(data: memoryview, halves: HalfKernels | None) -> memoryview:
 
 
 def _places_in_line(plan: ShardPlan) -> tuple[list[int], int]:
-    """Return each parameter's start in a line of all parameters in declared order, and the line's end, in bytes.
+    """Return the byte offset of each parameter in a buffer of all parameters in declared order, and the buffer's size.
 
-    Consecutive parameters with the same dtype have no gap between them, so the values of a message are contiguous.
+    Consecutive parameters of the same dtype are stored without a gap, so the values of a message are contiguous.
     """
     starts: list[int] = []
     end = 0

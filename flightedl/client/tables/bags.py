@@ -1,8 +1,8 @@
-"""Bags of ids: the rows of a bag are combined into one row, whose gradient is distributed to them.
+"""Bags of ids: the rows of a bag are combined into one row, and the gradient of that row is distributed to them.
 
-x_i are the rows of a bag and w_i their weights (default: 1). ``sum`` is sum(w_i x_i), ``mean`` is
-sum(w_i x_i) / sum(w_i), ``sqrtn`` is sum(w_i x_i) / sqrt(sum(w_i**2)), ``max`` is the elementwise maximum. An empty bag
-gives zeros.
+The rows of a bag are x_i and their weights w_i (1 by default). ``sum`` is sum(w_i x_i), ``mean`` is sum(w_i x_i) /
+sum(w_i), ``sqrtn`` is sum(w_i x_i) / sqrt(sum(w_i**2)), and ``max`` is the elementwise maximum. An empty bag yields
+zeros.
 """
 
 from __future__ import annotations
@@ -48,20 +48,19 @@ class Bags:
         starts = _checked_offsets(table, offsets, id_count)
         counts = np.diff(np.append(starts, id_count))
         kept = np.ones(id_count, np.bool_) if left_out is None else ~left_out
-        #: (id_count,) True for ids that are looked up, not null or padding.
+        #: (id_count,) True for ids to look up, False for null and padding.
         self.kept = kept
-        #: (n,) index of the bag of each id that counts, in ascending order.
+        #: (n,) index of each looked-up id's bag, in ascending order.
         self._bag_of: Places = np.repeat(np.arange(len(starts)), counts)[kept]
         self.count = len(starts)
         self._counts = np.bincount(self._bag_of, minlength=self.count)
         self._starts = np.cumsum(self._counts) - self._counts
         self._is_filled = self._counts > 0
         self._factors = self._factors_of(_checked_weights(table, weights, id_count, self._combiner), kept)
-        #: For ``max``: (n, dim) True where a row has its bag's maximum.
+        #: For ``max``: (n, dim) True where a row holds its bag's maximum.
         self._is_greatest: npt.NDArray[np.bool_] | None = None
 
     def _factors_of(self, weights: Floats | None, kept: npt.NDArray[np.bool_]) -> Floats | None:
-        """Return the (n,) factors of the rows, or None if all factors are 1."""
         chosen = np.ones(len(self._bag_of), np.float32) if weights is None else weights[kept]
         if self._combiner == "mean":
             total = self._summed(chosen)
@@ -74,21 +73,20 @@ class Bags:
         return np.where(np.isfinite(factors), factors, np.float32(0)).astype(np.float32)
 
     def combined(self, rows: Floats) -> Floats:
-        """Combine the (n, dim) rows of the ids that count into (bags, dim)."""
         if self._combiner != "max":
             return self._summed(rows if self._factors is None else rows * self._factors[:, None])
         found = np.zeros((self.count, rows.shape[1]), np.float32)
         if len(rows):
             found[self._is_filled] = np.maximum.reduceat(rows, self._starts[self._is_filled], axis=0)
         is_greatest = rows == found[self._bag_of]
-        # The first of several equal maxima gets the gradient.
+        # If several elements are equal to the maximum, the first one gets the gradient.
         seen = np.cumsum(is_greatest, axis=0)
         before = (seen - is_greatest)[self._starts[self._bag_of]] if len(rows) else seen
         self._is_greatest = is_greatest & (seen - before == 1)
         return found
 
     def is_like(self, other: Bags) -> bool:
-        """True if both combine the same ids by ``max`` in the same bags."""
+        """True if both combine the same ids by ``max``, and the bags are the same."""
         return (
             self._combiner == other._combiner
             and np.array_equal(self.kept, other.kept)
@@ -97,7 +95,7 @@ class Bags:
         )
 
     def spread(self, gradients: Floats) -> Floats:
-        """Convert (bags, dim) gradients of bags to (n, dim) gradients of rows.
+        """Convert (bags, dim) gradients of bags to (n, dim) gradients of their rows.
 
         Raises:
             UsageError: The combiner is ``max``, and the bags were not pulled before.
@@ -110,7 +108,6 @@ class Bags:
         return found if self._factors is None else found * self._factors[:, None]
 
     def _summed(self, values: Floats) -> Floats:
-        """Sum values by bag."""
         found = np.zeros((self.count, *values.shape[1:]), np.float32)
         if len(values):
             found[self._is_filled] = np.add.reduceat(values, self._starts[self._is_filled], axis=0)

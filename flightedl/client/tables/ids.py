@@ -1,4 +1,4 @@
-"""Converts users' values to ids: (n,) uint64 with the bits of the integers, or of the strings' hashes."""
+"""Convert users' values to ids: (n,) uint64, with the bits of the integers or the hashes of the strings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flightedl.errors import UsageError
 Ids = npt.NDArray[np.uint64]
 
 
-#: NumPy has a single object for each of these types, so they are compared by identity, which is faster.
+#: NumPy has only one object for each of these types, so they can be compared by identity, which is faster.
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 _PLAIN_COLUMNS = (pa.Int64Array, pa.UInt64Array)
 
@@ -25,16 +25,16 @@ class FoundIds(NamedTuple):
     ids: Ids
     #: (n,) True for nulls, or None if there are none.
     nulls: npt.NDArray[np.bool_] | None = None
-    #: (lists,) position of each list's first id, or None if the value contains no lists.
+    #: (lists,) index of each list's first id, or None if the value contains no lists.
     offsets: npt.NDArray[np.int64] | None = None
     #: Shape of the value.
     shape: tuple[int, ...] = ()
 
 
 def text_ids(texts: Any) -> npt.NDArray[np.int64]:
-    """Return the ids of strings, as in the column ``id`` of an exported table.
+    """Return the ids of strings, which are also the ids in the column ``id`` of an exported table.
 
-    A table identifies a string by the xxh3 hash (64 bits, seed 0) of its UTF-8 bytes, and does not store the string.
+    A string's id is the xxh3 hash (64 bits, seed 0) of its UTF-8 bytes. The string itself is not stored.
 
     Args:
         texts: A list, array or Arrow column of texts, without nulls.
@@ -50,7 +50,7 @@ def text_ids(texts: Any) -> npt.NDArray[np.int64]:
 
 
 def plain_ids(value: Any) -> Ids | None:
-    """Return a view of an array, or of a column without nulls, as ids. None if its elements are not 64-bit integers."""
+    """Return an array, or a column without nulls, as ids. Return None if its elements are not 64-bit integers."""
     if type(value) is np.ndarray:
         dtype = value.dtype
         is_plain = value.ndim == 1 and (dtype is _INT64 or dtype is _UINT64) and value.flags.c_contiguous
@@ -62,7 +62,7 @@ def plain_ids(value: Any) -> Ids | None:
 
 
 def found_ids(table: str, value: Any) -> FoundIds:
-    """Return the ids of ``value``: integers or strings in an array, list or Arrow column, or in a column of lists.
+    """Return the ids in ``value``: an array, list or Arrow column of integers or strings, or a column of such lists.
 
     Raises:
         UsageError: The value has other elements. The message names the table.
@@ -108,7 +108,7 @@ def _of_arrow(table: str, column: pa.Array) -> FoundIds:
         filled = column.fill_null(0) if column.null_count else column
         return FoundIds(_of_array(table, filled.to_numpy(zero_copy_only=False)), nulls, shape=(len(column),))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
-        # A repeated string is hashed only once.
+        # Equal strings are hashed only once.
         encoded = column.dictionary_encode()
         texts = ids_of_texts(encoded.dictionary.to_pylist())
         chosen = np.asarray(encoded.indices.fill_null(0))

@@ -1,4 +1,4 @@
-"""The distinct ids of a request, divided by pserver, and the positions to which the answers belong."""
+"""The distinct ids of a request, divided by pserver, and the positions of the ids in the request."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Places = npt.NDArray[np.int64]
 
 @cache
 def kernels() -> Any:
-    """Return the compiled loops of ``kernels.distinct``. Loaded lazily: trainers without tables need no numba."""
+    """Return the compiled loops of ``kernels.distinct``. Imported lazily: trainers without tables do not need numba."""
     from flightedl.kernels.compiled_rows import distinct_kernels
 
     return distinct_kernels()
 
 
 def first_not_finite(rows: Floats) -> int:
-    """Return the position of the first row with NaN or infinity, or -1 if there is none."""
+    """Return the index of the first row that contains NaN or infinity, or -1 if none does."""
     flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint32)
     return int(kernels().first_not_finite(flat, rows.shape[1]))
 
 
 class DistinctIds:
-    """Distinct ids of a pull or push.
+    """The distinct ids in a pull or push.
 
     Args:
         ids: (n,) ids as given by the user.
@@ -49,15 +49,15 @@ class DistinctIds:
             counts = np.array([len(ids)])
             ids, distinct, places = _numbered([ids], counts)
             numbered = distinct[: int(counts[0])], places
-        #: A copy for comparison with later requests, because the caller may overwrite its own array.
+        #: Copy of the ids for comparison with later requests, because the caller may overwrite its array.
         self.given = ids
-        #: (m,) distinct ids in the order of their first occurrence, and (n,) the position of each id among them.
+        #: (m,) distinct ids in the order of their first occurrence, and (n,) the index of each requested id among them.
         self.ids, self.places = numbered
         self._is_distinct = len(self.ids) == len(ids)
 
     @classmethod
     def of_each(cls, many: Sequence[Ids]) -> list[DistinctIds]:
-        """Return the distinct ids of several pulls, computed in one pass."""
+        """Return the distinct ids of several pulls. Computes all of them in one pass."""
         lengths = [len(ids) for ids in many]
         counts = np.array(lengths, np.int64)
         given, distinct, places = _numbered(many, counts)
@@ -70,11 +70,11 @@ class DistinctIds:
         return found
 
     def is_of(self, ids: Ids) -> bool:
-        """True if exactly these ids were given, in this order."""
+        """True if the request consists of exactly these ids in this order."""
         return len(ids) == len(self.given) and bool(kernels().are_equal(ids, self.given))
 
     def spread(self, rows: Floats) -> Floats:
-        """Convert the (m, dim) rows of distinct ids to (n, dim) rows for the ids as given, in a new array."""
+        """Copy the (m, dim) rows of the distinct ids to (n, dim) rows, one for each requested id."""
         if self._is_distinct:
             return rows.copy()
         dim = rows.shape[1]
@@ -83,7 +83,7 @@ class DistinctIds:
         return found
 
     def summed(self, gradients: Floats) -> tuple[Floats, int]:
-        """Sum the contiguous (n, dim) gradients of the ids as given by id.
+        """Sum the contiguous (n, dim) gradients of the requested ids by id.
 
         Returns:
             (m, dim) sums, allocated by ``new_gradients``, and the first row with NaN or infinity, or -1.
@@ -93,7 +93,7 @@ class DistinctIds:
 
 
 def _numbered(many: Sequence[Ids], counts: Places) -> tuple[Ids, Ids, Places]:
-    """Return all ids, all distinct ids, and positions. Replaces the counts of ids by the counts of distinct ids."""
+    """Return all ids, all distinct ids, and the positions. Replaces each count of ids by the count of distinct ids."""
     given = many[0].copy() if len(many) == 1 else np.concatenate(many) if many else np.empty(0, np.uint64)
     distinct, places = np.empty(len(given), np.uint64), np.empty(len(given), np.int64)
     index = np.empty(index_size(int(counts.max(initial=0))), np.int32)
@@ -120,17 +120,17 @@ class Divided:
         of_tables = [np.bincount(each, minlength=pserver_count) for each in owners]
         orders = [np.argsort(each, kind="stable") for each in owners]
         parts = [np.split(order, np.cumsum(n)[:-1]) for order, n in zip(orders, of_tables, strict=True)]
-        #: Positions of each pserver's ids in ``ids``, by table.
+        #: Positions in ``ids`` of the ids that each pserver owns, by table.
         self.places = [[part[pserver] for part in parts] for pserver in range(pserver_count)]
         #: (pservers, tables) number of ids.
         self.counts: Places = np.array(of_tables, np.int64).reshape(len(ids), pserver_count).T
 
     def ids_of(self, pserver: int) -> list[Ids]:
-        """Return a pserver's ids of each table, in order."""
+        """Return the ids that a pserver owns, table by table."""
         return [ids[places] for ids, places in zip(self._ids, self.places[pserver], strict=True)]
 
 
 def places_within(ids: Ids, table: TableSpec, buckets: range) -> Places:
-    """Return the positions of the ids in some buckets."""
+    """Return the positions of the ids in these buckets."""
     found = buckets_of(ids, table.salt)
     return np.flatnonzero((found >= buckets.start) & (found < buckets.stop))

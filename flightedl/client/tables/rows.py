@@ -1,7 +1,7 @@
-"""A trainer's rows between its script's calls: pending gradients, current lookups and prefetched rows.
+"""A trainer's rows between two calls of its script: pending gradients, current lookups and prefetched rows.
 
-Prefetched rows arrive with the previous step. In synchronous mode they belong to that step's round, and are used only
-while no newer version is known. In the other modes, they are as of that step.
+Prefetched rows arrive with the previous step. In synchronous mode they belong to that step's round, and are valid until
+a newer version is known. In other modes they have the values of that step's time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = "rows of table "
 
 
 class TableRows:
-    """One trainer's rows. Only the script's thread may use this object.
+    """The rows of one trainer. Only the script's thread may use this object.
 
     Args:
         plan: The job's plan.
@@ -31,13 +31,13 @@ class TableRows:
         #: Gradients of the current batch.
         self.pending = PendingRows()
         self.sums = RowSums()
-        #: Returns the ids that the next batch will look up, by table number, or None if they are unknown.
+        #: Returns the ids that the next batch will look up, by table number, or None if they cannot be determined.
         self.next_ids: Callable[[], Mapping[int, DistinctIds] | None] = lambda: None
         #: The lookup in progress.
         self._looking_up: Lookup | None = None
-        #: Rows that a step is prefetching or has prefetched.
+        #: Lookup that a step carries out, or has carried out, in advance.
         self._ahead: Lookup | None = None
-        #: Messages for the current batch, which a retry sends unchanged.
+        #: Messages for the current batch. A retry sends them unchanged.
         self._made: tuple[Pushed, RowMessages] | None = None
 
     def _place(self, plan: ShardPlan) -> None:
@@ -45,7 +45,7 @@ class TableRows:
         self._keys = [found.start for found in map(plan.buckets_of, range(plan.pserver_count)) if found]
 
     def place(self, plan: ShardPlan) -> None:
-        """Use new owners of the buckets. Prefetched rows are dropped."""
+        """Use the new owners of the buckets, and drop prefetched rows."""
         self._place(plan)
         self._ahead = None
         if self._looking_up is not None:
@@ -55,21 +55,20 @@ class TableRows:
             self._made = batch, made.placed(plan)
 
     def name_in_sums(self, table: int) -> str:
-        """Return the name under which a table's gradients are accumulated."""
         return _PREFIX + self._plan.tables[table].name
 
     def is_sent(self, current: CurrentBatch) -> bool:
-        """True if a pserver has answered for the batch's rows, or the batch waits in a sum."""
+        """True if a pserver has answered for the rows of the batch, or if the batch is part of an unpushed sum."""
         return current.waits or not current.answered.keys().isdisjoint(self._keys)
 
     def forget(self) -> None:
-        """Drop all data of the current batch, because the batch is over."""
+        """Drop all data of the current batch, which is over."""
         self.pending.clear()
         self._made = None
 
     @contextlib.contextmanager
     def looking_up(self, lookup: Lookup) -> Iterator[None]:
-        """Let transfers without a push fetch these rows inside the ``with`` block."""
+        """Make transfers without a push fetch these rows inside the ``with`` block."""
         self._looking_up = lookup
         try:
             yield
@@ -77,7 +76,7 @@ class TableRows:
             self._looking_up = None
 
     def prefetched(self, ids: Mapping[int, DistinctIds], versions: Mapping[int, int] | None) -> Lookup | None:
-        """Return the prefetched rows, or None if they belong to different ids or are older than ``versions``."""
+        """Return the prefetched rows. Return None if their ids differ or they are older than ``versions``."""
         ahead = self._ahead
         if ahead is None or not ahead.has(ids) or ahead.missing():
             self._ahead = None
@@ -92,7 +91,7 @@ class TableRows:
     # --- messages of transfers ---
 
     def of(self, transfer: Transfer) -> RowMessages:
-        """Return the messages of a transfer, except for sums."""
+        """Return the messages of a transfer that does not push a sum."""
         batch = transfer.batch
         has_rows = any(isinstance(call, Push) and call.blocks[-1] in self._keys for call in transfer.calls)
         if self._looking_up is not None and not has_rows:
@@ -106,7 +105,7 @@ class TableRows:
         return made
 
     def of_sum(self, identity: object, divisors: Mapping[str, int]) -> RowMessages:
-        """Return the messages for the transfer of a sum."""
+        """Return the messages of a transfer that pushes a sum."""
         by_number = {self._numbers[name]: divisor for name, divisor in divisors.items() if name in self._numbers}
         self._ahead = self._next_lookup()
         return RowMessages(self._plan, self.sums.take(identity, by_number), self._ahead)

@@ -1,4 +1,4 @@
-"""An embedding table as scripts use it: rows are pulled and pushed by id."""
+"""An embedding table as scripts see it: its rows are pulled and pushed by id."""
 
 from __future__ import annotations
 
@@ -23,69 +23,65 @@ from flightedl.messages.status import TableCounts
 
 Floats = npt.NDArray[np.float32]
 Nulls = Literal["error", "padding"]
-#: Source of a batch's ids: the name of a column, or a function of the batch.
+#: Source of a batch's ids: a column's name, or a function of the batch.
 Column = str | Callable[[pa.RecordBatch], Any]
 
 
 class Traffic(Protocol):
-    """Access to rows on pservers; see ``model.parameters``."""
+    """Access to rows on pservers. Implemented in ``model.parameters``."""
 
-    def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
-        """Look up rows by table number."""
-        ...
+    def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup: ...
 
     @property
     def current_batch(self) -> CurrentBatch | None:
-        """The batch that the user's code is processing."""
+        """The batch on which the user's code is working."""
         ...
 
     def push_rows(self, table: int, ids: Ids, gradients: Floats) -> None:
-        """Add the gradients of distinct ids to the current batch's step."""
+        """Add gradients, which the current batch's step will push. The ids must be distinct."""
         ...
 
-    def rejected(self, error: GradientError) -> None:
-        """Record that a gradient of the current batch was rejected."""
-        ...
+    def rejected(self, error: GradientError) -> None: ...
 
     def where(self) -> str:
-        """Describe the current batch for people."""
+        """Return a description of the current batch for messages."""
         ...
 
 
 class Owner(Protocol):
-    """The model to which a table belongs; see ``model.job_model``."""
+    """The model to which a table belongs. Implemented in ``model.job_model``."""
 
     def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
-        """Have one of the trainers write the table's rows."""
+        """Let one of the trainers write the table's rows."""
         ...
 
     def begin_with(self, name: str, url: str) -> None:
-        """Initialize the table with the rows of a file."""
+        """Use the rows in a file as the table's initial rows."""
         ...
 
 
 class Asked(NamedTuple):
-    """Ids of a pull or push."""
+    """Ids of one pull or push."""
 
     found: FoundIds
-    #: The ids that count, each once.
+    #: The ids to look up, without duplicates.
     distinct: DistinctIds
-    #: (n,) True for ids that count, or None if all do.
+    #: (n,) True for ids to look up; None if all are looked up.
     kept: npt.NDArray[np.bool_] | None
     bags: Bags | None
 
     @property
     def is_plain(self) -> bool:
-        """True if all ids count, and the result has shape (n, dim)."""
+        """True if all ids are looked up, and the result has the shape (n, dim)."""
         return self.kept is None and self.bags is None and len(self.found.shape) == 1
 
 
 class Table:
-    """Rows of floats by id. Created by ``job.table``; only the session's thread may use it.
+    """Rows of floats, identified by ids. Created by ``job.table``; only the session's thread may use it.
 
-    Ids are integers of up to 64 bits, strings, or an Arrow column of either (also dictionary-encoded). A column of
-    lists has one bag per list. Strings are hashed to 64 bits; two of n strings share a row with probability n**2 /
-    2**65.
+    An id is an integer of up to 64 bits or a string. A request is an array, list or Arrow column of ids (which may be
+    dictionary-encoded), or a column of lists, in which each list is a bag. Strings are hashed to 64 bits; the
+    probability that any two of n strings share a row is n**2 / 2**65.
 
     Args:
         spec: The declared table.
@@ -105,16 +101,15 @@ class Table:
         self._owner = owner
         self._declared = declared
         self._counts = counts
-        #: Ids of the last pull or push, cached because most pushes have the same ids as the previous pull.
+        #: Ids of the previous pull or push. Cached, because most pushes have the same ids as the pull before them.
         self._distinct: DistinctIds | None = None
-        #: The same ids as a request, if they were given as a plain array of integers.
+        #: The same ids as a request; set if they were a plain array of integers.
         self._plain: Asked | None = None
-        #: The most recently pulled bags, because the gradient of a maximum belongs to the row that had the maximum.
+        #: Bags of the previous pull. With ``max``, the gradient belongs to the row that held the maximum.
         self._last: tuple[DistinctIds, Bags] | None = None
 
     @property
     def name(self) -> str:
-        """Name of the table."""
         return self.spec.name
 
     @property
@@ -133,9 +128,9 @@ class Table:
         nulls: Nulls = "error",
         max_norm: float | None = None,
     ) -> Floats:
-        """Return the rows of ids or of bags of ids, at the version that the current batch must see.
+        """Return the rows of ids or of bags of ids, at the version that the current batch requires.
 
-        ``Job.lookup`` reads several tables in one round trip.
+        To read several tables in one round trip, call ``Job.lookup``.
 
         Args:
             ids: (n,), or of any shape.
@@ -169,7 +164,7 @@ class Table:
         padding_idx: int | None = None,
         nulls: Nulls = "error",
     ) -> None:
-        """Add gradients of rows or bags to the current batch. They are summed by id, and sent with the batch's step.
+        """Add gradients of rows or bags to the current batch. They are summed by id; the batch's step sends them.
 
         Args:
             ids: As for ``pull``.
@@ -199,7 +194,7 @@ class Table:
         traffic.push_rows(number, asked.distinct.ids, sums)
 
     def push_distinct(self, ids: Ids, gradients: Floats) -> None:
-        """Push gradients (m, dim) of distinct ids (m,). Raises the same errors as ``push``."""
+        """Push (m, dim) gradients of (m,) distinct ids. Raises the same errors as ``push``."""
         number, traffic = self._declared(self.name)
         if (bad := first_not_finite(gradients)) >= 0:
             raise self._rejected(traffic, f"gradient of id {ids[bad]}", "has NaN or infinity")
@@ -207,13 +202,13 @@ class Table:
 
     @property
     def declared(self) -> tuple[int, Traffic]:
-        """Number of the table, and access to its rows. Declares the model if necessary."""
+        """Number of the table, and access to its rows. Declares the model if that has not been done."""
         return self._declared(self.name)
 
     def load(self, url: str | Path) -> None:
-        """Initialize the table with the rows of a file. Call this in every trainer, before the model is declared.
+        """Use the rows in a file as initial rows. Call this in every trainer before the model is declared.
 
-        Each pserver reads the file before the first step. A job that resumes from a checkpoint does not read it.
+        Each pserver reads the file before the first step. A job that resumes from a checkpoint ignores the file.
 
         Args:
             url: Path or URL, the same for all pservers, of a Parquet file with integers or texts as ``id`` and lists
@@ -231,9 +226,9 @@ class Table:
     def export(self, url: str | Path, *, slots: bool = False) -> bool:
         """Write all rows to one Parquet file. All trainers must call this method; one of them starts the export.
 
-        The rows are read from a new checkpoint, or from the pservers if the job has no checkpoints. In the second case,
-        all rows have the same version in Sync mode (no round closes while this trainer waits, unless the mode has
-        backups) and after the loop; otherwise, each pserver's rows are as of the time they are read. As with
+        The rows are read from a new checkpoint. Without checkpoints, they are read from the pservers: in Sync mode
+        without backups, and after the loop in every mode, all rows have the same version, because no round closes while
+        this trainer waits; otherwise, each pserver's rows have the values of the time at which they are read. As with
         ``Job.save_model``, the n-th call for a URL within an epoch is the same request in all trainers.
 
         Args:
@@ -252,7 +247,7 @@ class Table:
         return self._owner.save_table(self.name, url_of("url", url), has_slots=bool(slots))
 
     def stats(self) -> TableCounts:
-        """Return the table's statistics summed over all pservers: rows, bytes, reads and so on."""
+        """Return statistics of the table, summed over all pservers: number of rows, bytes, reads, and more."""
         return self._counts(self.name)
 
     def __len__(self) -> int:
@@ -275,7 +270,7 @@ class Table:
         padding_idx: int | None = None,
         nulls: Nulls = "error",
     ) -> Asked:
-        """Return the ids of a request. Arguments and errors are the same as for ``pull``."""
+        """Return the ids of a request. For arguments and errors see ``pull``."""
         if padding_idx is offsets is weights is None and nulls == "error" and (plain := plain_ids(ids)) is not None:
             return self.known(plain) or self.asks_for(DistinctIds(plain))
         found = found_ids(self.name, ids)
@@ -302,12 +297,12 @@ class Table:
         return Asked(found, self._distinct, kept, bags)
 
     def known(self, ids: Ids) -> Asked | None:
-        """Return the last request if it was for an array of exactly these ids."""
+        """Return the previous request if it was for an array of exactly these ids."""
         plain = self._plain
         return plain if plain is not None and plain.distinct.is_of(ids) else None
 
     def asks_for(self, distinct: DistinctIds) -> Asked:
-        """Return a request for an array of ids, and cache it for the push that follows."""
+        """Return a request for an array of ids, and cache it for the following push."""
         self._distinct = distinct
         self._plain = Asked(FoundIds(distinct.given, shape=distinct.given.shape), distinct, None, None)
         return self._plain
@@ -331,7 +326,7 @@ class Table:
         return found if len(asked.found.shape) == 1 else found.reshape(*asked.found.shape, self.dim)
 
     def _bags_pulled(self, asked: Asked) -> Bags:
-        """Return the last pull's bags if they are the same, because they record where each maximum was."""
+        """Return the previous pull's bags if they are equal, because they record which rows held the maxima."""
         assert asked.bags is not None, "there are bags"
         if self._last is not None and self._last[0].is_of(asked.distinct.given):
             known = self._last[1]
@@ -357,7 +352,7 @@ class Table:
         return np.ascontiguousarray(array).reshape(-1, self.dim)
 
     def _rejected(self, traffic: Traffic, what: str, problem: str) -> GradientError:
-        """Return the error to raise for the current batch; the batch will be repeated."""
+        """Return the error to raise for the current batch. The loop will repeat the batch."""
         error = GradientError(
             f"the {what} of table {self.name!r} {problem} in {traffic.where()}; nothing of it was pushed"
         )
@@ -366,7 +361,7 @@ class Table:
 
 
 def asked_of(wanted: Mapping[Table, Any], nulls: Nulls = "error") -> dict[Table, Asked]:
-    """Return requests to several tables; see ``Table.pull``. Plain arrays of ids are processed in one pass."""
+    """Return requests for several tables; see ``Table.pull``. Plain arrays of ids are processed in one pass."""
     found: dict[Table, Asked] = {}
     plain: dict[Table, Ids] = {}
     for table, given in wanted.items():

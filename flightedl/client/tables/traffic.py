@@ -1,7 +1,7 @@
-"""Payloads for each pserver: gradients that a trainer pushes to tables with its next step, and lookups of rows.
+"""Payloads for each pserver: gradients of rows that the next step pushes, and lookups.
 
-This module makes no decisions: ``domain.trainer.steps`` decides what each transfer carries and what is repeated.
-*Pending* gradients belong to the current batch and are sent with its step.
+This module decides nothing: ``domain.trainer.steps`` decides what a transfer carries and what is repeated. *Pending*
+gradients belong to the current batch and are sent with its step.
 """
 
 from __future__ import annotations
@@ -43,32 +43,31 @@ class Lookup:
 
     def __init__(self, plan: ShardPlan, ids: Mapping[int, DistinctIds]) -> None:
         self._ids = list(ids.values())
-        #: Table number -> its position among the requested tables.
+        #: Table number -> index of the table in the request.
         self._place_of = {number: place for place, number in enumerate(ids)}
         lengths = [len(found.ids) for found in self._ids]
         self._dims = [plan.tables[number].dim for number in ids]
-        #: Position of each table's first element in the flat values, followed by the total number of elements.
+        #: Index of each table's first element in the flat values, and finally the number of all elements.
         self._bounds = [0, *accumulate(map(mul, lengths, self._dims))]
-        #: Rows of the distinct ids of all tables, flattened.
+        #: Rows of all tables' distinct ids, flattened.
         self._values: Floats = np.empty(self._bounds[-1], np.float32)
         self.place(plan)
 
     def place(self, plan: ShardPlan) -> None:
-        """Use these owners of the rows, and drop all rows received so far."""
         self._plan = plan
         ids, specs = self._place_of, [plan.tables[number] for number in self._place_of]
         lengths = [len(found.ids) for found in self._ids]
         self._divided = _divided(plan, specs, [found.ids for found in self._ids])
-        #: Header of the complete answer if there is only one pserver; otherwise empty.
+        #: Header of the complete answer if a single pserver owns all rows; otherwise empty.
         self._header = b""
         if self._divided is None:
             self._asked = [any(lengths)]
             self._header = header_of([(Kind.ROWS, n, count) for n, count in zip(ids, lengths, strict=True) if count])
         else:
             self._asked = (self._divided.counts.sum(1) > 0).tolist()
-        #: Table number -> some ids without a row, for tables that require every id to have a row.
+        #: Table number -> some of the ids that have no row, for tables in which every id must have one.
         self.unknown: dict[int, list[int]] = {}
-        #: Pserver -> the lowest version of the rows received from it, and the number of buckets that they cover.
+        #: Pserver -> lowest version among the rows received from it, and number of buckets that they cover.
         self._versions: dict[int, int] = {}
         self._received: dict[int, int] = {}
 
@@ -77,19 +76,18 @@ class Lookup:
         return self._asked[pserver]
 
     def asked(self, pserver: int) -> list[Section]:
-        """Return the ids requested from a pserver."""
         ids = [found.ids for found in self._ids] if self._divided is None else self._divided.ids_of(pserver)
         return [
             Section(Kind.WANTED, number, each) for number, each in zip(self._place_of, ids, strict=True) if len(each)
         ]
 
     def begin(self, pserver: int) -> None:
-        """Drop a pserver's earlier answer before it answers again."""
+        """Drop a pserver's earlier answer, because it will answer again."""
         self._versions.pop(pserver, None)
         self._received[pserver] = 0
 
     def take(self, pserver: int, blocks: range, version: int, data: memoryview) -> None:
-        """Store the rows of some buckets from a pserver's answer."""
+        """Store rows from a pserver's answer, for some of the buckets."""
         is_complete, header = blocks == self._plan.buckets_of(pserver), self._header
         if is_complete and header and len(data) == len(header) + self._values.nbytes and data[: len(header)] == header:
             self._values.data.cast("B")[:] = data[len(header) :]
@@ -124,11 +122,11 @@ class Lookup:
         ]
 
     def version(self, pserver: int) -> int:
-        """Return the lowest version of the rows received from a pserver."""
+        """Return the lowest version among the rows received from a pserver."""
         return self._versions[pserver]
 
     def has(self, ids: Mapping[int, DistinctIds]) -> bool:
-        """True if the lookup includes all these ids."""
+        """True if the lookup contains all of these ids."""
         place_of = self._place_of
         return ids.keys() <= place_of.keys() and all(
             known is found or known.is_of(found.given)
@@ -137,12 +135,12 @@ class Lookup:
         )
 
     def rows(self, table: int) -> Floats:
-        """Return the (m, dim) rows of a table's distinct ids."""
+        """Return the (m, dim) rows of the table's distinct ids."""
         place = self._place_of[table]
         return self._values[self._bounds[place] : self._bounds[place + 1]].reshape(-1, self._dims[place])
 
     def spread(self, tables: Sequence[int]) -> list[Floats]:
-        """Return the (n, dim) rows of the ids as given, for each of these tables, in new arrays."""
+        """Return the (n, dim) rows of the requested ids of each of these tables, as new arrays."""
         places = [self._place_of[number] for number in tables]
         given = [self._ids[place] for place in places]
         if len(given) == 1:
@@ -162,7 +160,7 @@ class Lookup:
 
 
 class RowMessages:
-    """Rows of one transfer: the payload for each pserver, and the destination of the pserver's answers.
+    """Rows of one transfer: the payload for each pserver, and where to store the pserver's answer.
 
     Args:
         plan: The job's plan.
@@ -180,11 +178,11 @@ class RowMessages:
         self._divided = _divided(plan, specs, [ids for ids, _ in gradients.values()]) if gradients else None
 
     def placed(self, plan: ShardPlan) -> RowMessages:
-        """Return messages with the same gradients for new owners, without prefetched rows."""
+        """Return messages with the same gradients for the new owners. They do not prefetch rows."""
         return RowMessages(plan, self._gradients)
 
     def pushed(self, pserver: int, *, pull: bool) -> Payload | None:
-        """Return the payload that is sent with a batch, or None if there is none."""
+        """Return the payload to send with a batch, or None if there is none."""
         lookup, gradients = self._lookup if pull else None, self._gradients
         if self._divided is None and lookup is None and len(gradients) == 1:
             ((number, (ids, values)),) = gradients.items()
@@ -202,16 +200,14 @@ class RowMessages:
         return encode_sections(sections) if sections else None
 
     def asked(self, pserver: int) -> Payload | None:
-        """Return the payload of a read, or None if only the version is requested."""
+        """Return the payload of a lookup, or None to request only the version."""
         return None if self._lookup is None else encode_sections(self._lookup.asked(pserver))
 
     def begin(self, pserver: int) -> None:
-        """Prepare for a call to a pserver."""
         if self._lookup is not None:
             self._lookup.begin(pserver)
 
     def take(self, pserver: int, blocks: range, version: int, data: memoryview) -> None:
-        """Store the rows of an answer."""
         if self._lookup is not None:
             self._lookup.take(pserver, blocks, version, data)
         elif data != NOTHING.data:
@@ -219,19 +215,19 @@ class RowMessages:
 
 
 def _divided(plan: ShardPlan, tables: Sequence[TableSpec], ids: Sequence[Ids]) -> Divided | None:
-    """Return the ids divided by pserver, or None if there is only one pserver."""
+    """Return the ids divided by pserver, or None if a single pserver owns all rows."""
     if plan.pserver_count == 1 or plan.bucket_pservers is None:
         return None
     return Divided(tables, ids, plan.bucket_pservers, plan.pserver_count)
 
 
 def _answer(plan: ShardPlan, data: memoryview) -> Sections:
-    """Decode an answer's rows. Raises MessageError for any other payload."""
+    """Decode an answer's rows. Raises MessageError if the payload has another type."""
     return decode_sections(data, np.array([table.dim for table in plan.tables], np.int64), _ANSWERED)
 
 
 class PendingRows:
-    """Gradients of rows for the current batch, or for the sum of several batches."""
+    """Gradients of rows for the current batch, or for a sum over several batches."""
 
     def __init__(self) -> None:
         self._found: dict[int, list[tuple[Ids, Floats]]] = {}
@@ -241,19 +237,17 @@ class PendingRows:
 
     @property
     def tables(self) -> Sequence[int]:
-        """Numbers of the tables that have gradients."""
         return sorted(self._found)
 
     def add(self, table: int, ids: Ids, gradients: Floats) -> None:
-        """Add gradients of distinct ids. Gradients of the same id are summed by ``take``."""
+        """Add gradients of distinct ids. ``take`` sums gradients of the same id."""
         self._found.setdefault(table, []).append((ids, gradients))
 
     def clear(self) -> None:
-        """Discard all gradients."""
         self._found = {}
 
     def take(self) -> dict[int, tuple[Ids, Floats]]:
-        """Return distinct ids and their summed gradients by table number."""
+        """Return distinct ids and their summed gradients, by table number."""
         return {number: _summed(found) for number, found in self._found.items()}
 
 
@@ -265,14 +259,13 @@ def _summed(found: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
 
 
 class RowSums:
-    """Gradients of rows, accumulated over several batches and pushed together (``model.kept``)."""
+    """Gradients of rows that are accumulated over several batches and then pushed together (``model.kept``)."""
 
     def __init__(self) -> None:
         self._identity: object = None
         self._pending = PendingRows()
 
     def add(self, identity: object, gradients: Mapping[int, tuple[Ids, Floats]], weight: int) -> None:
-        """Add each table's gradients, multiplied by ``weight``."""
         if identity != self._identity:
             self._identity = identity
             self._pending.clear()
@@ -290,6 +283,6 @@ class RowSums:
 
 
 def require_known(name: str, unknown: Sequence[int]) -> None:
-    """Raise UsageError if there are ids without a row."""
+    """Raise UsageError if a requested id has no row."""
     if unknown:
         raise UsageError(f"table {name!r} has no row for id {unknown[0]}, and was declared with unknown='error'")
