@@ -1,26 +1,26 @@
-"""The master's decisions, as a pure state machine driven by a process or by the simulation.
+"""The master's decisions, as a pure state machine that runs in the master process and in the simulation.
 
-* ``core``: the state machine, which delegates to the modules below
-* ``events``: inputs of the core; ``effects``: outputs of the core
-* ``leases``: trainers with a live lease
-* ``declaring``: the declared dataset and model; ``differences``: comparison of two declarations
+* ``core``: the state machine, which delegates to the other modules
+* ``events``: input of the core; ``effects``: output of the core
+* ``leases``: the trainers that hold a live lease
+* ``declaring``: the declared dataset and model; ``differences``: how two declarations differ
 * ``training``: assignment of training tasks; ``work``: the queue of one dataset, as trainers see it
-* ``deterministic_schedule``: delays that make runs bit-identical; ``epoch_ends``: membership at the end of an epoch
-* ``evaluations``: datasets for evaluation, each with its own queue
+* ``deterministic_schedule``: delays that make runs bit-identical; ``epoch_ends``: members at the end of an epoch
+* ``evaluations``: evaluations, each with its own dataset and queue
 * ``groups``: requests from the ranks of a group, which share the training data
-* ``members``: the membership and its views
-* ``pservers``: state of the pservers; ``control``: calls to pservers; ``pserver_warnings``: warnings about them
+* ``members``: the membership, and the views to be sent
+* ``pservers``: knowledge of the pservers; ``control``: calls to them; ``pserver_warnings``: warnings about them
 * ``checkpointing``: orders of checkpoints
-* ``ending``: conditions for the end of an epoch and of the job
+* ``ending``: conditions under which an epoch ends and the job is done
 * ``requests``: a waiting request
-* ``state``: settings and initial state; ``stored``: the etcd keys that store the state
+* ``state``: the master's settings and initial state; ``stored``: the etcd keys that hold the stored state
 
-A trainer's ticket arrives as the event ``Asked``. The core verifies the trainer's lease, rejects reports of work that
-pservers have since lost (``pservers``), applies the other reports to the queue (``work``), assigns tasks
+A trainer's ticket arrives as the event ``Asked``. The core checks the trainer's lease, rejects reports of work that
+pservers have since lost (``pservers``), and applies the other reports to the queue (``work``). It then assigns tasks
 (``training``), updates the membership (``members``), and emits the reply as an ``Answer``. If there is no task to
 assign, the ticket waits.
 
-The driver carries out an effect only once the core's state at the effect's revision, or at a later one, has been
-stored, so a successor knows everything that the master has announced. Only events change the core, so the same events
-at the same times produce the same effects.
+The driver carries out an effect only after the core's state has been stored at the effect's revision or a later one. A
+successor therefore knows everything that the master has announced. Only events change the core, so the same events at
+the same times produce the same effects.
 """

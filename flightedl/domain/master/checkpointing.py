@@ -1,11 +1,11 @@
-"""The master's checkpoints: relays orders from ``domain.checkpoint`` to pservers, and pservers' replies back to it.
+"""The master's checkpoints: passes orders from ``domain.checkpoint`` to pservers, and the pservers' replies back.
 
-The master repeats an order until the pserver reports a written file, a failure or a refusal. The repeated request also
-polls the progress of the snapshot.
+The master repeats an order until the pserver reports that it has written the file, failed or refused. Repeating the
+order also queries the progress of the snapshot.
 
 If the store fails, the master warns in ``status`` and retries later. Only the end of the job waits for the store: the
-job is reported as done only when the last checkpoint is complete, so a pserver that dies while trainers read the result
-restarts with that result. The master stops waiting after the store has failed several times.
+job is reported as done only when the last checkpoint is complete, so that a pserver that dies while trainers read the
+final values restarts with those values. The master stops waiting if the store fails several times in a row.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Checkpointing:
         self.checkpoints = checkpoints
         self.is_kept = is_kept
         self._outbox = outbox
-        #: Pserver index -> the order that the pserver has yet to complete.
+        #: Pserver index -> the order that the pserver has not completed yet.
         self._orders: dict[int, OrderSnapshot] = {}
         self._draining: set[int] = set()
 
     def settled(self, index: int, generation: int, now: float) -> None:
-        """Let a pserver take part in checkpoints. The queue contains the tasks that it lacks; it need not reload."""
+        """Let a pserver take part in checkpoints. The queue contains its missing tasks, and it reloads none."""
         if self.is_kept:
             self.perform(self.checkpoints.pserver_up(index, generation, now))
 
@@ -66,7 +66,7 @@ class Checkpointing:
         return 0 if latest is None else latest.number
 
     def age_s(self, now: float) -> float | None:
-        """Return the number of seconds since the last complete checkpoint; None if the job keeps no checkpoints."""
+        """Return the number of seconds since the last complete checkpoint, or None if the job has no checkpoints."""
         return self.checkpoints.age_s(now) if self.is_kept else None
 
     def tick(self, now: float, rounds: OpenRounds | None) -> None:
@@ -91,7 +91,7 @@ class Checkpointing:
     # requests
 
     def request(self, reason: str, *, may_give_up: bool) -> int:
-        """Request a checkpoint and return its ticket. For ``may_give_up``, see ``reply_to``."""
+        """Request a checkpoint and return its ticket. ``reply_to`` describes ``may_give_up``."""
         if may_give_up:
             return self.checkpoints.request_last(reason)
         return self.checkpoints.request(reason, is_waited_for=True)
@@ -115,14 +115,14 @@ class Checkpointing:
     # orders to pservers
 
     def order_for(self, index: int, generation: int, plan_hash: str) -> SnapshotRequest | None:
-        """Return the order that this process has yet to complete, or None."""
+        """Return the order that this process has not completed yet, or None."""
         order = self._orders.get(index)
         if order is None or order.generation != generation:
             return None
         return replace(order.snapshot, plan_hash=plan_hash)
 
     def answered(self, index: int, generation: int, reply: SnapshotReply, now: float) -> None:
-        """Record a process's progress on the newest order that it has received."""
+        """Record a process's progress with the newest order that it has received."""
         order = self._orders.get(index)
         is_of_order = order is not None and (order.generation, order.snapshot.order) == (generation, reply.order)
         if is_of_order and reply.state in {"written", "failed", "refused"}:

@@ -1,4 +1,4 @@
-"""The master's calls to pservers, one at a time per process, and the handling of their answers."""
+"""The master's calls to pservers, at most one at a time to each process, and the handling of the answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flightedl.messages.control import (
 )
 from flightedl.messages.status import PserverStatusReply
 
-#: Seconds between two polls of a pserver that is unsettled or writing a snapshot.
+#: Seconds between two polls of a pserver that is not settled or is writing a snapshot.
 _POLL_S = 0.05
 #: Seconds between two polls of a pserver that has lost its values.
 _LACKING_S = 0.2
@@ -32,11 +32,11 @@ _IDLE_S = 1.0
 
 
 class Consequences(NamedTuple):
-    """Consequences of a pserver's answer for the whole job."""
+    """Consequences that a pserver's answer has for the whole job."""
 
-    #: The step that reinitializes the model, or None.
+    #: The next step in reinitializing the model, or None.
     reinitialization: Reinitialize | None = None
-    #: True if work that was counted as done may be missing.
+    #: True if finished work may be missing from the pservers.
     has_lost: bool = False
 
 
@@ -56,11 +56,11 @@ class PserverControl:
         self._checkpointing = checkpointing
         self._outbox = outbox
         self._pserver_warnings = PserverWarnings()
-        #: Pserver index -> number of repeated pieces at the time of the last request for the pserver's applied batches.
+        #: Pserver index -> number of repeated pieces when the pserver was last asked for its applied batches.
         self._repeated_when_asked: dict[int, int] = {}
 
     def look_at_all(self, now: float) -> None:
-        """Let settled pservers take part in checkpoints, except those that must reload one."""
+        """Let pservers take part in checkpoints once they are settled, unless they must reload a checkpoint first."""
         for index, generation in self._pservers.present.items():
             if self._pservers.must_reload(index):
                 self._checkpointing.down(index, now)
@@ -70,7 +70,7 @@ class PserverControl:
     def next_call(
         self, event: events.ControlAsked, members: Members | None, training: Training, plan_hash: str, now: float
     ) -> out.ControlCall | out.NoCallDue:
-        """Return the next call to a pserver's process, or the number of seconds to pause."""
+        """Return the next call to a pserver's process, or the number of seconds to wait before asking again."""
         index, generation = event.index, event.generation
         pservers, revision = self._pservers, self._outbox.revision
         if members is None:
@@ -81,7 +81,7 @@ class PserverControl:
         must_ask, audit = pservers.must_be_audited(index, generation)
         pause_s = pservers.seconds_until_asked(index, now) if must_ask else _IDLE_S
         if must_ask and not pause_s:
-            # Delay the next request whatever the answer is, so that other calls can be made in between.
+            # Delay the next request for applied batches in any case, so that other calls can be made before it.
             pservers.ask_again(index, now + _POLL_S)
             self._repeated_when_asked[index] = training.repeated_count
             return out.ControlCall(index, generation, AppliedRequest(plan_hash=plan_hash), audit)
@@ -117,23 +117,23 @@ class PserverControl:
             step = pservers.lacks(index, event.generation, election, may_be_saved=checkpoints.may_be_saved)
             return Consequences(reinitialization=step)
         if event.audit is not None and training.repeated_count != self._repeated_when_asked.get(index):
-            # Work was repeated after the question was sent, so the answer may be outdated. Ask the pserver again.
+            # Work was repeated after the request was sent, so the answer may be outdated. Ask the pserver again.
             return Consequences()
         queue = None if training.work is None else training.work.queue
         before = self._outbox.revision
         if pservers.answered(index, event.generation, event.audit, reply, queue):
             checkpoints.rejected(reply.rejected)
         has_lost = self._outbox.revision != before
-        # If this pserver has lost updates, other pservers may also have to reload a checkpoint.
+        # If one pserver has lost updates, the others may also have to reload a checkpoint.
         self.look_at_all(now)
-        # Requests that wait for the end of the job may have been waiting for this answer.
+        # Requests waiting for the end of the job may have been waiting for this answer.
         self._outbox.wakes_requests = True
         return Consequences(has_lost=has_lost)
 
     def status_received(
         self, replies: Sequence[PserverStatusReply | None], trainers: Mapping[int, str], now: float
     ) -> None:
-        """Handle the latest status of all pservers. ``trainers`` maps member ids to names."""
+        """Handle the latest status of all pservers. ``trainers`` maps member ids to trainers' names."""
         known = [each for each in replies if each is not None]
         self._pservers.highest_version = max((each.highest_version for each in known), default=0)
         for index, reply in enumerate(replies):

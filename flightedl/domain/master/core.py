@@ -1,10 +1,10 @@
-"""The master as a pure state machine: events in, effects out.
+"""The master as a pure state machine: it takes events and returns effects.
 
-The core coordinates events and requests that concern several of the other modules of this package and delegates the
-rest to them. Each of these modules has its own state.
+The core handles events and requests that concern several of this package's modules, and delegates the rest to them.
+Each module has its own state.
 
-The core does not read files. The driver indexes a dataset and reports the number of tasks and the number of batches in
-each task.
+The core does not read files. The driver indexes a dataset and reports how many tasks it has, and how many batches each
+task has.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: A trainer that joins at the beginning of an epoch starts this many rounds later, so that the others need not wait for
-#: it.
+#: A trainer that joins at the beginning of an epoch starts this many rounds later, so that the other trainers need not
+#: wait for it.
 _MARGIN = 2
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 
-#: (request, its waiting state, True if the request's timeout has expired) -> the answer, or the new waiting state.
+#: (request, its waiting state, True if its timeout has expired) -> the answer, or the new waiting state.
 _Answerer = Callable[[Any, Waiting, bool], msgspec.Struct]
 
 
@@ -140,7 +140,7 @@ class MasterCore:
         }
 
     def apply(self, event: events.Event, now: float) -> list[out.Effect]:
-        """Return an event's effects, in the order in which the driver must carry them out.
+        """Return an event's effects in the order in which the driver must carry them out.
 
         Raises:
             UsageError: some of the new files cannot be added; the state is unchanged.
@@ -196,7 +196,7 @@ class MasterCore:
         return self.members is not None and self.training.is_deterministic(self.members.membership.mode)
 
     def encode(self) -> dict[str, bytes]:
-        """Return the state for a successor: name -> value. All values must be stored in one transaction.
+        """Return the state for a successor (name -> value). All values must be stored in one transaction.
 
         The names are ``declaration``, ``queue``, ``failures``, ``evaluations``, ``membership``, ``recovery`` (of
         pservers), ``checkpoints``, ``group`` and ``stopped``. Parts without state are omitted.
@@ -454,7 +454,7 @@ class MasterCore:
         self._update_members(ticket, handed, is_deterministic=is_deterministic, waits=is_waiting)
         if is_over:
             if self.has_former_model:
-                # No trainer needs to declare the model again, because the checkpoint is complete and the job is ending.
+                # No trainer needs to declare the model again, because the checkpoint is complete and the job ends.
                 self._adopt_former_model()
             self._check_end()
         if is_waiting:
@@ -487,12 +487,12 @@ class MasterCore:
         lost = lost + work.apply_reports(ticket, self._now) + work.take_back_unstarted(ticket, self._now)
         self.checkpointing.checkpoints.tasks_finished(len(work.take_finished()))
         if work.queue.revision != before:
-            # Only reports can make tasks available to waiting trainers; assigning tasks cannot.
+            # Only reports make tasks available to waiting trainers; an assignment cannot.
             self._outbox.touch()
         return lost
 
     def _update_members(self, ticket: TasksTicket, handed: HandedOut, *, is_deterministic: bool, waits: bool) -> None:
-        """Let the trainer leave if it got no task; otherwise let it join if it may join without asking."""
+        """Remove the trainer from the members if it has no tasks; add it if it may rejoin without asking."""
         members = self.members
         if handed.begins_epoch and members is not None:
             members.leave_all()
@@ -509,7 +509,7 @@ class MasterCore:
         return 0 if self.members is None else self.members.member_of(trainer)
 
     def _final_pservers(self) -> list[int]:
-        """Return the generations of the pservers that were checked before the job was reported as done."""
+        """Return the generations of the pservers that were checked just before the job was reported as done."""
         count = self._settings.pserver_count
         return [] if self.members is None else [self.pservers.present.get(i, 0) for i in range(count)]
 
@@ -555,7 +555,7 @@ class MasterCore:
             raise NotReadyError("no trainer has declared the model yet")
         may_give_up, ticket = waiting.may_give_up, request.ticket
         if ticket is None and may_give_up:
-            # The checkpoint at the end of the job contains all of its work.
+            # The job's last checkpoint contains all of its work.
             ticket = self.ending.final_ticket
         if ticket is None:
             ticket = self.checkpointing.request(request.reason, may_give_up=may_give_up)

@@ -1,11 +1,11 @@
-"""Declarations of the training data and of the model. The first declaration of each kind is adopted.
+"""Declarations of the training data and of the model. The first declaration of each is adopted.
 
-Indexing a dataset and planning a model's blocks can take a long time. The core therefore answers the first declaration
-with ``effects.Undeclared``. The driver then indexes or plans, reports the result (``DatasetIndexed``,
-``ModelPlanned``), and repeats the declaration. If two trainers declare at the same time, the first result is adopted.
+Indexing a dataset or planning a model's blocks can take a long time. The core therefore answers the first declaration
+with ``effects.Undeclared``. The driver then does the indexing or planning, reports the result (``DatasetIndexed``,
+``ModelPlanned``), and repeats the declaration. If two trainers declare at once, the first result is adopted.
 
-A job resumed from a checkpoint adopts the next declaration. That declaration may change how the job continues: the
-number of epochs, the shuffling of epochs that have not begun, and the optimizer's settings.
+If a job is resumed from a checkpoint, it adopts the next declaration. This declaration may change the number of epochs,
+the shuffling of epochs that have not begun, and the optimizer's settings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from flightedl.messages.declarations import (
 #: Fields of the dataset declaration that may change when a job is resumed.
 _MAY_DIFFER = ("epochs", "shuffle", "seed")
 _MAY_DIFFER_TEXT = "epochs, shuffle and seed"
-#: Maximum number of excluded files whose names are kept.
+#: Maximum number of excluded files whose names are stored.
 _LEFT_OUT_LIMIT = 100
 
 
@@ -41,7 +41,7 @@ class Declarations:
     def __init__(self, declaration: JobDeclaration, outbox: Outbox) -> None:
         self.known = declaration
         self._outbox = outbox
-        #: Cache of the stored form, which is needed for every comparison with the stored keys.
+        #: Cache of the encoded declaration, which every comparison with the stored keys needs.
         self._encoded = (JobDeclaration(), b"")
 
     @property
@@ -50,12 +50,12 @@ class Declarations:
 
     @property
     def has_model(self) -> bool:
-        """True if trainers of this job have declared a model, in which case pservers deduplicate batches."""
+        """True if trainers of this job have declared a model. Pservers then deduplicate batches."""
         return self.known.model is not None and not self.has_former_model
 
     @property
     def has_former_model(self) -> bool:
-        """True if the job was resumed and no trainer has declared the model since. Pservers wait for a declaration."""
+        """True if no trainer has declared the model since the job was resumed. Pservers wait for a declaration."""
         return self.known.model is not None and self.known.model.is_former
 
     def encode(self) -> bytes | None:
@@ -68,7 +68,7 @@ class Declarations:
     # the training data
 
     def dataset(self, declared: DatasetDeclaration) -> DeclaredDataset | None:
-        """Return the declared dataset if it equals ``dataset``, or None if no dataset is declared.
+        """Return the declared dataset if it equals ``dataset``, or None if none has been declared.
 
         Raises:
             DeclarationError: they differ. The first declaration after resuming may differ in some settings.
@@ -85,8 +85,8 @@ class Declarations:
         self.known = replace(self.known, dataset=reply, is_resumed=False)
 
     def leave_out(self, files: Sequence[str]) -> None:
-        """Record why each of these files is excluded from the dataset, which is now complete."""
-        # All reasons are stored in one etcd value together with the declaration, and etcd limits the size of a value.
+        """Record the files that are excluded from the dataset, each with a reason. The dataset is now complete."""
+        # All reasons are stored with the declaration in a single etcd value, whose size etcd limits.
         reasons = list(files[:_LEFT_OUT_LIMIT])
         if more := len(files) - len(reasons):
             reasons.append(f"{more} more files")
@@ -97,10 +97,10 @@ class Declarations:
     # the model
 
     def model(self, declared: ModelDeclaration) -> DeclaredModel | None:
-        """Return the declared model if it equals ``model``, or None if no model is declared.
+        """Return the declared model if it equals ``model``, or None if none has been declared.
 
-        The first declaration after resuming may change the optimizer's settings. Pservers adopt the model only after
-        that declaration is stored, so no pserver has used the previous settings.
+        After a resume, the first declaration may change the optimizer's settings. Pservers adopt the model only after
+        that declaration has been stored, so none of them has used the previous settings.
 
         Raises:
             UsageError: the optimizer is invalid.
@@ -127,7 +127,7 @@ class Declarations:
         self.known = replace(self.known, model=model)
 
     def adopt_former_model(self, declared: ModelDeclaration | None = None) -> DeclaredModel:
-        """Adopt the model of the checkpoint from which the job resumed, with the settings in ``declared`` if given."""
+        """Adopt the model of the checkpoint from which the job resumed, with the settings of ``declared`` if any."""
         known = self.known.model
         assert known is not None, "a resumed job has a model"
         if declared is not None and declared != known.declaration:
@@ -145,7 +145,7 @@ class Declarations:
 
 
 def _is_setting(field: str, tables: Collection[str]) -> bool:
-    """True if a field is an optimizer setting, or the initial values of a table, whose rows are in the checkpoint."""
+    """True if a field may change after a resume: optimizer settings, and initial values of tables with stored rows."""
     path = field
     if field.startswith("tables."):
         names = [name for name in tables if field.startswith(f"tables.{name}.")]

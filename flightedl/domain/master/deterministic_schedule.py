@@ -1,18 +1,18 @@
-"""Task schedule that makes runs with the same number of trainers bit-identical.
+"""A task schedule that makes runs with the same number of trainers bit-identical.
 
-A round sums the gradients of its members in a fixed order, so each round must contain the same batches in every run.
-Three rules guarantee this:
+A round sums its members' gradients in a fixed order, so each round must also contain the same batches in every run.
+Three rules ensure this:
 
-* All trainers begin an epoch together. No task is assigned before the expected number of trainers has requested one,
+* All trainers begin an epoch together. No task is assigned until the expected number of trainers have requested one,
   and all of them are admitted at the same round.
-* A trainer gets its next task only after it has finished its previous one. Tasks are then assigned in the order of the
+* A trainer gets its next task only after it has finished its previous one, so tasks are assigned in the order of the
   rounds in which trainers become idle. Trainers that become idle in the same round may get the next tasks in any order.
-  The order determines which trainer computes a batch, but not which batches a round contains.
+  That order determines which trainer computes a batch, but not which batches a round contains.
 * Tasks are not copied to idle trainers near the end of an epoch.
 
-The schedule applies only to ``Sync(deterministic=True)`` and requires a configured number of trainers. If trainers are
-missing, the others continue after a timeout: every batch is still counted exactly once, but the result is no longer
-bit-identical.
+The schedule applies only to ``Sync(deterministic=True)``, and requires that the number of trainers is configured. If
+trainers are missing, the others continue after a timeout. Every batch is then still applied exactly once, but the
+result is no longer bit-identical.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE_S = 60.0
 
 
 class DeterministicSchedule:
-    """Makes trainers wait for each other at the beginning of an epoch.
+    """Makes trainers wait for each other at the beginning of each epoch.
 
     Args:
         trainer_count: Expected number of trainers; 0 if unknown, which disables the schedule.
@@ -37,7 +37,7 @@ class DeterministicSchedule:
         self._trainer_count = trainer_count
         #: The epoch whose tasks are being assigned.
         self._begun = -1
-        #: The epoch for which the first trainers have been admitted.
+        #: The epoch for which the trainers have been admitted.
         self._admitted = -1
         self._asking: set[str] = set()
         self._joining: dict[str, int] = {}
@@ -47,7 +47,7 @@ class DeterministicSchedule:
         return bool(self._trainer_count) and isinstance(mode, Sync) and mode.deterministic
 
     def begins(self, queue: TaskQueue, trainer: str, alive: Collection[str], now: float) -> bool:
-        """Record a trainer's request. True if all trainers have now asked, so that the epoch begins and all rejoin."""
+        """Record a trainer's request for tasks. True if the epoch begins, because this was the last trainer to ask."""
         if queue.is_done or self._begun == queue.epoch or queue.holds(trainer):
             return False
         self._asking.add(trainer)
@@ -68,7 +68,7 @@ class DeterministicSchedule:
     def joins(
         self, queue: TaskQueue, trainer: str, generation: int, alive: Mapping[str, int], now: float
     ) -> dict[str, int]:
-        """Record a trainer's request to join. Return the trainers to admit now; empty if this one must wait."""
+        """Record a trainer's request to join. Return the trainers to admit now; empty if this trainer must wait."""
         if self._admitted == queue.epoch:
             return {trainer: generation}
         self._joining[trainer] = generation

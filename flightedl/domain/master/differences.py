@@ -1,4 +1,4 @@
-"""Comparison of two declarations. The first one is kept; an error names the fields in which a later one differs."""
+"""Comparison of two declarations. If a later one differs from the first, an error names the fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require_same(
     may_differ: Callable[[str], bool] = lambda _: False,
     but: str = "",
 ) -> None:
-    """Require two declarations of the same kind to be equal.
+    """Raise an error unless two declarations of the same kind are equal.
 
     Args:
         what: The part of the job that they declare.
@@ -47,7 +47,7 @@ def require_same(
 def require_same_slots(
     names: Iterable[str], known: Optimizer, declared: Optimizer, kind: Literal["parameter", "table"] = "parameter"
 ) -> None:
-    """Require that an optimizer's new settings need the same slots as its previous ones.
+    """Raise an error unless an optimizer's new settings use the same slots as its previous settings.
 
     Raises:
         DeclarationError: the slots of a parameter, or of the rows of a table, differ.
@@ -69,7 +69,7 @@ def _named(slots: Sequence[SlotSpec]) -> str:
 
 
 def _by_name(declared: msgspec.Struct) -> Any:
-    """Return a declaration as plain values, with parameters and tables keyed by name, for readable differences."""
+    """Return a declaration as plain values, with parameters and tables keyed by name to make differences readable."""
     found = msgspec.to_builtins(declared)
     for kind in ("parameters", "tables"):
         if kind in found:

@@ -1,7 +1,7 @@
-"""Effects of the master's core, as values, and the outbox that collects them.
+"""Effects of the master's core, which are plain values, and the outbox that collects them.
 
 Each effect names a *revision*. The driver carries out the effect once the core's state at that revision, or at a later
-one, has been stored. Revision 0 means immediately.
+one, has been stored. An effect with revision 0 is carried out immediately.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Undeclared(msgspec.Struct, frozen=True):
-    """The reply to a first declaration: index or plan it, report the result as an event, and declare it again."""
+    """The reply to a first declaration. The driver indexes or plans it, reports the result, and declares it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request; if it is an error, the driver raises it in the caller."""
+    """The answer to a request. If it is an error, the driver raises it in the caller."""
 
     call: int
     reply: msgspec.Struct | FlightedlError
@@ -40,25 +40,25 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ControlCall:
-    """Call a pserver's process, report the answer as ``Answered``, then ask for the next call.
+    """Call a pserver's process, report the answer as ``Answered``, then request the next call.
 
-    Emitted only in response to ``ControlAsked``. If the pserver raises ``NotReadyError``, ask for the next call after
+    Emitted only in response to ``ControlAsked``. If the pserver raises ``NotReadyError``, request the next call after
     ``pause_s``.
     """
 
     index: int
     generation: int
     request: ControlRequest
-    #: Number of the audit for which the ``AppliedRequest`` is sent, or None.
+    #: Number of the audit to which the ``AppliedRequest`` belongs, or None.
     audit: int | None = None
-    #: Seconds to pause after the answer, unless woken earlier.
+    #: Seconds to pause after the answer, unless the pserver is woken earlier.
     pause_s: float = 0.0
     revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NoCallDue:
-    """No call to this pserver is due. Request the next one after ``pause_s`` seconds, or when woken."""
+    """There is no call to this pserver at the moment. Request the next one after ``pause_s`` seconds, or when woken."""
 
     index: int
     generation: int
@@ -67,14 +67,14 @@ class NoCallDue:
 
 @dataclass(frozen=True, slots=True)
 class WakePserver:
-    """Ask for the next call to this pserver now."""
+    """Request the next call to this pserver now."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteElection:
-    """Delete the election of the trainer that initializes the model, so that trainers hold a new election.
+    """Delete the key with which a trainer was elected to initialize the model, so that trainers hold a new election.
 
     The transaction contains conditions on the pservers named in ``step``.
     """
@@ -85,7 +85,7 @@ class DeleteElection:
 
 @dataclass(frozen=True, slots=True)
 class StoreWork:
-    """An operation on the checkpoint storage, to be carried out after all earlier ones."""
+    """An operation on the checkpoint storage. The driver carries out these operations one after another."""
 
     work: WriteManifest | MovePointer | Sweep
     revision: int
@@ -93,7 +93,7 @@ class StoreWork:
 
 @dataclass(frozen=True, slots=True)
 class QueueNews:
-    """A decision of a queue, to be logged; the queue is that of the training data ("") or of an evaluation."""
+    """A decision to be logged, by the queue of the training data ("") or of the named evaluation."""
 
     evaluation: str
     effect: QueueEffect
@@ -132,12 +132,12 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An event for the log and the job's history: a message template with %-placeholders, and its values."""
+    """An event for the log and the job's history: a message template with %-placeholders, and the values for them."""
 
     text: str
     values: tuple[object, ...]
     kind: Kind
-    #: Subject of the event: a trainer's name, or a pserver such as "pserver-3"; empty if the event concerns the job.
+    #: Name of the trainer or pserver ("pserver-3") that the event is about; empty if it is about the job.
     who: str = ""
     is_warning: bool = False
 
@@ -152,12 +152,12 @@ def pserver_named(index: int) -> str:
 
 @dataclass(slots=True)
 class Outbox:
-    """Collects the effects of the current event from all parts of the core."""
+    """Collects the effects of the current event from all of the core's modules."""
 
     effects: list[Effect] = field(default_factory=list)
     #: Number of changes to the stored state.
     revision: int = 0
-    #: True if something has changed that a waiting request may depend on.
+    #: True if something has changed for which a waiting request may be waiting.
     wakes_requests: bool = False
 
     def touch(self) -> None:

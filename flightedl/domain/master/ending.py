@@ -1,14 +1,14 @@
-"""Conditions for the end of an epoch and of the job.
+"""Conditions under which an epoch ends and the job is done.
 
-The master reports the job as done only when finished work can no longer be lost, that is, when the queue is over, all
-pservers are present and have been compared with the queue, all rounds are closed, and the final checkpoint is complete.
-The master waits for absent pservers, but gives up on a store that fails repeatedly. A job that keeps no checkpoints
-needs no final one, and a job without a model has nothing to compare.
+The master reports the job as done only when finished work can no longer be lost: the queue is finished, all pservers
+are present and have been compared with the queue, all rounds are closed, and the final checkpoint is complete. The
+master waits for missing pservers, but not for a store that keeps failing. A job without checkpoints needs no final one,
+and a job without a model has nothing to compare.
 
-A job that a trainer has stopped is over when no task is pending and none is due. Tasks are due if a pserver has lost
-them, or if one of their batches was applied by some blocks but not by all. The master compares the pservers after all
-members have left, because only members can push. If no trainer requests tasks for ``ALONE_S`` seconds while some are
-due, the job has failed, and ``unfinished`` names the tasks.
+A job stopped by a trainer is done when no task is pending and none has to be repeated. Tasks have to be repeated if a
+pserver has lost them, or if only some blocks have applied one of their batches. The master compares the pservers after
+all members have left, because only members can push. If tasks have to be repeated and no trainer requests one for
+``ALONE_S`` seconds, the job has failed, and ``unfinished`` names the tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 
-#: Seconds for which a stopped job that has due tasks waits for a trainer.
+#: Seconds for which a stopped job waits for a trainer to repeat tasks.
 ALONE_S = 30.0
 _NAMED = 10
 
@@ -32,22 +32,22 @@ class Ending:
     def __init__(self, pservers: Pservers, checkpointing: Checkpointing) -> None:
         self._pservers = pservers
         self._checkpointing = checkpointing
-        #: Ticket of the final checkpoint; None while work remains to be done.
+        #: Ticket of the final checkpoint; None while any work remains.
         self.final_ticket: int | None = None
         #: True if the job may be reported as done.
         self.may_end = False
-        #: User-readable reason why a stopped job cannot be completed; empty if it can.
+        #: Reason, for users, why a stopped job cannot be completed; empty if it can.
         self.unfinished = ""
-        #: Time at which a trainer last requested tasks; None if no trainer has since this master started.
+        #: Time at which a trainer last requested tasks; None if none has done so since this master started.
         self._asked_at: float | None = None
         self._epoch_seen = 0
 
     def start(self, work: Work | None) -> None:
-        """Start with the queue of a predecessor, which has already handled the ends of earlier epochs."""
+        """Start with a predecessor's queue. The predecessor has already handled the ends of earlier epochs."""
         self._epoch_seen = 0 if work is None else work.queue.epoch
 
     def lost(self) -> None:
-        """Record that finished work may be missing, including from the final checkpoint."""
+        """Record that finished work may be missing, even from the final checkpoint."""
         self.final_ticket = None
 
     def work_asked(self, now: float) -> None:
@@ -73,7 +73,7 @@ class Ending:
             return False
         checkpoints = self._checkpointing.checkpoints
         if self.final_ticket is None:
-            # Gradients in an open round are in no checkpoint, so all rounds must be closed first.
+            # Checkpoints exclude the gradients of open rounds, so all rounds must be closed first.
             if not _is_still(members):
                 return False
             if not self._checkpointing.is_kept:
@@ -111,5 +111,5 @@ class Ending:
 
 
 def _is_still(members: Members) -> bool:
-    """True if there are no members and every pserver has been informed of this."""
+    """True if there are no members, and every pserver has been informed of this."""
     return not members.membership.members and members.membership.is_quiet

@@ -1,15 +1,15 @@
-"""Membership at the end of an epoch: which idle trainers remain members, and which rejoin with their next task.
+"""Membership at the end of an epoch: which idle trainers remain members, and which rejoin along with their next task.
 
-An idle trainer leaves the view, so that rounds do not wait for it. For a small model, leaving and rejoining take as
-long as several rounds. Two rules avoid this cost at the end of an epoch:
+An idle trainer leaves the view, so that rounds do not wait for it. If the model is small, leaving and rejoining take as
+long as several rounds. Two rules avoid this delay at the end of an epoch:
 
-* A trainer remains a member if the epoch's last reports are probably in flight, because then its request waits only
-  briefly. The reports are probably in flight if every other trainer has only rounds left that this trainer has already
-  completed, or if all trainers have held their tasks for as long as tasks usually take.
-* A trainer that has left rejoins without asking if its next task is one that it was promised. It has already read this
-  task and is waiting for nothing else, so rounds can wait for it.
+* A trainer remains a member if the epoch's last reports are probably in flight, because its request then waits only
+  briefly. This is likely if every other trainer has only rounds left that this trainer has already completed, or if all
+  trainers have held their tasks for as long as a task usually takes.
+* A trainer that has left rejoins without asking if its next task was promised to it. It has already read this task and
+  can train on it at once, so rounds can wait for it.
 
-This state is not stored. After a takeover, trainers leave and ask to join in the usual way.
+This state is not stored. After a takeover, trainers leave and join in the usual way.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from flightedl.messages.tasks import Assignment, TasksTicket
 
 
 class EpochEnds:
-    """Tracks the rounds and the promised tasks of trainers, using O(trainers) memory."""
+    """Tracks each trainer's round and promised tasks."""
 
     def __init__(self) -> None:
-        #: Trainer -> the synchronous round that it had reached at its last request; 0 if unknown.
+        #: Trainer -> the round (sync mode) that it had reached at its last request; 0 if unknown.
         self._rounds: dict[str, int] = {}
         #: Trainer -> its generation, and the (epoch, position) of each task promised to it.
         self._promised: dict[str, tuple[int, set[tuple[int, int]]]] = {}
@@ -33,7 +33,7 @@ class EpochEnds:
         self._rounds[ticket.trainer] = ticket.round
 
     def promised(self, ticket: TasksTicket, ahead: Sequence[Assignment]) -> None:
-        """Record the tasks promised to a trainer. If ``tasks`` is empty, earlier promises remain valid."""
+        """Record the tasks promised to a trainer. Earlier promises remain valid if ``ahead`` is empty."""
         if ahead:
             self._promised[ticket.trainer] = ticket.generation, {(each.epoch, each.position) for each in ahead}
 
@@ -42,7 +42,7 @@ class EpochEnds:
         self._promised.pop(trainer, None)
 
     def should_stay(self, queue: TaskQueue, ticket: TasksTicket, now: float) -> bool:
-        """True if the epoch's last reports are probably in flight, including this trainer's."""
+        """True if the epoch's last reports are probably in flight, and this trainer's own report is one of them."""
         if queue.should_end_now(now):
             return True
         return not queue.has_more and all(
@@ -51,6 +51,6 @@ class EpochEnds:
         )
 
     def joins_with(self, ticket: TasksTicket, first: Assignment) -> bool:
-        """Return whether a trainer's first task was promised to it, and forget the promise."""
+        """True if the trainer's first task was promised to it. Forgets the promise."""
         generation, places = self._promised.pop(ticket.trainer, (0, set()))
         return generation == ticket.generation and (first.epoch, first.position) in places

@@ -1,11 +1,11 @@
-"""Evaluations: additional datasets, whose tasks are assigned independently of the training data.
+"""Evaluations: additional datasets whose tasks are assigned independently of the training data's.
 
-An evaluation has a name, its own dataset and a queue of one epoch. The first trainer that declares the name starts it;
-trainers that declare it later help with it, or get its result. A trainer reports a piece's metrics, as sums and
-weights, when it finishes the piece. The master adds them only if the queue accepts the report as the first one for this
-piece, so a repeated piece is counted once. Queue and metrics are stored together.
+An evaluation has a name, its own dataset and a queue of one epoch. The first trainer that declares the name starts the
+evaluation; trainers that declare it later take part, or get the result. When a trainer finishes a piece, it reports the
+piece's metrics as sums and weights. The master adds them only if the queue accepts this report as the first one for the
+piece, so a repeated piece is counted once. The queue and the metrics are stored together.
 
-The newest ``KEPT`` results are kept, without their queues, until the model is initialized again
+The newest ``KEPT`` results are kept, but not their queues, until the model is initialized again
 (``domain.recovery.lives``).
 """
 
@@ -38,11 +38,11 @@ KEPT = 16
 
 @dataclass(slots=True)
 class Evaluation:
-    """An evaluation: its record and, while it is in use, its queue."""
+    """An evaluation: its stored record and, while it is in use, its queue."""
 
-    #: While ``work`` is None, this record contains the queue that a predecessor stored.
+    #: While ``work`` is None, this record contains a predecessor's queue.
     record: EvaluationRecord
-    #: None if the evaluation is done, or if it was recovered and its dataset has not been indexed yet.
+    #: None if the evaluation is done, or if its dataset has not been indexed again since a takeover.
     work: Work | None = None
 
     @property
@@ -78,7 +78,7 @@ class Evaluations:
         return bool(self._known or self._life.number)
 
     def enter(self, life: int) -> bool:
-        """Require a trainer's life of the model to be current. True if it is new; older evaluations are then dropped.
+        """Adopt a trainer's life of the model. True if it is new; older evaluations are then dropped.
 
         Raises:
             BegunAnewError: the life is over.
@@ -94,7 +94,7 @@ class Evaluations:
         self._known.clear()
 
     def declared(self, declared: EvaluationDeclaration) -> DeclaredDataset | None:
-        """Return the dataset of a known evaluation if it equals ``dataset``, or None if the evaluation is unknown.
+        """Return the dataset of a known evaluation, or None if the evaluation is unknown.
 
         Raises:
             BegunAnewError: the declaration's life of the model is over.
@@ -126,9 +126,9 @@ class Evaluations:
     def begin(
         self, name: str, declared: DeclaredDataset, settings: QueueSettings, alive: Mapping[str, int], now: float
     ) -> Evaluation:
-        """Begin an evaluation, or continue a predecessor's; does nothing if the evaluation is already running.
+        """Begin an evaluation, or continue a predecessor's. Does nothing if the evaluation is already running.
 
-        Pieces held by trainers that are not ``alive`` are taken back.
+        Pieces held by trainers that are not in ``alive`` are taken back.
         """
         record = EvaluationRecord(name=name, declared=declared, sums={}, queue="", is_done=False)
         found = self._known.setdefault(name, Evaluation(record))
@@ -143,7 +143,7 @@ class Evaluations:
         return found
 
     def handle_ticket(self, ticket: TasksTicket, now: float, trainer_count: int) -> TasksReply:
-        """Apply a ticket's reports and assign tasks. If there are no tasks, does not wait for any.
+        """Apply a ticket's reports and assign tasks. If there are none, the reply is immediate.
 
         Raises:
             BegunAnewError: the ticket's life of the model is over.
@@ -175,7 +175,7 @@ class Evaluations:
         )
 
     def settle(self, found: Evaluation) -> None:
-        """Add the metrics of finished pieces, and drop the queue if the evaluation is done."""
+        """Add the metrics of finished pieces, and drop the queue once the evaluation is done."""
         found.add_up()
         if found.work is not None and found.work.queue.is_done:
             failed = found.work.queue.counts().failed
@@ -202,9 +202,9 @@ class Evaluations:
         ]
 
     def encode_results(self) -> bytes | None:
-        """Return the stored form of the finished evaluations for a checkpoint, or None if there are none.
+        """Return the finished evaluations, encoded for a checkpoint, or None if there are none.
 
-        A running evaluation is left out. It must start again after a restore, because it must measure a single model.
+        Running evaluations are left out. They must start again after a restore, to measure a single model.
         """
         done = [each.record for each in self._known.values() if each.is_done]
         return encode(EvaluationsRecord(evaluations=done)) if done else None
@@ -214,7 +214,7 @@ class Evaluations:
         return encode(EvaluationsRecord(evaluations=known, life=self._life.number))
 
     def recover(self, stored: bytes) -> None:
-        """Load a predecessor's evaluations. Each queue continues when a trainer declares its evaluation."""
+        """Load a predecessor's evaluations. Each queue continues once a trainer declares its evaluation."""
         record = decode(stored, EvaluationsRecord)
         self._life = PresentLife(record.life)
         self._known.update((each.name, Evaluation(each)) for each in record.evaluations)

@@ -1,7 +1,7 @@
-"""Events of the master's core, as values.
+"""Events of the master's core, which are plain values.
 
-An event with a ``call`` is a request, for which the core eventually emits exactly one
-:class:`~flightedl.domain.master.effects.Answer` with the same number.
+An event with a ``call`` is a request. The core eventually emits exactly one
+:class:`~flightedl.domain.master.effects.Answer` with the same ``call``.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from flightedl.messages.tasks import (
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Time has passed, and the core checks its deadlines. The driver sends this event a few times per second."""
+    """Time has passed, so the core must check its deadlines. The driver sends this a few times per second."""
 
-    #: Trainers that have finished a batch since the previous event of this kind.
+    #: The trainers that have finished a batch since the previous event of this kind.
     progressed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LeasesSeen:
-    """Live leases, read at a revision of etcd or later: trainer -> generation, and pserver index -> generation."""
+    """The live leases at a revision of etcd or later: trainer -> generation, and pserver index -> generation."""
 
     trainers: Mapping[str, int]
     pservers: Mapping[int, int]
@@ -51,7 +51,7 @@ class LeasesSeen:
 
 # --- requests ---
 
-#: Requests from trainers and users. The first declaration of each kind is adopted.
+#: Requests of trainers and users. The first declaration of each kind is adopted.
 Request = (
     TasksTicket
     | JoinRequest
@@ -71,7 +71,7 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request. If ``is_last``, waiting for a checkpoint ends after the store has failed several times."""
+    """A request for a checkpoint. If ``is_last``, the wait ends after the store has failed several times."""
 
     call: int
     request: Request
@@ -80,7 +80,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class WaitEnded:
-    """A request's timeout has expired, so the request must be answered now."""
+    """The timeout of a waiting request has expired, so the request must be answered now."""
 
     call: int
 
@@ -90,7 +90,7 @@ class WaitEnded:
 
 @dataclass(frozen=True, slots=True)
 class DatasetIndexed:
-    """The tasks of a declared dataset are known. It becomes the job's dataset unless the job already has one."""
+    """The tasks of a declared dataset, which becomes the job's dataset unless the job already has one."""
 
     reply: DeclaredDataset
     tasks: QueueSettings
@@ -98,7 +98,7 @@ class DatasetIndexed:
 
 @dataclass(frozen=True, slots=True)
 class FilesJoined:
-    """The dataset has grown to ``task_count`` tasks; existing tasks keep their numbers.
+    """The dataset has grown to ``task_count`` tasks. The numbers of existing tasks have not changed.
 
     ``batch_counts`` is as in ``QueueSettings``.
     """
@@ -120,7 +120,7 @@ class GrowthEnded:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlanned:
-    """The block plan of a valid declared model. The model becomes the job's model unless the job already has one."""
+    """The block plan of a valid declared model, which becomes the job's model unless the job already has one."""
 
     declared: ModelDeclaration
     plan_hash: str
@@ -130,7 +130,7 @@ class ModelPlanned:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationIndexed:
-    """The tasks of an evaluation are known, so the evaluation begins or continues a predecessor's."""
+    """The tasks of an evaluation's dataset. The evaluation begins, or continues a predecessor's."""
 
     name: str
     reply: DeclaredDataset
@@ -142,7 +142,7 @@ class EvaluationIndexed:
 
 @dataclass(frozen=True, slots=True)
 class ControlAsked:
-    """This process of a pserver can be called. The core responds with one ``ControlCall`` or ``NoCallDue``."""
+    """A pserver's process is ready for the next call. The core responds with one ``ControlCall`` or ``NoCallDue``."""
 
     index: int
     generation: int
@@ -150,19 +150,19 @@ class ControlAsked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A pserver has answered a ``ControlCall``. All fields except ``reply`` are copied from that call."""
+    """A pserver's answer to a ``ControlCall``. All fields except ``reply`` are copied from the call."""
 
     index: int
     generation: int
     request: ControlRequest
-    #: None if the call may not have arrived, which is reported only for calls that send a view.
+    #: None if the call may not have arrived. This is reported only for calls that send a view.
     reply: ViewReply | AppliedReply | SnapshotReply | Done | None
     audit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StatusReceived:
-    """The latest status of each pserver, by index; None if the pserver cannot be reached."""
+    """The latest status of each pserver, by index; None if the pserver is unreachable."""
 
     replies: Sequence[PserverStatusReply | None]
 

@@ -1,4 +1,4 @@
-"""Handles requests from a group's ranks: ``domain.groups`` answers them, and its decisions are noted for the log."""
+"""Handles requests from a group's ranks. ``domain.groups`` decides; this module logs the decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 class GroupRequests:
-    """Answers requests from a group's ranks.
+    """Answers requests from the ranks of a group.
 
     Args:
         attempts_limit: Number of the group's starts that the same records may end.
@@ -63,7 +63,7 @@ class GroupRequests:
         self._act(lambda group: group.gone(trainer, generation))
 
     def forget_the_dead(self, trainers: Mapping[str, int]) -> None:
-        """Record processes that died while no master was running. ``trainers`` are those that are alive."""
+        """Record which ranks died while no master was running. ``trainers`` are the trainers that are alive."""
         for each in tuple(self.group.record.ranks.values()):
             if trainers.get(each.trainer) != each.generation:
                 self.gone(each.trainer, each.generation)

@@ -1,4 +1,4 @@
-"""The trainers with a live lease, read at a revision of etcd. Only they may hold tasks or be members."""
+"""The trainers with a live lease, as of a revision of etcd. Only they may hold tasks or be members."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from flightedl.messages.base import Sender
 
 
 class Ended(NamedTuple):
-    """A trainer's registration that has ended."""
+    """A registration of a trainer that has ended."""
 
     trainer: str
     generation: int
-    #: True if the trainer lost its lease and registered again, so that its tasks cannot have killed it.
+    #: True if the trainer has registered again after losing its lease, so its tasks cannot have killed it.
     is_alive: bool
 
 
@@ -22,23 +22,23 @@ class Leases:
     """Registrations of trainers."""
 
     def __init__(self) -> None:
-        #: Trainer -> generation, read at this revision of etcd or later.
+        #: Trainer -> generation, as of this revision of etcd or a later one.
         self.trainers: Mapping[str, int] = {}
         self._revision = 0
         #: True if this master has read the leases since it started.
         self.are_known = False
 
     def seen(self, trainers: Mapping[str, int], revision: int) -> tuple[list[Ended], dict[str, int]]:
-        """Record the live leases. Return the registrations that have ended and the new registrations."""
+        """Record the live leases. Return the registrations that have ended, and the new ones."""
         before, self.trainers, self._revision, self.are_known = self.trainers, trainers, revision, True
         ended = [Ended(name, old, name in trainers) for name, old in before.items() if trainers.get(name) != old]
         return ended, {name: number for name, number in trainers.items() if before.get(name) != number}
 
     def require(self, sender: Sender) -> None:
-        """Require a trainer to have a live lease.
+        """Raise an error unless the trainer has a live lease.
 
-        The core checks the lease each time it reconsiders a waiting request, because a task assigned to a trainer whose
-        lease has already ended would never be taken back.
+        The core checks this whenever it reconsiders a waiting request. A task assigned to a trainer whose lease has
+        ended would never be taken back.
 
         Raises:
             UnregisteredError: the lease has ended.

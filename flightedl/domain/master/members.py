@@ -1,7 +1,7 @@
-"""The job's members. The module carries out the effects of ``domain.consistency.membership``.
+"""The job's members. This module carries out the effects of ``domain.consistency.membership``.
 
-The module keeps the next view for each pserver. A view is sent once the state from which it follows is stored, so a
-successor knows every member that a pserver may have admitted.
+The module keeps the next view for each pserver. A view is sent only after the state from which it follows has been
+stored. A successor therefore knows every member that a pserver may have admitted.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Members:
     def __init__(self, membership: Membership, outbox: Outbox) -> None:
         self.membership = membership
         self._outbox = outbox
-        #: Pserver index -> (generation of the process, the view to send to it next).
+        #: Pserver index -> (generation of the process, next view for it).
         self._views: dict[int, tuple[int, ViewRequest]] = {}
 
     @classmethod
     def of(cls, stored: bytes | None, generation: int, pserver_count: int, mode: Mode, outbox: Outbox) -> Members:
-        """Restore a stored membership, or start a new one. ``generation`` is that of the master.
+        """Restore a stored membership, or start a new one. ``generation`` is this master's.
 
         Raises:
             FencedError: a newer master wrote ``stored``.
@@ -68,11 +68,11 @@ class Members:
             self.leave(member.trainer)
 
     def member_of(self, trainer: str) -> int:
-        """Return the trainer's member id; 0 if it is not a member."""
+        """Return the trainer's member id, or 0 if the trainer is not a member."""
         return self.membership.member_id_of(trainer) or 0
 
     def switch(self, mode: Mode) -> None:
-        """Start to agree with the pservers on the round at which the mode changes."""
+        """Change the mode, starting by agreeing on the round with the pservers."""
         self.perform(self.membership.switch(mode))
 
     def mode_reply(self) -> ModeReply:
@@ -87,9 +87,9 @@ class Members:
     # views
 
     def next_view(self, index: int, generation: int, plan_hash: str) -> ViewRequest | None:
-        """Return the newest view for this process of a pserver, or None. Each view is returned only once.
+        """Return the newest view for this process of a pserver, or None. Each view is returned once.
 
-        A view for the process's successor is kept until that successor asks for it.
+        A view for the process's successor is kept until the successor asks for it.
         """
         found = self._views.get(index)
         if found is None or found[0] != generation:
@@ -98,7 +98,7 @@ class Members:
         return replace(found[1], plan_hash=plan_hash)
 
     def view_answered(self, index: int, generation: int, reply: ViewReply) -> None:
-        """Handle a pserver's answer, which accepts the view or rejects it as outdated."""
+        """Handle a pserver's answer to a view, which accepts the view or rejects it as outdated."""
         if reply.outdated:
             self.view_lost(index, generation, reply.serial)
             return
@@ -112,7 +112,7 @@ class Members:
                 refuses_mode=reply.refuses_mode,
             )
         )
-        # A request may be waiting for agreement on a mode.
+        # Requests may be waiting until all pservers have changed the mode.
         self._outbox.wakes_requests = True
 
     def view_lost(self, index: int, generation: int, serial: int) -> None:
@@ -120,6 +120,6 @@ class Members:
 
 
 def waiting_for_mode(membership: Membership) -> str:
-    """Describe the pservers that have yet to answer before the mode can change; empty if no change is pending."""
+    """Describe the pservers whose answers a change of mode still needs; empty if no change is pending."""
     late = ", ".join(map(str, membership.late_to_switch))
     return f"pserver {late} to begin {membership.mode} at round {membership.switch_round}" if late else ""

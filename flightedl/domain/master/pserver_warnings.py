@@ -1,6 +1,6 @@
-"""Warnings derived from the status of the pservers: rounds that have waited too long, and unexpectedly rejected calls.
+"""Warnings derived from the status of pservers: rounds that wait for too long, and calls rejected unexpectedly.
 
-Warnings are only logged. A waiting round is logged once when it is noticed and once when the wait ends.
+Warnings are only logged. A waiting round is logged when it is noticed, and again when the wait ends.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from flightedl.domain.master.effects import Kind, Outbox, pserver_named
 from flightedl.messages.status import USUAL_REFUSALS, PserverStatusReply
 
-#: Seconds after which a waiting round is logged.
+#: Seconds of waiting after which a round is logged.
 SLOW_S = 10.0
-#: Minimum number of seconds between two warnings about the same kind of rejected calls.
+#: Minimum number of seconds between two warnings about rejected calls of the same kind.
 _REFUSALS_EVERY_S = 60.0
 
 
@@ -20,7 +20,7 @@ class PserverWarnings:
     """State of the warnings."""
 
     def __init__(self) -> None:
-        #: Names of the trainers that the logged rounds are waiting for.
+        #: Names of the trainers for which the logged rounds wait.
         self._awaited: list[str] = []
         #: (pserver index, error code) -> (number of rejected calls, time of the last warning).
         self._refused: dict[tuple[int, str], tuple[int, float]] = {}
@@ -30,7 +30,7 @@ class PserverWarnings:
     ) -> None:
         """Check the latest replies of the pservers, by index, and add warnings to ``outbox``.
 
-        A reply is None if the pserver is unreachable. ``trainers`` maps member ids to names.
+        A reply is None if its pserver is unreachable. ``trainers`` maps member ids to trainers' names.
         """
         self._check_rounds(replies, trainers, outbox)
         for index, reply in enumerate(replies):
@@ -67,7 +67,7 @@ class PserverWarnings:
                 continue
             known, warned_at = self._refused.get((index, code), (0, now - _REFUSALS_EVERY_S))
             if count < known:
-                # The pserver has restarted, which reset its counters.
+                # The pserver has restarted, so its counters start at zero again.
                 known = 0
             if count > known and now - warned_at >= _REFUSALS_EVERY_S:
                 text = "pserver refuses calls index=%d code=%s calls=%d"

@@ -1,8 +1,8 @@
-"""State of the pservers as known to the master, and the next messages to send to them.
+"""The master's knowledge of the pservers, and the messages that it has to send to them.
 
-A restarted pserver is *settled* when the queue contains all tasks that it lacks (``recovery.replay``). If pservers have
-lost values that are in no checkpoint, the model is reinitialized (``recovery.reinitialization``). At the end of an
-epoch the master asks all pservers for their applied batches (``recovery.audit``).
+A restarted pserver is *settled* once the queue contains all tasks that the pserver lacks (``recovery.replay``). If
+pservers have lost values that no checkpoint contains, the model is reinitialized (``recovery.reinitialization``). At
+the end of an epoch, the master asks all pservers for their applied batches (``recovery.audit``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flightedl.errors import NotFoundError
 from flightedl.messages.control import AppliedReply
 from flightedl.messages.tasks import FinishedTask, ReturnedTask, TasksTicket
 
-#: Generation reported for a pserver without blocks, which acknowledges no batches.
+#: Generation that stands for a pserver without blocks, which acknowledges no batches.
 _NOTHING_TO_LOSE = 1 << 62
 #: Maximum number of epochs in one ``SealRequest``.
 _SEALED_AT_ONCE = 64
@@ -44,25 +44,25 @@ class Pservers:
         self._audit = Audit(pserver_count)
         #: Index -> generation of the process, for pservers with a live lease.
         self.present: dict[int, int] = {}
-        #: Index -> reason why the batches that the process lacks cannot be repeated.
+        #: Index -> why the batches that the process lacks cannot be repeated.
         self._refused: dict[int, str] = {}
         #: Index -> description of the values that the process has lost.
         self._lacking: dict[int, LostValues] = {}
-        #: Index -> the generation that must end, so that its successor starts without values.
+        #: Index -> the generation whose process must end, so that its successor starts without values.
         self._to_restart: Mapping[int, int] = {}
-        #: Index -> earliest time at which the pserver may be asked for its applied batches again.
+        #: Index -> earliest time at which to ask the pserver for its applied batches again.
         self._ask_at: dict[int, float] = {}
-        #: Index -> (generation, end of the range of epochs whose sizes the process knows).
+        #: Index -> (generation, first epoch whose size the process does not know yet).
         self._sealed: dict[int, tuple[int, int]] = {}
         #: Highest version that any pserver has reported.
         self.highest_version = 0
 
     def encode(self) -> bytes:
-        """Return the state for a successor. It must be stored in the same transaction as the queue."""
+        """Return the state for a successor. Store it in the same transaction as the queue."""
         return self._recovery.encode()
 
     def leases_seen(self, present: Mapping[int, int]) -> tuple[dict[int, int], dict[int, int]]:
-        """Record the live leases. Return the processes that have gone and the new processes, by index."""
+        """Record the live leases. Return the processes that are gone and those that are new, by index."""
         known, self.present = self.present, dict(present)
         gone = {index: generation for index, generation in known.items() if present.get(index) != generation}
         new = {index: each for index, each in present.items() if known.get(index) != each and index < self.count}
@@ -84,7 +84,7 @@ class Pservers:
 
     @property
     def refusal(self) -> str:
-        """Reason why the job cannot continue (a pserver lacks work that cannot be repeated); empty if it can."""
+        """Why the job cannot continue: a pserver lacks work that cannot be repeated. Empty if the job can continue."""
         if self._audit.has_failed:
             return (
                 "a pserver still lacks work that trainers have repeated several times, so the model lacks some of the "
@@ -106,14 +106,14 @@ class Pservers:
         return self._recovery.settled()
 
     def counts(self, report: FinishedTask) -> bool:
-        """True if no pserver that applied this finished piece has since lost it. Ignores pservers without blocks."""
+        """True if every pserver that applied this finished piece still has it. Ignores pservers without blocks."""
         named = dict(enumerate(report.pservers))
         return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in range(self.count)])
 
     def without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
-        """Change reports of finished work that pservers have since lost into reports of returned work.
+        """Turn reports of finished work into reports of returned work, if pservers have since lost the work.
 
-        Return the changed ticket and the lost work.
+        Return the changed ticket, and the work that was lost.
         """
         kept = [report for report in ticket.finished if self.counts(report)]
         lost = [
@@ -128,7 +128,7 @@ class Pservers:
         return replace(ticket, finished=kept, returned=[*ticket.returned, *lost]), lost
 
     def must_end(self, index: int, generation: int) -> bool:
-        """True if this process must restart, either to load a checkpoint or to start without values."""
+        """True if this process must be replaced, so that its successor loads a checkpoint or starts without values."""
         reload = self._recovery.to_reload().get(index)
         wanted = self._to_restart.get(index) if reload is None else reload.generation
         return wanted == generation
@@ -144,20 +144,20 @@ class Pservers:
         return audit is not None, audit
 
     def ask_again(self, index: int, at: float) -> None:
-        """Ask this pserver for its applied batches again, but no earlier than ``at``."""
+        """Ask this pserver for its applied batches again, at ``at`` or later."""
         self._ask_at[index] = at
 
     def seconds_until_asked(self, index: int, now: float) -> float:
-        """Return the number of seconds until this pserver may be asked for its applied batches."""
+        """Return the number of seconds until this pserver may be asked for its applied batches again."""
         return max(0.0, self._ask_at.get(index, now) - now)
 
     def answered(
         self, index: int, generation: int, audit: int | None, reply: AppliedReply, queue: TaskQueue | None
     ) -> bool:
-        """Handle a process's applied batches. True if they settle the process, which changes the stored state."""
+        """Handle the applied batches of a process. True if they settle it, which changes the stored state."""
         self._lacking.pop(index, None)
         if not self._lacking:
-            # Either the lost values were in a checkpoint after all, or all pservers have new values.
+            # Either a checkpoint contained the lost values after all, or all pservers have new values.
             self._to_restart = {}
         if audit is None:
             return self._announced(index, generation, reply, queue)
@@ -168,7 +168,7 @@ class Pservers:
     def _announced(self, index: int, generation: int, reply: AppliedReply, queue: TaskQueue | None) -> bool:
         """Reopen the tasks that this process lacks.
 
-        A process that lacks work from an epoch that the queue has forgotten is never settled; see ``refusal``.
+        If the queue has already forgotten the epoch of a missing task, the process is never settled; see ``refusal``.
         """
         try:
             lacking = self._recovery.announced(
@@ -201,7 +201,7 @@ class Pservers:
         return True
 
     def reopen_all(self, queue: TaskQueue) -> None:
-        """Reopen all tasks from the first epoch on, because the model is reinitialized."""
+        """Reopen all tasks since the first epoch, because the model is being reinitialized."""
         self._reopen(tasks_to_reopen(AppliedSummary(), queue.begun_epochs, lambda epoch: size_of(queue, epoch)), queue)
 
     def _reopen(self, lacking: Mapping[int, IntervalSet], queue: TaskQueue) -> int:
@@ -220,9 +220,9 @@ class Pservers:
     # the audit
 
     def begin_audit(self, queue: TaskQueue, *, is_last: bool) -> None:
-        """Ask all pservers for their applied batches if an audit is due.
+        """Ask all pservers for their applied batches, if an audit is due.
 
-        ``is_last`` is True if no task remains to be done.
+        ``is_last`` is True if no task remains.
         """
         if self._audit.epochs_ended(queue.begun_epochs if is_last else queue.epoch, queue.revision, is_last=is_last):
             self.wake_all()
@@ -232,7 +232,7 @@ class Pservers:
 
     @property
     def missing_count(self) -> int:
-        """Number of finished tasks found to be missing on pservers since this master started."""
+        """Number of finished tasks that pservers turned out to lack, since this master started."""
         return self._audit.missing_count
 
     def _audited(self, index: int, generation: int, audit: int, reply: AppliedReply, queue: TaskQueue) -> None:
@@ -240,7 +240,7 @@ class Pservers:
         summary = AppliedSummary.decode(reply.summary)
         lacking = self._audit.answered(index, generation, audit, summary, lambda epoch: size_of(queue, epoch))
         for epoch, tasks in lacking.items():
-            # If a task is incomplete for other reasons, no pserver can have applied all of its batches.
+            # If a task is incomplete for another reason, then no pserver can have applied all of its batches.
             tasks.difference_update(queue.incomplete(epoch))
             count = self._reopen({epoch: tasks}, queue)
             reopened += count
@@ -262,7 +262,7 @@ class Pservers:
             self._outbox.touch()
 
     def _claim_torn(self, queue: TaskQueue) -> int:
-        """Reopen tasks with a batch that some blocks have applied and others have not. Return their number."""
+        """Reopen the tasks with a batch that only some blocks have applied. Return the number of tasks."""
         torn = self._audit.torn(lambda epoch: size_of(queue, epoch))
         count = sum(queue.claim(epoch, tasks) for epoch, tasks in torn.items())
         if count:
@@ -274,16 +274,16 @@ class Pservers:
 
     @property
     def waiting_for(self) -> str:
-        """User-readable description of the pservers that have lost their values; empty if none has."""
+        """Description, for users, of the pservers that have lost their values; empty if no pserver has."""
         if not self._lacking:
             return ""
         missing = ", ".join(str(index) for index in sorted(self._lacking))
         return f"the model to be initialized again: pserver {missing} died before the first checkpoint"
 
     def lacks(self, index: int, generation: int, election: int, *, may_be_saved: bool) -> Reinitialize | None:
-        """Record that a pserver has lost the values of an election. Return the next step once all have lost them.
+        """Record that a pserver lost the values of an election. Return the next step if all have lost them.
 
-        If a step is returned, all pservers become unsettled.
+        If this returns a step, no pserver is settled any longer.
         """
         if index not in self._lacking:
             text = "pserver %d has lost its values before the first checkpoint"
@@ -302,13 +302,13 @@ class Pservers:
         return None
 
     def next_step(self, present: Mapping[int, int], *, may_be_saved: bool) -> RestartServers | Reinitialize | None:
-        """Return the next step in replacing lost values; see ``domain.recovery.reinitialization``."""
+        """Return the next step in replacing lost values (see ``domain.recovery.reinitialization``)."""
         return next_step(self.count, present, self._lacking, self._recovery.settled(), may_be_saved=may_be_saved)
 
     # finished epochs
 
     def epochs_to_seal(self, index: int, generation: int, queue: TaskQueue) -> list[tuple[int, int]]:
-        """Return (epoch, number of tasks) of the finished epochs whose sizes this process does not know yet."""
+        """Return (epoch, number of tasks) for the finished epochs whose sizes this process does not know."""
         if not self.is_settled(index, generation):
             return []
         known, first = self._sealed.get(index, (0, 0))
@@ -316,7 +316,7 @@ class Pservers:
         return [(epoch, size) for epoch in range(first, queue.epoch) if (size := size_of(queue, epoch))]
 
     def sealed(self, index: int, generation: int, end_epoch: int) -> None:
-        """Record that this process knows the sizes of all epochs before ``end_epoch``."""
+        """Record that this process knows the sizes of all epochs below ``end_epoch``."""
         self._sealed[index] = (generation, end_epoch)
 
     def check(self) -> None:
@@ -324,7 +324,7 @@ class Pservers:
 
 
 def size_of(queue: TaskQueue, epoch: int) -> int:
-    """Return the number of tasks of a finished epoch; 0 if the queue has forgotten the epoch."""
+    """Return the number of tasks in a finished epoch, or 0 if the queue has forgotten the epoch."""
     try:
         return queue.epoch_size(epoch)
     except NotFoundError:

@@ -1,7 +1,7 @@
-"""A waiting request from a trainer or a user: for tasks, membership, a change of mode, or a checkpoint.
+"""A waiting request of a trainer or a user: for tasks, membership, a change of mode, or a checkpoint.
 
-The core reconsiders the request when something that the request may be waiting for has changed, and when the request's
-timeout expires (``WaitEnded``).
+The core reconsiders a request when something has changed for which the request may be waiting, and when its timeout
+expires (``WaitEnded``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
     call: int
     request: Request
-    #: True if waiting for a checkpoint ends after the store has failed several times.
+    #: True if the wait for a checkpoint ends after the store has failed several times.
     may_give_up: bool = False
-    #: Tasks that the trainer must drop, determined when the ticket's reports were applied; None until then.
+    #: Tasks that the trainer must drop. Determined when the ticket's reports are applied; None until then.
     lost: list[ReturnedTask] | None = None

@@ -14,7 +14,7 @@ from flightedl.messages.tasks import StopRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
-    """Settings that do not change during the lifetime of a master.
+    """Settings that do not change while the master runs.
 
     Args:
         generation: Generation of the master.
@@ -37,7 +37,7 @@ class CoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
-    """State stored by a predecessor, as the bytes that ``MasterCore.encode`` returned; None for parts without state."""
+    """State that a predecessor stored, as the bytes returned by ``MasterCore.encode``; None for parts without state."""
 
     declaration: JobDeclaration = field(default_factory=JobDeclaration)
     queue: bytes | None = None
@@ -47,16 +47,16 @@ class StoredState:
     recovery: bytes | None = None
     checkpoints: bytes | None = None
     group: bytes | None = None
-    #: Files of the newest checkpoint, including the files on which they are based; empty if unknown.
+    #: Files of the newest checkpoint, including those on which they are based; empty if unknown.
     files: tuple[ShardFile, ...] = ()
-    #: Record of the stop of the job; None if the job was not stopped.
+    #: Record that the job was stopped; None if it was not.
     stop: StopRecord | None = None
-    #: True if the queue is from a checkpoint, in which case trainers that held its tasks did not necessarily die.
+    #: True if the queue comes from a checkpoint. The trainers that held its tasks then need not have died.
     is_resumed: bool = False
 
 
 def checkpoints_of(stored: StoredState, settings: CoreSettings, now: float) -> Checkpoints:
-    """Return the initial state of the job's checkpoints."""
+    """Return the initial state of a job's checkpoints."""
     generation, count = settings.generation, settings.pserver_count
     if stored.checkpoints is None:
         return Checkpoints(settings.checkpoints, generation, count, now)

@@ -1,12 +1,12 @@
-"""Keys of the master's stored state. Composes the next transaction and interprets its outcome.
+"""The keys of the master's stored state. Composes the next transaction and interprets its outcome.
 
-A transaction writes all keys whose values have changed, on the condition that their revisions are those of the previous
-write. A write with an unknown outcome is therefore harmless. If it was applied, every key contains exactly the bytes
-that were sent. If it was not, it never will be, because the next write changes the revisions on which the lost one
+A transaction writes all keys whose values have changed, on condition that each key still has the revision of its
+previous write. A write whose outcome is unknown is therefore harmless. If it was applied, every key contains exactly
+the bytes that were sent. If it was not, it never will be, because the next write changes the revisions on which it
 depends.
 
 The values are those returned by ``MasterCore.encode``, by name. ``values_of_checkpoint`` returns the initial values of
-a resumed job. ``state_in`` decodes either kind.
+a resumed job instead. ``state_in`` decodes both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.tasks import StopRecord
 
-#: Key -> (its value, the revision of its last write). Absent keys are not included.
+#: Key -> (its value, the revision of its last write), for the keys that exist.
 Found = Mapping[str, tuple[bytes, int]]
 
 
@@ -35,12 +35,12 @@ class Write(msgspec.Struct, frozen=True):
     """One atomic transaction."""
 
     puts: dict[str, bytes]
-    #: Key -> the revision of its last write; 0 if the key is absent.
+    #: Key -> revision of its last write; 0 if the key does not exist.
     compared: dict[str, int]
 
 
 class StoredKeys:
-    """The stored keys as known to their only writer.
+    """The stored keys, as known to their only writer.
 
     Args:
         found: The keys, read after this master had acquired the lock.
@@ -51,7 +51,7 @@ class StoredKeys:
         self._revisions = {key: revision for key, (_, revision) in found.items()}
 
     def next_write(self, values: Mapping[str, bytes]) -> Write | None:
-        """Return the write that gives the keys these values, or None if the keys already have them."""
+        """Return the write that gives the keys these values, or None if they already have them."""
         puts = {key: value for key, value in values.items() if self._values.get(key) != value}
         return Write(puts, {key: self._revisions.get(key, 0) for key in puts}) if puts else None
 
@@ -60,7 +60,7 @@ class StoredKeys:
         self._revisions.update(dict.fromkeys(write.puts, revision))
 
     def adopt(self, write: Write, found: Mapping[str, tuple[bytes, int] | None]) -> bool:
-        """Adopt the keys written by an earlier attempt at a rejected write. False if no such attempt was applied."""
+        """Adopt the keys of a rejected write if an earlier attempt at this write was applied. False if none was."""
         entries = {key: found.get(key) for key in write.puts}
         if any(entry is None or entry[0] != write.puts[key] for key, entry in entries.items()):
             return False
@@ -82,7 +82,7 @@ def state_in(found: Found, files: Iterable[ShardFile] = ()) -> StoredState:
         declaration=JobDeclaration() if declared is None else decode(declared, JobDeclaration),
         files=tuple(files),
         stop=None if stopped is None else decode(stopped, StopRecord),
-        # Resuming writes both keys in one transaction, and the queue has not changed since then.
+        # Resuming writes both keys in one transaction; the queue has not changed since then.
         is_resumed="queue" in found and found["queue"][1] == found.get("declaration", (b"", 0))[1],
         **{name: values.get(name) for name in _DOCUMENTS},
     )
@@ -97,7 +97,7 @@ def values_of_checkpoint(
     names: Collection[str],
     rejected: Collection[int],
 ) -> dict[str, bytes]:
-    """Return the initial values of a job resumed from a checkpoint, by name. They must be written in one transaction.
+    """Return the initial values of a job resumed from a checkpoint, by name. Write all of them in one transaction.
 
     Args:
         manifest: Manifest of the checkpoint.

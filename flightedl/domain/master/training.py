@@ -1,6 +1,6 @@
-"""Assignment of the training data's tasks.
+"""Assignment of the tasks of the training data.
 
-``work`` assigns tasks as trainers request them. In deterministic runs, ``deterministic_schedule`` delays assignments.
+``work`` assigns tasks when trainers request them; ``deterministic_schedule`` delays assignments in deterministic runs.
 ``epoch_ends`` decides which idle trainers remain members at the end of an epoch.
 """
 
@@ -22,23 +22,23 @@ from flightedl.domain.queue.values import QueueSettings
 from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.messages.tasks import MOMENT_S, Assignment, StopRecord, TasksReply, TasksTicket
 
-#: Seconds after which a trainer asks again if it is only waiting for the end of the job.
+#: Seconds after which a trainer asks again if it only waits for the end of the job.
 _END_RETRY_S = 0.1
 _SCHEDULE_RETRY_S = 0.5
 
 
 class HandedOut(msgspec.Struct, frozen=True):
-    """Tasks assigned to a trainer in response to one ticket."""
+    """The tasks assigned to a trainer in reply to one ticket."""
 
     given: list[Assignment]
     outcome: str
     retry_after_s: float
-    #: True if an epoch of a deterministic run begins with these tasks, so that all trainers must join again.
+    #: True if these tasks begin an epoch of a deterministic run, so that all trainers must join again.
     begins_epoch: bool = False
 
 
 class Training:
-    """The training data of a job.
+    """The training data of a job, as tasks for its trainers.
 
     Args:
         trainer_count: As in ``DeterministicSchedule``.
@@ -79,7 +79,7 @@ class Training:
     def begin(
         self, tasks: QueueSettings, stored: bytes | None, failures: bytes | None, *, may_reseed: bool = False
     ) -> None:
-        """Begin with the dataset's tasks, or continue with the ``stored`` queue and ``failures`` of a predecessor.
+        """Begin with the dataset's tasks, or continue with a predecessor's ``stored`` queue and ``failures``.
 
         Raises:
             UsageError: the stored queue has other settings; nothing was changed. With ``may_reseed``, the seed may
@@ -91,7 +91,7 @@ class Training:
             queue.stop()
 
     def redeclare(self, before: DatasetDeclaration, now: DatasetDeclaration) -> None:
-        """Continue with a different number of epochs and, for epochs that have not begun, a different order.
+        """Continue with a different number of epochs, and a different order in epochs that have not begun.
 
         Raises:
             UsageError: the queue has already passed the new last epoch; nothing was changed.
@@ -123,7 +123,7 @@ class Training:
         self._epoch_ends.gone(trainer)
 
     def holds_work(self, trainer: str, generation: int, attempt: int | None) -> bool:
-        """True if the trainer holds this attempt of a task, or any task at all if ``attempt`` is None."""
+        """True if the trainer holds this attempt of a task, or holds any task if ``attempt`` is None."""
         if self.work is None:
             return False
         if attempt is None:
@@ -138,7 +138,7 @@ class Training:
     def hand_out(
         self, ticket: TasksTicket, trainers: Mapping[str, int], now: float, *, is_deterministic: bool
     ) -> HandedOut:
-        """Assign tasks like ``Work.hand_out``; in a deterministic run, no more than the schedule allows."""
+        """Assign tasks like ``Work.hand_out``, but in a deterministic run no more tasks than the schedule allows."""
         work, count = self.known, len(trainers)
         if not is_deterministic or not ticket.want or work.queue.is_stopped:
             return HandedOut(*work.hand_out(ticket, now, count))
@@ -149,21 +149,21 @@ class Training:
         return HandedOut(*work.hand_out(replace(ticket, want=want), now, count), begins_epoch)
 
     def should_leave(self, ticket: TasksTicket, now: float, *, waits: bool) -> bool:
-        """True if rounds should stop waiting for this trainer because it has no tasks."""
+        """True if rounds should no longer wait for this trainer, because it has no tasks."""
         queue = self.known.queue
         is_moment = waits and ticket.wait_s <= MOMENT_S
         return not (is_moment and self._epoch_ends.should_stay(queue, ticket, now)) and not queue.holds(ticket.trainer)
 
     def joins_with(self, ticket: TasksTicket, first: Assignment) -> bool:
-        """True if a trainer may rejoin together with its first task. Call this only once for each first task."""
+        """True if a trainer may rejoin along with its first task. Call this once for each first task."""
         return self._epoch_ends.joins_with(ticket, first)
 
     def joins_together(self, trainer: str, generation: int, trainers: Mapping[str, int], now: float) -> dict[str, int]:
-        """Return the trainers of a deterministic run to admit now, including this one; empty if it must wait."""
+        """Return the trainers to admit now to a deterministic run, including this one; empty if it must wait."""
         return self._schedule.joins(self.known.queue, trainer, generation, trainers, now)
 
     def reply(self, ticket: TasksTicket, handed: HandedOut, *, is_deterministic: bool, may_end: bool) -> TasksReply:
-        """Return the reply to a ticket, including the tasks that the trainer may read ahead."""
+        """Return the reply to a ticket, including tasks that the trainer may read ahead."""
         outcome, retry_after_s = handed.outcome, handed.retry_after_s
         if is_ending := outcome == "epochs_done" and not may_end:
             outcome, retry_after_s = "none_now", _END_RETRY_S

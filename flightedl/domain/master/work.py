@@ -1,4 +1,4 @@
-"""The task queue of one dataset as trainers see it: applies their reports and assigns tasks.
+"""The task queue of one dataset, as trainers see it: applies their reports and assigns tasks to them.
 
 The training data has one queue, and each evaluation has its own.
 """
@@ -23,18 +23,18 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: Number of pieces that a trainer of a stopped job may have begun: the one being trained and the one being read ahead.
+#: Number of pieces that a trainer of a stopped job may have begun: one being trained on, and one being read ahead.
 _BEGUN_COUNT = 2
 _STOPPED_RETRY_S = 0.1
 
 _REPORTS: Mapping[type, str] = {FinishedTask: "finished", FailedTask: "failed", ReturnedTask: "returned"}
 
-#: Metrics of one piece: name -> (weighted sum, weight).
+#: Metric name -> (weighted sum, weight), for one piece.
 Sums = Mapping[str, tuple[float, float]]
 
 
 class Work:
-    """The task queue of one dataset, with the outbox for its effects.
+    """The task queue of one dataset, with an outbox for its effects.
 
     Args:
         queue: The dataset's queue.
@@ -48,13 +48,13 @@ class Work:
         self._evaluation = evaluation
         #: Metrics of each finished piece since the last ``take_finished``.
         self._finished: list[Sums] = []
-        #: Reports since this master started, by outcome: finished, repeated, failed, returned, outdated.
+        #: Reports since this master started, by outcome: finished, repeated, failed, returned or outdated.
         self.reports: Counter[str] = Counter()
-        #: Number of pieces repeated since this master started whose epochs had already ended.
+        #: Number of pieces since this master started that were repeated after their epoch had ended.
         self.repeated_count = 0
 
     def take_finished(self) -> list[Sums]:
-        """Return the metrics of each piece finished since the last call."""
+        """Return the metrics of each piece that was finished since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -101,14 +101,14 @@ class Work:
         return lost
 
     def take_back_unstarted(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
-        """If the job is stopped, take back the tasks that a trainer has not begun. Return them."""
+        """If the job is stopped, take back the tasks that a trainer has not begun, and return them."""
         if not self.queue.is_stopped:
             return []
         name, generation = ticket.trainer, ticket.generation
         held = [a for a in self.queue.holders().get(name, ()) if self.queue.is_current(name, a.attempt, generation)]
         acknowledged = [each for each in held if each.attempt in ticket.holding]
-        # If the trainer does not list an assignment, the reply with that assignment was lost. A ticket with want=0
-        # lists none.
+        # If a ticket does not list an assignment, the reply with that assignment was lost. Tickets with want=0 list
+        # none.
         unheard = [each for each in held if each.attempt not in ticket.holding] if ticket.want else []
         lost = [
             ReturnedTask(epoch=each.epoch, position=each.position, attempt=each.attempt)
@@ -121,7 +121,7 @@ class Work:
         return lost
 
     def hand_out(self, ticket: TasksTicket, now: float, trainer_count: int) -> tuple[list[Assignment], str, float]:
-        """Assign tasks. Return (assignments, outcome, seconds after which the trainer should ask again).
+        """Assign tasks. Return (the assignments, the outcome, the seconds after which the trainer should ask again).
 
         ``trainer_count`` trainers share the tasks.
         """
@@ -143,22 +143,22 @@ class Work:
         return given, "given" if given else outcome, retry_after_s
 
     def promise(self, trainer: str) -> list[Assignment]:
-        """Return next-epoch tasks that a trainer may read ahead, because the current epoch has none left for it."""
+        """Return tasks of the next epoch for a trainer to read ahead, because the current one has none left for it."""
         return [] if self.queue.is_stopped else list(self.queue.promise(trainer))
 
     def change_failed(self, request: FailedTasksRequest) -> int:
-        """Retry failed batches, or drop them. Return their number."""
+        """Retry or drop the failed batches. Return their number."""
         change = self.queue.drop_failed if isinstance(request, DroppedTasksRequest) else self.queue.retry_failed
         return change(FailedSelector(request.epoch, request.task, request.batch))
 
     def trainer_departed(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
-        """Take back the pieces of a trainer that has gone. ``is_graceful`` is True if the trainer did not die."""
+        """Take back the pieces of a trainer that is gone. ``is_graceful`` is True if the trainer did not die."""
         self._news(self.queue.trainer_departed(trainer, now, is_graceful))
 
     def forget_the_dead(self, alive: Mapping[str, int], now: float, *, is_graceful: bool = False) -> bool:
-        """Take back the pieces of registrations not in ``alive`` (trainer -> generation). True if there were any.
+        """Take back the pieces of registrations that are not in ``alive`` (trainer -> generation); True if any.
 
-        ``is_graceful`` is True if these trainers did not necessarily die.
+        ``is_graceful`` is True if the trainers need not have died.
         """
         dead = [name for name, generation in self.queue.registrations().items() if alive.get(name) != generation]
         for trainer in dead:
@@ -166,7 +166,7 @@ class Work:
         return bool(dead)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> bool:
-        """Take back expired pieces. True if there were any. The arguments are those of ``TaskQueue.tick``."""
+        """Take back pieces that have expired. True if there were any. The arguments are those of ``TaskQueue.tick``."""
         effects = self.queue.tick(now, is_held_up=is_held_up, progressed=progressed)
         self._news(effects)
         return bool(effects)

@@ -1,12 +1,12 @@
-"""The model: its parameters, its division into blocks, and the settings that users choose.
+"""The model: its parameters, their division into blocks, and the users' settings.
 
 * ``parameters``: named float arrays, as declared
 * ``sharding``: blocks, and the pserver that owns each block
-* ``declared``: parameters, tables and plan of a declaration
-* ``settings``: base class of all settings that users give
+* ``declared``: the parameters, tables and plan that follow from a declaration
+* ``settings``: base class of all settings
 * ``optimizers``, ``schedules``: update rules and learning rates
-* ``initial``: initial values of table rows
+* ``initial``: initial values of the rows of tables
 
-A declaration lists parameters, tables and settings. ``sharding`` cuts the parameters into blocks, the same way in every
-process, and the master assigns the blocks to pservers. The arithmetic of optimizers is in ``flightedl.kernels``.
+A declaration lists parameters, tables and settings. ``sharding`` divides the parameters into blocks, in the same way in
+every process, and the master assigns the blocks to pservers. The arithmetic of optimizers is in ``flightedl.kernels``.
 """

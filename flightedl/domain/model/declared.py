@@ -1,4 +1,4 @@
-"""Contents of a declaration: parameters, tables, and the shard plan."""
+"""Contents of a model's declaration: its parameters, its tables, and the shard plan that follows from them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Initial values of embedding rows: pure functions of (seed, table, id, element).
 
-Any process can compute them, so they need not be stored until they change. Each element has its own 64 bits from a
-counter-based generator (Salmon et al. 2011), which applies the finalizer of splitmix64 to the row's stream and the
-element's number. The values do not depend on the order in which rows are created, or on the process.
+Any process can compute these values, so they need not be stored until they change. A counter-based generator (Salmon et
+al. 2011) yields 64 bits for each element by applying the finalizer of splitmix64 to the row's stream and the element's
+number. The values do not depend on the process or on the order in which rows are created.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from flightedl.domain.model.settings import Setting, family, number
 
 _MASK = (1 << 64) - 1
-#: 2**64 divided by the golden ratio, the increment of splitmix64.
+#: 2**64 divided by the golden ratio, which splitmix64 uses as its increment.
 GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -26,12 +26,12 @@ def scrambled(bits: int) -> int:
 
 
 def stream_key(seed: int, salt: int) -> int:
-    """Return a key that differs between tables and between seeds."""
+    """Return a key for a table and a seed, which differs between tables and between seeds."""
     return scrambled(scrambled(seed + GOLDEN) ^ salt)
 
 
 def element_bits(key: int, row: int, element: int) -> int:
-    """Return the 64 random bits for one element; ``row`` is the id as 64 bits."""
+    """Return 64 random bits for one element. ``row`` is the row's id as 64 bits."""
     return scrambled(scrambled(key ^ row) + (element + 1) * GOLDEN)
 
 
@@ -41,7 +41,7 @@ class Init(Setting):
     __slots__ = ()
 
     def first_values(self, key: int, row: int, dim: int) -> list[float]:
-        """Return the ``dim`` elements of a row, in float64; the table rounds them to its dtype."""
+        """Return the ``dim`` elements of a row as float64. The table rounds them to its own dtype."""
         raise NotImplementedError
 
 
@@ -76,7 +76,7 @@ class Normal(Init):
     def first_values(self, key: int, row: int, dim: int) -> list[float]:
         values: list[float] = []
         for j in range(0, dim, 2):
-            # This is never zero, because zero has no logarithm.
+            # This is never zero, since zero has no logarithm.
             first = ((element_bits(key, row, j) >> 11) + 1) * 2.0**-53
             angle = (element_bits(key, row, j + 1) >> 11) * 2.0**-53 * (2 * math.pi)
             radius = math.sqrt(-2.0 * math.log(first)) * self.std
