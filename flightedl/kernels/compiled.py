@@ -362,7 +362,6 @@ class HalfKernels:
             self.shorten_code(values.view(np.uint32), out)
 
     def to_float32(self, bits: npt.NDArray[np.uint16], out: npt.NDArray[np.float32]) -> None:
-        """Convert exactly."""
         if self.kind == "float16":
             self.widen_code(bits, out.view(np.uint32), out)
         else:

@@ -127,7 +127,6 @@ def _first_match(t: Table, tag: Any, line: Any) -> Any:
 
 @register_jitable
 def _put(t: Table, segment: Any, mixed: Any, record: Any) -> None:
-    """Add a record to a segment that has room."""
     line = segment * LINES + np.int64(mixed & _LINE_MASK)
     tag = _tag(mixed)
     while True:

@@ -1,28 +1,28 @@
 """Parameter server: holds one shard of the model and runs the optimizer on it.
 
-* ``main``: wiring of a process: acquiring an index, serving, ending
+* ``main``: one pserver process: wiring, acquiring an index, serving, ending
 * ``service``: event loop of the lifecycle in ``domain.pserver.life``
-* ``turns``: limit on the number of pservers that start simultaneously on one machine
+* ``turns``: limit on the number of pservers that start at the same time on a machine
 * ``flight``: handlers of the Flight verbs
-* ``conversation``: a trainer's stream of steps and row lookups
+* ``conversation``: one trainer's stream of steps and row lookups
 * ``steps``: processing of a step, and delivery of values when their rounds close
-* ``step_stream``: transport of a conversation's messages over TCP, shared memory and a Unix socket
-* ``line_loop``: thread that serves small steps from all Unix sockets
+* ``step_stream``: transport of a conversation's messages on TCP, shared memory and a Unix socket
+* ``line_loop``: the thread that serves small steps on all Unix sockets
 * ``shard``: operations on blocks (push, read, copy, move), as decided by ``domain.pserver.blocks``
-* ``held``: the stores, with their protocol and locks
-* ``soundness``: detection of interrupted changes, which leave values and protocol inconsistent
+* ``held``: the shard's stores, with their block protocol and locks
+* ``soundness``: detection of interrupted changes, after which values and protocol state disagree
 * ``changes``: notification of clients that wait for a version
-* ``stores``: interface of the two stores, ``dense`` for parameters and the package ``rows`` for embedding tables
-* ``spans``: arrays of adjacent blocks that are updated together
+* ``stores``: interface of the two stores: ``dense`` for parameters, the package ``rows`` for embedding tables
+* ``spans``: arrays of adjacent blocks that are updated in one kernel call
 * ``building``: allocation of the spans of a shard plan
 * ``arena``: memory allocator for the arrays
-* ``copying``: copies of blocks for cuts, each with a ``copier``
-* ``snapshots``: checkpoint orders, and the thread that writes the copies to files
-* ``restoring``: loading the newest readable checkpoint
-* ``meter``, ``metrics``: counters of pushes, steps and rounds; figures for Prometheus
+* ``copying``: the copies of blocks for all cuts; ``copier``: the copies for one cut
+* ``snapshots``: checkpoint orders, and the thread that writes files from the copies
+* ``restoring``: loading of the newest readable checkpoint
+* ``meter``, ``metrics``: counters of pushes, steps and rounds, and Prometheus metrics
 
 A gradient's path: ``conversation`` receives a message, and ``wire.parts`` verifies its checksum. ``shard.push`` lets
-the store check that the sizes are right and all numbers are finite. Under the span's lock, the protocol decides whether
-the block accepts the batch; the store then accumulates or applies the gradient, and runs the optimizer when the round
-is full. Finally ``changes`` wakes the clients that wait for the new version, once per message.
+the store check the message: sizes must match, and all numbers must be finite. Under the span's lock, the block protocol
+decides if the block accepts the batch. The store then accumulates or applies the gradient, and runs the optimizer when
+the round is complete. After each message, ``changes`` wakes the clients that wait for the new version.
 """

@@ -1,4 +1,4 @@
-"""``python -m flightedl.pserver``: a pserver whose settings come from the environment."""
+"""``python -m flightedl.pserver``: run a pserver whose settings come from environment variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flightedl.process.importing import of_a_server
 from flightedl.process.tuning import leave_out_pandas_and_scipy
 
 if __name__ == "__main__":
-    # Must precede the imports below, which import NumPy.
+    # Must precede the following imports, which import NumPy.
     leave_out_pandas_and_scipy()
     with of_a_server():
         from flightedl.pserver.main import run

@@ -1,11 +1,11 @@
 """Memory allocator for the blocks' arrays: values, optimizer slots and accumulators.
 
-Arrays are aligned and cut from slabs that are large enough for huge pages, which NumPy requests for 4 MiB or more. With
-4 KiB pages, passes over the arrays would spend much of their time on address translation. Values are allocated in
-memory that trainers on the same host can map (``values``) while there is room; slots never are.
+Arrays are aligned, and cut from slabs. A slab is large enough for huge pages, which NumPy requests for arrays of 4 MiB
+or more; with 4 KiB pages, address translation would take much of the time of a pass over the arrays. Values are placed
+in memory that trainers on the same host can map (``values``), as long as there is room. Slots never are.
 
-Slabs are never freed. Memory of moved values and of released blocks is reused for arrays of the same size once it has
-no readers left.
+Slabs are never freed. When the memory of moved values or released blocks has no readers left, it is reused for arrays
+of the same size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flightedl.wire.shared_values import copy_past_cache
 Array = npt.NDArray[np.generic]
 
 ALIGNMENT_BYTES = 64
-#: The untouched end of a slab occupies no memory, except for part of a huge page.
+#: The unused end of a slab is never touched, so it occupies at most a part of a huge page.
 _SLAB_BYTES = 32 << 20
 
 
@@ -39,11 +39,11 @@ class Arena:
         self._values: Array = np.empty(0, np.uint8) if values is None else values
         self.size_bytes = 0
         self._lock = threading.Lock()
-        #: Unused rest of the newest slab.
+        #: Unused end of the newest slab.
         self._slab: Array = np.empty(0, np.uint8)
-        #: Arrays that held values before, each with its remaining readers.
+        #: Former arrays of values, each with the readers that may still use it.
         self._left: list[tuple[Array, Sequence[weakref.ref[Array]]]] = []
-        #: Slots and accumulators of released blocks.
+        #: Arrays of slots and accumulators that belonged to released blocks.
         self._released: list[Array] = []
 
     def allocate(
@@ -59,7 +59,7 @@ class Arena:
         return array
 
     def release(self, values: Array, readers: Sequence[weakref.ref[Array]], others: Sequence[Array]) -> None:
-        """Reclaim the arrays of released blocks. The values may be read until all ``readers`` are dead."""
+        """Accept the arrays of released blocks for reuse. The values may be read until all ``readers`` are dead."""
         with self._lock:
             self._left.append((values, readers))
             self._released += others
@@ -70,14 +70,14 @@ class Arena:
         with self._lock:
             target = self._values_of(values.nbytes, values.dtype)
         copy_past_cache(target.view(np.uint8), values.view(np.uint8))
-        # Do this only after the copy: otherwise, once the readers have ended, another move could overwrite these values
-        # while they are being copied.
+        # Not before the copy: the readers might end, and another move could then overwrite these values during the
+        # copy.
         with self._lock:
             self._left.append((values, readers))
         return target
 
     def copy(self, array: Array) -> Array:
-        """Return an aligned copy that is not counted and is freed with its last reference."""
+        """Return an aligned copy that does not count toward ``size_bytes`` and is freed with its last reference."""
         copied = self._aligned(array.nbytes).view(array.dtype)
         np.copyto(copied, array)
         return copied

@@ -1,4 +1,4 @@
-"""Allocation of a shard plan's spans: adjacent blocks in arrays that one kernel call can update."""
+"""Allocate the spans of a shard plan: adjacent blocks whose arrays one kernel call can update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flightedl.pserver.spans import ArraySpan
 
 
 class SpanMaker:
-    """Factory of a pserver's spans. All values are zero.
+    """Factory for a pserver's spans. All values are initially zero.
 
     Args:
         plan: Shard plan of the model.
@@ -42,7 +42,7 @@ class SpanMaker:
         ]
 
     def span(self, numbers: range) -> ArraySpan:
-        """Return a span for blocks that one kernel call can update."""
+        """Return a span for blocks that a single kernel call can update."""
         plan, arena = self._plan, self._arena
         spec = plan.parameters[plan.block(numbers.start).parameter]
         rule, dtype = self._optimizer.for_parameter(spec.name), spec.storage_dtype
@@ -68,7 +68,7 @@ class SpanMaker:
 def kernels_of(
     parameters: Sequence[ParameterSpec], tables: Sequence[TableSpec], optimizer: Optimizer, wire: str
 ) -> list[Callable[[], object]]:
-    """Return functions, each of which compiles one of a model's kernels or loads it from numba's cache.
+    """Return functions, each of which compiles one kernel of a model or loads it from numba's cache.
 
     Together they cover all kernels that a pserver runs, including those for checkpoints, recovery and eviction.
     """
@@ -86,14 +86,13 @@ def kernels_of(
 
 
 def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:
-    """Split a run of blocks into ranges that one kernel call can update."""
     if not optimizer.overrides and not isinstance(optimizer, LAMB):
         yield run
         return
     rules = [optimizer.for_parameter(plan.parameters[plan.block(n).parameter].name) for n in run]
     start = 0
     for place in range(1, len(run) + 1):
-        # LAMB computes its norms per block.
+        # LAMB's norms are computed per block.
         if place == len(run) or rules[place] != rules[start] or isinstance(rules[start], LAMB):
             yield run[start:place]
             start = place

@@ -1,4 +1,4 @@
-"""Notification of threads that wait for a version: once per message with changes, not once per block."""
+"""Wake threads that wait for a version: once per message that causes changes, not once per block."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable
 
 
 class Changes:
-    """Counter of changes, with a condition variable to wait for them. Thread-safe."""
+    """Counter of announced changes, with a condition variable for its waiters. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         #: Number of threads in ``wait``.
         self._waiting = 0
-        #: Number of announced changes, for ``wait``.
+        #: Number of announcements so far; an argument of ``wait``.
         self.count = 0
-        #: Set if the current message has changed blocks; the change is announced after the message.
+        #: Set if the current message has changed blocks. They are announced at the end of the message.
         self.has_news = False
-        #: Also called for each announcement, unless it is None.
+        #: Called for each announcement, in addition to waking threads, unless it is None.
         self.wake: Callable[[], None] | None = None
 
     def announce(self) -> None:
-        """Wake all waiting threads if there are new changes."""
+        """Announce changes since the last announcement, if any, to all waiting threads."""
         if not self.has_news:
             return
-        # Reset the flag before the threads wake, so that later changes are announced again.
+        # Reset the flag before waking the threads, so that later changes are announced again.
         self.has_news = False
         with self._changed:
             self.count += 1
@@ -34,7 +34,7 @@ class Changes:
             self.wake()
 
     def wait(self, seen: int, timeout_s: float) -> int:
-        """Wait for at most ``timeout_s`` seconds while the count equals ``seen``. Return the count."""
+        """Wait until the count differs from ``seen``, for at most ``timeout_s`` seconds. Return the count."""
         with self._changed:
             if self.count == seen and timeout_s > 0:
                 self._waiting += 1

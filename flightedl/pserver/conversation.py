@@ -1,11 +1,11 @@
-"""A trainer's stream of steps and row lookups, which are served one at a time.
+"""One trainer's stream of steps and row lookups, which are served one after the other.
 
-A step's first message contains the request. Each message gets one answer, and the last answer marks the end of the step
-(see ``steps``). A lookup of rows is one message with its answers.
+The first message of a step contains the request. Each message gets one answer, and the last answer marks the end of the
+step (see ``steps``). A row lookup is a single message, which may have several answers.
 
 The stream's handler thread serves the conversation. If the trainer's steps are small and arrive on a line, the handler
-lends the conversation to the loop that serves all such lines (``line_loop``), and itself serves only the requests that
-the loop hands back.
+lends the conversation to the loop that serves small steps on all lines (``line_loop``). The handler then serves only
+requests that the loop hands back.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from flightedl.wire.rows import OutgoingBlocks
 
 _step_decoder = decoder_of(PushHeader)
 _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-#: Largest steps that the loop serves, in bytes of values. Copies and optimizer runs of larger steps would delay it.
+#: Maximum bytes of values in a step that the loop serves. Copies and optimizer runs of larger steps would delay it.
 SMALL_STEP_BYTES = LITTLE_BYTES
-#: Seconds between a handler's checks of its stream while the loop has the conversation.
+#: Interval in seconds at which a handler checks its stream while the loop serves the conversation.
 _LOOK_S = 0.1
 
 
@@ -49,36 +49,34 @@ class _Word(Enum):
 
 
 class Answers(Protocol):
-    """The part of a pserver's service that conversations use."""
+    """Interface of the pserver's service for conversations."""
 
     meter: Meter
 
     def shard(self, plan_hash: str) -> Shard:
-        """Return the blocks. Raises FencedError if the plan is different."""
+        """Return the shard. Raises FencedError if it has a different plan."""
         ...
 
-    def require_lease(self) -> None:
-        """Raise FencedError if the pserver's lease has expired."""
-        ...
+    def require_lease(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A step that has been received completely, but not yet answered completely."""
+    """A step that has been received, but not answered completely."""
 
     session: StepSession
     checksums: bool
-    #: Answers to send with the next message.
+    #: Answers that are sent with the next message.
     pieces: list[OutgoingBlocks]
     began: float
     deadline: float
-    #: Count of changes at the time when the awaited values were last checked.
+    #: Count of changes when the awaited values were last checked.
     seen: int = -1
-    #: Time at which the outcomes are sent even without values.
+    #: Time at which the outcomes are sent, even if no values are available.
     moment: float = 0.0
 
 
-#: The loop's hand-over: a request, a step to finish, a signal, an error, or None if the trainer has ended the stream.
+#: What the loop hands back: a request, a step to finish, a signal, an error, or None at the end of the stream.
 Handed = Received | _Begun | _Word | BaseException | None
 
 
@@ -99,18 +97,18 @@ class Conversation:
         self._clock = clock
         self._call = call
         self._lines = lines
-        #: True if the latest step was small.
+        #: True if the most recent step was small.
         self._is_small = False
-        #: A step that waits in the loop for a round to close.
+        #: A step that the loop keeps until a round closes.
         self._parked: _Begun | None = None
         #: Time at which the loop must check the parked step.
         self.due_at: float | None = None
-        #: The stream's line, once it has one.
+        #: The stream's line; None until it has one.
         self._line = stream.line
         self._handed: queue.SimpleQueue[Handed] = queue.SimpleQueue()
 
     def serve(self) -> None:
-        """Serve the stream until the trainer ends it. Called by the handler's thread."""
+        """Serve the stream until the trainer ends it. Runs on the handler's thread."""
         self._lines.enter()
         try:
             while self.serve_one():
@@ -126,7 +124,7 @@ class Conversation:
         return self.handle(self._lent())
 
     def handle(self, handed: Handed) -> bool:
-        """Serve the next request or the loop's hand-over. Return False if the trainer has ended the stream."""
+        """Serve a request, or what the loop handed back. Return False if the trainer has ended the stream."""
         if isinstance(handed, _Word):
             handed = self._stream.request_by_stream()
         if isinstance(handed, BaseException):
@@ -158,7 +156,7 @@ class Conversation:
             self._call.is_resting = False
 
     def _rest(self) -> _Begun | None:
-        """Return and forget the parked step. If there is none, the stream ends normally."""
+        """Return the parked step and forget it. If no step is parked, the stream ends normally."""
         parked, self._parked, self.due_at = self._parked, None, None
         if parked is None:
             self._stream.end_at_rest()
@@ -189,8 +187,8 @@ class Conversation:
                 stream.write(pieces, STEP_END, checksums=checksums)
                 return
             stream.write(pieces, checksums=checksums)
-            # Free this message's memory, so that the next message reuses it while it is cached, and drop the values,
-            # because updates first copy values that are still referenced.
+            # Free this message's memory, so that the next message reuses it while it is in the cache. Also drop the
+            # values, because an update first copies values that are still referenced.
             del parts, pieces
             if session.has_all:
                 break
@@ -199,7 +197,7 @@ class Conversation:
 
     def _drain(self, session: StepSession, deadline: float, *, checksums: bool) -> None:
         for pieces in while_wanted(session.drain(self._clock, deadline), self._call):
-            # A separate end message would cost as much as the message before it did.
+            # A separate end message would cost as much as this message does.
             end = STEP_END if session.is_over else b""
             self._stream.write(pieces, end, checksums=checksums, may_wait=True)
         if not session.is_over:
@@ -216,7 +214,7 @@ class Conversation:
         self._service.meter.step(self._clock.now() - begun.began)
 
     def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks]) -> None:
-        """Answer with rows of tables. The last message also marks the end of the answer."""
+        """Answer with rows of tables. The last message is also marked as the end of the answer."""
         shard, stream = self._service.shard(header.plan_hash), self._stream
         if len(parts) != 1:
             raise MessageError(f"a lookup must have exactly one part, not {len(parts)}")
@@ -245,16 +243,13 @@ class Conversation:
 
     @property
     def fileno(self) -> int:
-        """See ``line_loop.Lent``."""
         assert self._line is not None, "a conversation is only lent if it has a line"
         return self._line.fileno
 
     def fail(self, error: BaseException) -> None:
-        """See ``line_loop.Lent``."""
         self._handed.put(error)
 
     def receive(self) -> bool:
-        """See ``line_loop.Lent``."""
         stream, call, line = self._stream, self._call, self._line
         assert line is not None, "a conversation is only lent if it has a line"
         try:
@@ -302,7 +297,6 @@ class Conversation:
         return False
 
     def look(self, now: float) -> bool:
-        """See ``line_loop.Lent``."""
         parked, due_at = self._parked, self.due_at
         assert parked is not None, "no step is parked"
         assert due_at is not None, "no step is parked"
@@ -328,7 +322,7 @@ class Conversation:
 
 
 def _is_small(shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks]) -> bool:
-    """Return True if the loop may serve the step: a single small message with gradients for all of its blocks."""
+    """Return True if the loop may serve the step: a single small message that contains all of its gradients."""
     size_bytes, rows, first_bucket = 0, header.rows, shard.first_bucket
     for part in parts:
         blocks, data = part.blocks, part.data
@@ -340,7 +334,7 @@ def _is_small(shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks])
 
 
 def _opened(request: bytes) -> PushHeader | LookupHeader:
-    """Decode a request as a step, because nearly all requests are. Decode the verb only if this fails."""
+    """First try to decode the request as a step, because nearly all requests are steps. Otherwise decode the verb."""
     try:
         header = _step_decoder.decode(request)
     except _UNDECODABLE:
@@ -352,7 +346,7 @@ def _opened(request: bytes) -> PushHeader | LookupHeader:
 
 
 def while_wanted(found: Iterator[list[OutgoingBlocks]], call: Call) -> Iterator[list[OutgoingBlocks]]:
-    """Yield the messages that are not empty. Raises if the client no longer waits."""
+    """Yield all messages that are not empty. Raises an error if the client is no longer waiting."""
     for pieces in found:
         if pieces:
             yield pieces

@@ -1,6 +1,6 @@
-"""Copies of a shard's blocks for one cut, and their memory.
+"""Copies of a shard's blocks for one cut, and the memory for them.
 
-The memory is touched before the first cut and kept for later ones, because faulting it in page by page takes several
+The memory is touched before the first cut and reused for later ones, because faulting it in page by page takes several
 times as long as copying.
 """
 
@@ -23,23 +23,23 @@ from flightedl.pserver.rows.stored import CutRows
 if TYPE_CHECKING:
     from flightedl.pserver.rows.span import RowSpan
 
-#: Number of blocks by which the copying thread stays ahead of a push, so that it does not wait for the push's locks.
+#: Number of blocks that the copying thread stays ahead of a push, to avoid waiting for the push's locks.
 _LEAD = 4
 Array = npt.NDArray[np.generic]
 
 
 class CopyMemory:
-    """Memory of the copies, reused for each snapshot: one array for each array of a block."""
+    """Memory for copies, reused for each snapshot. Contains one array for each array of a block."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[int, int], Array] = {}
 
     def copy(self, number: int, arrays: Sequence[Array]) -> list[Array]:
-        """Return copies of a block's arrays. The caller holds the lock of its span."""
+        """Return copies of a block's arrays. The caller holds the lock of the block's span."""
         return [self._copied(number, place, array) for place, array in enumerate(arrays)]
 
     def reserve(self, number: int, place: int, size: int, dtype: np.dtype[np.generic]) -> None:
-        """Allocate and touch the memory for the copy of one array of a block, unless this was done before."""
+        """Allocate and touch memory for the copy of one of a block's arrays, unless it exists."""
         if (number, place) not in self._arrays:
             array = np.empty(size, dtype)
             np.copyto(array, 0)
@@ -54,7 +54,7 @@ class CopyMemory:
 
 
 class SnapshotCopier:
-    """The copies of one snapshot, while they are being made. Thread-safe.
+    """Copies for one snapshot in progress. Thread-safe.
 
     Args:
         numbers: Numbers of the shard's blocks and buckets.
@@ -72,7 +72,7 @@ class SnapshotCopier:
         after: str = "",
         replaces: SnapshotCopier | None = None,
     ) -> None:
-        #: Number of the cut in the block protocol; set when the copies begin.
+        #: Number that the block protocol gave to the cut; set when copying begins.
         self.cut = 0
         self.at_round = command.round
         self.after = after
@@ -85,11 +85,11 @@ class SnapshotCopier:
         self._are_rows_dropped = False
         self._left = len(numbers)
         self._changed = threading.Condition()
-        #: By block number: 1 if the block is due but not copied yet.
+        #: By block number: 1 if the block is due and has not been copied.
         self._due = bytearray(max(numbers, default=-1) + 1)
-        #: Block at which the copying thread continues its search.
+        #: Block at which the copying thread resumes its search.
         self._next = 0
-        #: Reason why the copies will never be complete; empty if there is none.
+        #: Reason why the copies can never be completed; empty if they can.
         self._given_up = ""
         self.is_complete = threading.Event()
         if not numbers:
@@ -103,7 +103,7 @@ class SnapshotCopier:
             self._changed.notify_all()
 
     def copy(self, place: Block, copy: CopyBlocks, arrays: Sequence[Array], lead: int | None = None) -> None:
-        """Copy a block as the protocol has decided. The caller holds the lock of its span.
+        """Copy a block, as the protocol decided. The caller holds the lock of the block's span.
 
         Args:
             place: The block's position in its parameter.
@@ -140,20 +140,20 @@ class SnapshotCopier:
                 self._changed.notify_all()
 
     def next_due(self) -> int | None:
-        """Return the due block that should be copied next, because a push will reach it soon; None if none is due."""
+        """Return the due block to copy next, just ahead of a push in progress. None if no block is due."""
         with self._changed:
             found = self._due.find(1, self._next)
             found = self._due.find(1) if found < 0 else found
         return None if found < 0 else found
 
     def give_up(self, reason: str) -> None:
-        """Record that the copies will never be complete, with the reason."""
+        """Record the reason why the copies can never be completed."""
         with self._changed:
             self._given_up = reason
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a block is due, all blocks are copied, or the time is up. Return True if all blocks are copied.
+        """Wait until a block is due, all blocks are copied, or time is up. Return True if all are copied.
 
         Raises:
             UnavailableError: The copies were given up.
@@ -166,11 +166,10 @@ class SnapshotCopier:
 
     @property
     def rows(self) -> Sequence[CutRows]:
-        """Cuts of tables, in the order of their spans."""
         return sorted(self._rows, key=lambda rows: rows.span.first)
 
     def drop_rows(self) -> None:
-        """Drop all cuts of tables, including those that pushes are just beginning."""
+        """Drop all cuts of tables, including those that pushes are starting."""
         with self._changed:
             self._are_rows_dropped = True
             dropped = list(self._rows)
@@ -178,6 +177,6 @@ class SnapshotCopier:
             rows.drop()
 
     def pop_blocks(self) -> list[StoredBlock]:
-        """Return the copies of the blocks in ascending order, and forget them."""
+        """Return the copies of all blocks in ascending order, and drop the references to them."""
         blocks, self._blocks = self._blocks, {}
         return [blocks[number] for number in sorted(blocks)]

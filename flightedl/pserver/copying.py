@@ -1,6 +1,6 @@
-"""Copies of a shard's blocks for cuts. The protocol decides when a block is copied, under the lock of its span.
+"""Copies of a shard's blocks for cuts. The protocol decides when to copy a block, under the lock of the block's span.
 
-Several cuts may be in progress. Each has a ``SnapshotCopier`` with the memory of its copies.
+Several cuts may be in progress. Each has a ``SnapshotCopier``, which holds the memory of its copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flightedl.pserver.held import Held
 
 
 class Copying:
-    """The cuts in progress of one pserver. Thread-safe.
+    """All cuts in progress on one pserver. Thread-safe.
 
     Args:
         held: The blocks.
@@ -30,7 +30,7 @@ class Copying:
         self.under_way: dict[int, SnapshotCopier] = {}
 
     def begin(self, begin: Callable[[Mapping[int, int], int], SnapshotCopier | None]) -> None:
-        """Begin a cut if ``begin(versions, highest open round)``, called under all locks, returns a copier."""
+        """Call ``begin(versions, highest open round)`` under all locks. Begin a cut if it returns a copier."""
         held = self.held
         with held.all_locked():
             copies = begin(held.protocol.versions(), held.protocol.highest_open_round())
@@ -44,8 +44,8 @@ class Copying:
                 copies.note_due(due)
 
     def carry_out(self, span: Any, effect: CopyBlocks | BlocksDue) -> None:
-        """Carry out the protocol's decision about a span for a cut. The caller holds the span's lock."""
-        # The thread that writes the file may complete or drop the copies at any moment.
+        """Carry out the protocol's decision about a span's cut. The caller holds the span's lock."""
+        # The thread that writes the file may complete or drop the copies concurrently.
         copies = self.under_way.get(effect.cut)
         if copies is None:
             return
@@ -60,14 +60,14 @@ class Copying:
             copies.give_up(str(error) or "not enough memory for the copies of blocks and rows")
 
     def copy_due(self, copies: SnapshotCopier) -> None:
-        """Copy all due blocks, unless the copies were dropped."""
+        """Copy all due blocks. Stop if the copies are dropped."""
         self.held.soundness.require()
         while (number := copies.next_due()) is not None:
             if not self.copy_one(copies, number):
                 return
 
     def copy_one(self, copies: SnapshotCopier, number: int) -> bool:
-        """Copy a block unless a push has already copied it. Return False if the copies were dropped."""
+        """Copy a block unless a push has copied it already. Return False if the copies have been dropped."""
         held = self.held
         with held.locked(number) as span:
             with held.deciding:
@@ -77,13 +77,13 @@ class Copying:
             return self.under_way.get(copies.cut) is copies
 
     def end(self, copies: SnapshotCopier) -> AppliedBatches | None:
-        """Return the batches that the complete copies contain; None if the copies were dropped."""
+        """Complete the copies. Return the batches that they contain, or None if the copies have been dropped."""
         with self.held.deciding:
             self.under_way.pop(copies.cut, None)
             return None if self.held.soundness.is_lost else self.held.protocol.end_cut(copies.cut)
 
     def drop(self, copies: SnapshotCopier) -> None:
-        """Stop copying blocks for these copies."""
+        """Abandon these copies: no more blocks are copied."""
         with self.held.deciding:
             self._drop(copies)
 

@@ -1,4 +1,4 @@
-"""Store for parameters: the arrays of a pserver's blocks, in spans (see ``spans``), and checks of received values."""
+"""Store for parameters: the arrays of a pserver's blocks, in spans (see ``spans``). Also validates received values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = npt.NDArray[np.generic]
 
 
 class DenseStore:
-    """The blocks of parameters on one pserver.
+    """The parameter blocks of one pserver.
 
     Args:
         plan: Shard plan of the model.
@@ -36,19 +36,18 @@ class DenseStore:
 
     def __init__(self, plan: ShardPlan, index: int, optimizer: Optimizer, wire: str, *, shares_memory: bool) -> None:
         self._plan = plan
-        #: Shared memory for the values while there is room; None if values are in private memory.
+        #: Shared memory for values, as long as it has room; None if values are in private memory.
         self.memory = _shared_memory(plan, index) if shares_memory else None
         self._arena = Arena(None if self.memory is None else self.memory.values)
         self._maker = SpanMaker(plan, optimizer, wire, self._arena)
         spans = self._maker.spans_of(index)
         self.spans: dict[int, ArraySpan] = {number: span for span in spans for number in span.numbers}
-        #: Largest number of slots that any block has.
+        #: Maximum number of slots of any block.
         self.slot_count = max((len(span.slots) for span in spans), default=0)
         self.restored: dict[int, tuple[int, int]] = {}
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the blocks in ascending order."""
         return list(self.spans)
 
     @property
@@ -74,7 +73,7 @@ class DenseStore:
         return repr(self._plan.parameters[self._plan.block(number).parameter].name)
 
     def copied_arrays(self) -> list[tuple[int, int, int, np.dtype[np.generic]]]:
-        """Return (block, array number, element count, dtype) for each array in a copy of all blocks."""
+        """Return (block, index of the array, element count, dtype) for every array in a copy of all blocks."""
         return [
             (place.number, number, place.size, array.dtype)
             for span in distinct(self.spans)
@@ -85,7 +84,7 @@ class DenseStore:
     # received values
 
     def gradient(self, span: ArraySpan, numbers: range, data: memoryview, *, is_finite: bool) -> Array:
-        """Return the elements of adjacent blocks of a span.
+        """Return the elements of adjacent blocks of one span.
 
         Args:
             span: Span of the blocks.
@@ -97,7 +96,8 @@ class DenseStore:
             GradientError: An element is NaN or infinite.
         """
         gradient = span.incoming(data) if span.wire else np.frombuffer(data, span.values.dtype)
-        # After 16-bit floats in the same message, elements may not be aligned with the words that were checked.
+        # If 16-bit floats precede the elements in the message, the elements may not be aligned with the words that were
+        # checked.
         if is_finite and not span.wire and gradient.flags.aligned:
             return gradient
         if not span.kernels.all_finite(gradient):
@@ -105,7 +105,7 @@ class DenseStore:
         return gradient
 
     def first_values(self, row: Row) -> Array:
-        """Return the elements of one block. They are always sent in the declared type.
+        """Return the elements of one block, which are always sent in the declared dtype.
 
         Raises:
             MessageError: The size is wrong, or the block is not on this pserver.
@@ -128,7 +128,7 @@ class DenseStore:
         return GradientError(f"{self.name_of(number)} has NaN or infinity in block {number}: nothing of it was applied")
 
     def sent_bytes(self, blocks: range) -> int:
-        """Return the size of adjacent blocks' values on the wire. Raises the errors of ``span``."""
+        """Return the size of adjacent blocks' values on the wire. Raises the same errors as ``span``."""
         size_bytes, number = 0, blocks.start
         while number < blocks.stop:
             span = self.span(number)
@@ -138,7 +138,7 @@ class DenseStore:
         return size_bytes
 
     def require_size(self, blocks: range, size_bytes: int) -> None:
-        """Raise MessageError unless ``size_bytes`` is 0 or the size of these blocks' values."""
+        """Raise MessageError unless ``size_bytes`` is 0 or the exact size of these blocks' values."""
         if size_bytes and size_bytes != (right := self.sent_bytes(blocks)):
             named = f"block {blocks.start} of {self.name_of(blocks.start)}"
             more = f" and the next {len(blocks) - 1} have" if len(blocks) > 1 else " has"
@@ -166,7 +166,7 @@ class DenseStore:
             np.copyto(slot[at], saved)
 
     def finish_restore(self) -> None:
-        """Do nothing, because each block was complete when it was restored."""
+        """Nothing to do: each block is complete once its record has been restored."""
 
     # moving blocks
 
@@ -204,7 +204,7 @@ class DenseStore:
 
 
 def _shared_memory(plan: ShardPlan, index: int) -> SharedMemory | None:
-    """Create shared memory for twice a pserver's values, because values with readers are moved before they change."""
+    """Create shared memory of twice the values' size, because values with readers are moved before they change."""
     if not host_mark():
         return None
     blocks = [plan.block(number) for run in runs_of(plan, index) for number in run]

@@ -1,7 +1,7 @@
-"""Handlers of the pserver's Flight verbs. They decode requests, call the service and encode replies.
+"""Handlers of the pserver's Flight verbs: they decode requests, call the service, and encode replies.
 
-``step`` (DoExchange) pushes and pulls in one stream (see ``conversation``). ``push`` (DoPut) and ``pull`` (DoGet) do so
-separately and work with any Flight client.
+``step`` (DoExchange) pushes and pulls on one stream (see ``conversation``). ``push`` (DoPut) and ``pull`` (DoGet) are
+separate calls for any Flight client.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PserverFlight:
         self._lines = LineLoop(clock.now)
 
     def routes(self) -> Routes:
-        """Return the handlers of all verbs."""
+        """Return the handler of each verb."""
         return Routes(
             actions={
                 "view": self._view,
@@ -153,7 +153,7 @@ class PserverFlight:
         return Outgoing(VALUES_SCHEMA, ((encode_pieces(pieces), None) for pieces in while_wanted(found, call)))
 
     def _table(self, ticket: bytes, _: Call) -> Outgoing:
-        # Imported lazily: few jobs need Parquet, and its import is slow.
+        # Imported lazily: Parquet is slow to import, and few jobs need it.
         from flightedl.formats.table_files import batches_of, schema_of
 
         request = decode(ticket, TableTicket)

@@ -1,7 +1,7 @@
-"""The stores of a shard, with their protocol and locks.
+"""The stores of a shard, with their block protocol and locks.
 
-Lock order: the lock for all spans, then the spans' locks in ascending order, then ``deciding``, held while the protocol
-decides about shared state, then the changes. No lock is held while waiting or sending.
+Lock order: the lock for all spans; the spans' locks in ascending order; ``deciding``, held while the protocol decides
+about shared state; the lock of the changes. No lock is held while waiting or sending.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flightedl.recording.writer import Recorder
 
 
 class Held:
-    """The stores of one pserver, with their locks. Thread-safe.
+    """The stores of one pserver, and their locks. Thread-safe.
 
     Args:
         dense: Store of parameters.
@@ -50,8 +50,8 @@ class Held:
         self.first_bucket = first_bucket
         self.soundness = soundness
         self.deciding = threading.Lock()
-        #: Held together with the locks of all spans. Spans are added and removed only then. The parts of a split span
-        #: share its lock.
+        #: Held, together with the locks of all spans, while spans are added or removed. The parts of a split span share
+        #: its lock.
         self._all = threading.Lock()
         extents = [
             *(Extent(span.numbers) for span in distinct(dense.spans)),
@@ -61,32 +61,30 @@ class Held:
         self.protocol = recorded(recorder, about, BlockProtocol, extents, mode)
 
     def store(self, number: int) -> Store:
-        """Return the store of a block."""
         return self.rows if number >= self.first_bucket else self.dense
 
     def spans(self) -> list[Any]:
-        """Return all current spans in ascending order."""
+        """Return all spans in ascending order."""
         return [*distinct(self.dense.spans), *distinct(self.rows.spans)]
 
     def span(self, number: int) -> Any:
-        """Return the span of a block; it may be split at any moment. Raises the errors of ``Store.span``."""
+        """Return the span of a block. It may be split concurrently. Raises the same errors as ``Store.span``."""
         return self.store(number).span(number)
 
     @contextlib.contextmanager
     def locked(self, number: int) -> Iterator[Any]:
-        """Hold the lock of a block's span, and yield the span. Raises MessageError if there is no such block."""
+        """Hold the lock of a block's span and yield the span. Raises MessageError if the block is not here."""
         while True:
             span = self.span(number)
             with span.lock:
                 self.soundness.require()
-                # The span may have been split or released before the lock was acquired.
+                # The span may have been split or released while this thread waited for the lock.
                 if not span.is_split:
                     yield span
                     return
 
     @contextlib.contextmanager
     def all_locked(self) -> Iterator[None]:
-        """Hold the locks of all spans."""
         with self._all, contextlib.ExitStack() as held:
             for lock in dict.fromkeys(span.lock for span in self.spans()):
                 held.enter_context(lock)

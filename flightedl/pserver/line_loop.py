@@ -1,11 +1,11 @@
-"""A single thread that serves small steps from all lines. It reads, decides and answers without blocking.
+"""The thread that serves small steps on all lines. It receives, decides and answers without blocking.
 
-With one thread per stream, passing the GIL between threads would cost more than the work itself. The handler thread of
-a stream therefore lends its conversation to this loop while its steps are small, and waits until the loop hands back a
-large message, a large answer, an error, or the end of the line. A small step that waits for its round is parked; the
-loop answers it when blocks have changed.
+With one thread per stream, passing the GIL from thread to thread would cost more than the work itself. Therefore the
+handler thread of a stream lends its conversation to this loop while the steps are small. It waits until the loop hands
+back a large message, a large answer, an error, or the end of the line. If a small step must wait for its round, the
+loop parks it, and answers it when blocks have changed.
 
-The loop runs while any step stream is open.
+The loop runs as long as any stream for steps is open.
 """
 
 from __future__ import annotations
@@ -17,27 +17,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-#: Seconds that the loop waits for messages if nothing is parked.
+#: Seconds for which the loop waits for messages while no step is parked.
 _LONG_S = 3600.0
 
 
 class Lent(Protocol):
-    """A conversation that is lent to the loop. The loop's thread calls its methods, one at a time."""
+    """A conversation that was lent to the loop. Its methods are called only by the loop's thread."""
 
     @property
-    def fileno(self) -> int:
-        """File descriptor of the conversation's line."""
-        ...
+    def fileno(self) -> int: ...
 
-    #: Time at which a parked step must be checked at the latest; None if no step is parked.
+    #: Time by which a parked step must be checked; None if no step is parked.
     due_at: float | None
 
     def receive(self) -> bool:
-        """Receive and serve a message from the line. Return False if the conversation was handed back."""
+        """Receive a message from the line and serve it. Return False if the conversation was handed back."""
         ...
 
     def look(self, now: float) -> bool:
-        """Answer the parked step as far as possible. Return False if the conversation was handed back."""
+        """Send what is available of the parked step's answer. Return False if the conversation was handed back."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -46,7 +44,7 @@ class Lent(Protocol):
 
 
 class LineLoop:
-    """Loop that serves lent conversations. Thread-safe.
+    """The loop that serves lent conversations. Thread-safe.
 
     Args:
         now: The process's clock.
@@ -56,11 +54,11 @@ class LineLoop:
         self._now = now
         self._streams = 0
         self._thread: threading.Thread | None = None
-        #: Held while the thread serves messages, but not while it waits for them.
+        #: Held while the thread serves messages; released while it waits for them.
         self._lock = threading.Lock()
         self._lent: dict[int, Lent] = {}
         self._parked: set[Lent] = set()
-        #: True while the loop is going to check parked steps anyway.
+        #: True if the loop is about to check parked steps anyway.
         self._is_awake = False
 
     def enter(self) -> None:
@@ -69,11 +67,11 @@ class LineLoop:
             self._streams += 1
 
     def leave(self) -> None:
-        """Count the end of a stream whose conversation is not lent. The end of the last stream ends the thread."""
+        """Count the end of a stream whose conversation is not lent. When the last stream ends, the thread ends, too."""
         with self._lock:
             self._streams -= 1
             if not self._streams and self._thread is not None:
-                # Not joined, because that would register gRPC's foreign thread with Python's threading module.
+                # Not joined: joining would register gRPC's foreign thread with Python's threading module.
                 self._thread = None
                 os.eventfd_write(self._event, 1)
 
@@ -86,12 +84,12 @@ class LineLoop:
             self._poller.register(conversation.fileno, select.EPOLLIN)
 
     def take_back(self, conversation: Lent) -> None:
-        """Stop serving a conversation. Afterwards the loop neither reads its line nor hands anything back."""
+        """Stop serving a conversation. After this call, the loop does not read its line and hands nothing back."""
         with self._lock:
             self._let_go(conversation)
 
     def wake(self) -> None:
-        """Check parked steps, because blocks may have changed."""
+        """Check the parked steps, because blocks may have changed."""
         if self._parked and not self._is_awake:
             os.eventfd_write(self._event, 1)
 
@@ -132,7 +130,7 @@ class LineLoop:
         return max(0.0, min(due) - now) if due else _LONG_S
 
     def _serve(self, conversation: Lent, method: Callable[..., bool], *args: float) -> bool:
-        """Call a method of a conversation. Return False if it handed the conversation back or failed."""
+        """Call a method of a conversation. Return False if the conversation was handed back or failed."""
         try:
             is_lent = method(*args)
         except BaseException as error:  # noqa: BLE001 - the handler raises it

@@ -1,10 +1,12 @@
 """One pserver process: wiring, acquiring an index, serving, ending.
 
-In this order, the process binds its server (which answers "not ready"), reads ``ps_desired``, acquires the first free
-``ps/<index>`` and publishes its address and generation there, builds the shard once the model is declared, loads its
-predecessor's values, and serves. A process that finds no free index waits as a spare. Until the shard is built, the
-lease has a longer TTL. The process ends on request (exit code 0), when it has lost its lease (75, start again), or when
-the job cannot continue (3). State read from etcd is used only if it is at least as new as the acquired index.
+The process first binds its server, which answers "not ready". It reads ``ps_desired``, acquires the first free
+``ps/<index>``, and publishes its address and generation under that key. Once the model is declared, it builds the
+shard, loads its predecessor's values, and serves. A process that finds no free index waits as a spare.
+
+The lease has a longer TTL until the shard is built. The process exits with code 0 on request, 75 if it has lost its
+lease and should be restarted, and 3 if the job cannot continue. It ignores state in etcd that is older than the
+acquired index.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from flightedl.rpc.identity import ServerIdentity
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-#: Factor for the lease's TTL while the pserver is starting. On an overloaded machine, starts have taken more than a
-#: minute, with no renewal for seconds. If a pserver dies while it is starting, ``flightedl run`` ends its lease;
-#: elsewhere its successor waits for the longer TTL.
+#: Factor by which the lease's TTL is longer while the pserver starts. On an overloaded machine, starts have taken more
+#: than a minute, with seconds between renewals. If a pserver dies during its start, ``flightedl run`` ends its lease;
+#: without ``flightedl run``, the successor waits for the longer TTL.
 _STARTING_FACTOR = 4
 _DRAIN_POLL_S = 0.05
 
@@ -98,7 +100,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 held.release()
 
     def _drain(self, service: PserverService) -> None:
-        """Wait up to ``drain_s`` seconds for a checkpoint that contains everything pushed until now."""
+        """Wait at most ``drain_s`` seconds for a checkpoint that contains everything pushed so far."""
         if self._exit_code or not self._settings.checkpoint or not service.is_serving:
             return
         service.drain()
@@ -124,7 +126,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 if (held := self._claim(coordinator, index, port)) is not None:
                     return held
             reason = "a master to set the number of pservers" if desired is None else "a free index"
-            # The process is considered a ready spare only while no index is free.
+            # The process counts as a ready spare only while no index is free.
             self._health.beat(f"it is waiting for {reason}", is_ready=desired is not None and not free)
             if reason != said:
                 _log.info("waiting for %s", reason)
@@ -147,7 +149,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
 
 
 def _has_seen(directory: Directory, held: HeldKey) -> bool:
-    """Return True if the directory is at least as new as the acquired key, or the key is lost."""
+    """Return True if the directory is at least as new as the acquired key, or if the key has been lost."""
     return directory.revision >= held.generation or not held.is_held
 
 
@@ -156,6 +158,6 @@ def _has_moved(seen: int, directory: Directory) -> bool | None:
 
 
 def run(chosen: PserverSettings) -> int:
-    """Run a pserver in this process and return its exit code."""
+    """Run a pserver in this process. Return the exit code."""
     avoid_preemption()
     return run_server(PserverProcess, chosen)

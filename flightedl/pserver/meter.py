@@ -1,4 +1,4 @@
-"""Counters of a pserver's pushes, steps, rounds and streams, for ``status`` and Prometheus."""
+"""Counters of a pserver's pushes, steps, rounds and streams, shown by ``status`` and Prometheus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STALENESS = Measure(
     "staleness_updates", "Updates that a gradient missed.", (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 )
 MEASURES = (PUSH_SECONDS, STEP_SECONDS, ROUND_SECONDS, STALENESS)
-#: Weight of the newest gradient in the moving average of its sender's staleness.
+#: Weight of the newest gradient in the moving average of a member's staleness.
 _NEWEST = 0.1
 
 
@@ -38,24 +38,24 @@ class Meter:
         self.now = now
         self._lock = threading.Lock()
         self._messages = 0
-        #: Number of pushed blocks, indexed by the outcome's number.
+        #: Number of pushed blocks by outcome; the index is the outcome's number.
         self._rows = [0] * (max(Outcome) + 1)
         self._received_bytes = 0
         self._sent_bytes = 0
-        #: Number of open step streams, and how many of them share memory.
+        #: Number of open streams for steps, and how many of them use shared memory.
         self._streams = self._shared_streams = 0
-        #: (member, True if the streams share memory) -> number of such streams.
+        #: (member, True if the streams use shared memory) -> number of such streams.
         self._streams_of: Counter[tuple[int, bool]] = Counter()
         self._round_closed_at: float | None = None
-        #: Member -> exponential moving average of the staleness of its gradients.
+        #: Member -> exponential moving average of its gradients' staleness.
         self._staleness: dict[int, float] = {}
-        #: The ``what`` of the latest call of ``waits_s``, and the time of the first call with it.
+        #: The argument ``what`` of the latest call of ``waits_s``, and the time of the first call with this argument.
         self._waits: tuple[object, float] = (None, 0.0)
 
     # recording
 
     def message(self, seconds: float, parts: Iterable[ReceivedBlocks], answers: Iterable[Pushed]) -> None:
-        """Count a message of a push or a step, which took ``seconds``, with its parts and answers."""
+        """Count a message of a push or step that took ``seconds``, with its parts and answers."""
         with self._lock:
             self._messages += 1
             for part in parts:
@@ -69,12 +69,12 @@ class Meter:
             self.instruments.observe(PUSH_SECONDS, seconds)
 
     def sent(self, size_bytes: int) -> None:
-        """Count values that were sent after a wait."""
+        """Count values that were sent later than the answer to their request."""
         with self._lock:
             self._sent_bytes += size_bytes
 
     def stream(self, more: int, *, shared: int = 0) -> None:
-        """Add to the numbers of open step streams and of those that share memory. Negative arguments subtract."""
+        """Add to the number of open streams for steps, and to those with shared memory; negative numbers subtract."""
         with self._lock:
             self._streams += more
             self._shared_streams += shared
@@ -85,12 +85,11 @@ class Meter:
             self._streams_of[member, is_shared] += more
 
     def step(self, seconds: float) -> None:
-        """Count a finished step."""
         if self.instruments is not None:
             self.instruments.observe(STEP_SECONDS, seconds)
 
     def updates(self, effects: Sequence[Effect], base_version: int, member: int) -> None:
-        """Count the effects of a member's push on the first block of this pserver, as a sample of all blocks."""
+        """Count the effects of a member's push on this pserver's first block, as a sample of all blocks."""
         for effect in effects:
             if isinstance(effect, Update) and not effect.is_of_round:
                 unseen = effect.from_version - base_version
@@ -119,11 +118,11 @@ class Meter:
 
     @property
     def streams(self) -> tuple[int, int]:
-        """Number of open step streams, and how many of them share memory with a trainer."""
+        """Number of open streams for steps, and how many of them share memory with a trainer."""
         return self._streams, self._shared_streams
 
     def shares_memory(self) -> dict[int, bool]:
-        """Return each member with open streams, and True if all of its streams share memory."""
+        """Return the members that have open streams; the value is True if all of a member's streams share memory."""
         with self._lock:
             self._streams_of = +self._streams_of
             return {member: not self._streams_of[member, False] for member, _ in self._streams_of if member}
@@ -134,13 +133,13 @@ class Meter:
         return self._received_bytes, self._sent_bytes
 
     def staleness(self, members: Collection[int]) -> dict[int, float]:
-        """Return the mean staleness of each member's newest gradients. Forget former members."""
+        """Return the mean staleness of each member's recent gradients. Forget former members."""
         for gone in self._staleness.keys() - members:
             self._staleness.pop(gone, None)
         return dict(self._staleness)
 
     def waits_s(self, what: object) -> float:
-        """Return the number of seconds for which the blocks have been waiting for ``what``."""
+        """Return for how many seconds the blocks have been waiting for ``what``."""
         now = self.now()
         with self._lock:
             if self._waits[0] != what:

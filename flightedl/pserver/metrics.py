@@ -1,11 +1,11 @@
-"""Figures for a pserver's Prometheus page, in addition to the histograms in ``meter``."""
+"""Metrics on a pserver's Prometheus page, in addition to the histograms in ``meter``."""
 
 from __future__ import annotations
 
 from flightedl.messages.status import PserverStatusReply
 from flightedl.process.metrics_page import Figure, Figures
 
-#: Name of a table's figure -> (help, field of ``TableCounts``). The label is the table's name.
+#: Name of a per-table metric -> (help text, field of ``TableCounts``). The metric's label is the table's name.
 _TABLES = {
     "table_rows": ("Rows that exist.", "rows"),
     "table_size_bytes": ("Bytes of rows, slots and index.", "size_bytes"),

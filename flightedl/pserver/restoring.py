@@ -1,6 +1,6 @@
-"""Loading a pserver's blocks from the newest readable checkpoint, which ``domain.pserver.search`` finds.
+"""Load a pserver's blocks from the newest readable checkpoint, which ``domain.pserver.search`` finds.
 
-Blocks are read directly into their arrays, which remain invisible to clients until all of them are verified.
+Blocks are read directly into their arrays. Clients cannot see them until all of them have been verified.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a search. ``number`` and ``applied`` are None if no checkpoint could be loaded."""
+    """Result of a search. ``number`` and ``applied`` are None if no checkpoint was loaded."""
 
     number: int | None
     applied: AppliedBatches | None
@@ -48,7 +48,7 @@ def load_newest(
     loadable: range | None = None,
     rejected: Container[int] = (),
 ) -> Restored:
-    """Load the blocks of one pserver from the newest readable checkpoint.
+    """Loads the blocks of one pserver from the newest readable checkpoint.
 
     Args:
         storage: Storage of the checkpoints.
@@ -67,7 +67,7 @@ def load_newest(
     step = search.begin()
     applied: AppliedBatches | None = None
     while True:
-        #: Files of the checkpoint that have been read so far; the last one is still being read.
+        #: Names of the checkpoint's files read so far; the last of them is being read.
         files: list[str] = [""]
         try:
             match step:

@@ -1,9 +1,9 @@
-"""Event loop of a pserver's lifecycle: passes events to ``domain.pserver.life`` and carries out the effects.
+"""Event loop of a pserver's lifecycle: passes events to ``domain.pserver.life`` and carries out its effects.
 
-Theory of operation. The lifecycle decides under one lock. No thread accesses blocks or waits while holding it. The
-directory is also read under this lock, so that the lifecycle never sees an older state after a newer one. Slow effects
-(building, loading, waiting, reading etcd) are carried out one at a time by a separate thread; until they have finished,
-requests are answered with "not ready". Pushes and pulls go directly to the ``Shard`` once the lifecycle allows them.
+Theory of operation. The lifecycle decides under one lock, and while holding it, no thread accesses blocks or waits. The
+directory is read under the same lock, so the lifecycle never sees an older state after a newer one. A separate thread
+carries out slow effects (building, loading, waiting, reading etcd) one at a time; until they are complete, requests are
+answered with "not ready". Once the lifecycle permits them, pushes and pulls go directly to the ``Shard``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from flightedl.recording.writer import Recorder
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
-#: Maximum wait for another process to compile a kernel, which takes several seconds of CPU time.
+#: Maximum wait for another process to compile a kernel; compiling takes several seconds of CPU time.
 _COMPILING_PATIENCE_S = 60.0
 _CATCH_UP_S = 5.0
 _SETTLED = (happens.State.NO_MODEL, happens.State.WAITING, happens.State.SERVING)
@@ -103,11 +103,11 @@ class PserverService:
         self._shares_memory = shares_memory
         self._row_bytes = row_bytes
         self._is_held: Callable[[], bool] = lambda: False
-        #: Returns the server's number of failed calls by error code. Set once the server exists.
+        #: Returns the number of failed calls by error code. Set once the server exists.
         self.refusals: Callable[[], dict[str, int]] = dict
         self.meter = Meter(now=clock.now)
         self._storage = storage
-        #: True if only checkpoints may read all rows of a table.
+        #: True if only checkpoints may read all rows of a table, not requests.
         self.keeps_checkpoints = storage is not None
         self._clock = clock
         self._directory = directory
@@ -117,9 +117,9 @@ class PserverService:
         self._lock = threading.Lock()
         self._recorder = recorder
         self._life = recorded(recorder, {}, PserverLife, None if storage is None else storage.url)
-        #: Slow effects for the builder thread; None ends it.
+        #: Slow effects that the builder thread carries out. None ends the thread.
         self._work: queue.SimpleQueue[happens.Effect | None] = queue.SimpleQueue()
-        #: The only thread that compiles kernels, allocates blocks and loads checkpoints.
+        #: The builder, the only thread that compiles kernels, allocates blocks and loads checkpoints.
         self._builder: threading.Thread | None = None
         self._is_closing = threading.Event()
         self._turns = Turns(self._is_closing)
@@ -128,16 +128,16 @@ class PserverService:
         self._shard: Shard | None = None
         self._snapshots: Snapshots | None = None
         self._is_prepared = False
-        #: Held while the builder or the thread of ``prepare`` loads kernels.
+        #: Held while kernels are loaded, by the builder or by the thread of ``prepare``.
         self._kernels_lock = threading.Lock()
         self._has_compiled = False
-        #: Progress of loading the kernels, for messages.
+        #: Progress of loading kernels, for messages.
         self._kernels_loaded = ""
         self._files: Files = PatientFiles(FsspecFiles(), Persistence(BRIEF, clock, self._is_closing))
-        #: True once the tables have their declared initial rows; guarded by ``_loading``.
+        #: True once the tables have their declared initial rows. Guarded by ``_loading``.
         self._has_first_rows = False
         self._loading = threading.Lock()
-        #: The last logged reason why the storage could not be read.
+        #: Most recently logged reason why the storage could not be read.
         self._said = ""
 
     def _apply(self, event: happens.Event) -> None:
@@ -156,7 +156,7 @@ class PserverService:
         self._carry_out(effects)
 
     def _find_lease_over(self) -> None:
-        """Notice an expired lease, so that a process that was frozen does not act on an outdated state."""
+        """Check the lease, so that a process that was frozen does not act on an outdated state."""
         if self._life.index >= 0 and not self._is_held():
             self._decide(happens.LeaseOver())
 
@@ -181,12 +181,11 @@ class PserverService:
                     self._builder.start()
 
     def acquire_index(self, index: int, generation: int, is_held: Callable[[], bool]) -> None:
-        """Record that this pserver holds ``index`` while ``is_held`` returns True."""
+        """Record that this pserver holds ``index`` as long as ``is_held`` returns True."""
         self._is_held = is_held
         self._apply(happens.IndexAcquired(index, generation))
 
     def look(self) -> None:
-        """Process changes of the directory."""
         self._apply_facts(happens.Seen)
 
     def _facts(self) -> happens.Facts:
@@ -204,7 +203,7 @@ class PserverService:
         )
 
     def require_lease(self) -> None:
-        """Check the lease before a write. A process that was frozen notices here that its lease has expired.
+        """Check the lease before a write. A process that was frozen notices here that the lease has expired.
 
         Raises:
             ReplacedError: The lease has expired.
@@ -214,14 +213,13 @@ class PserverService:
         self._life.require_lease()
 
     def close(self) -> None:
-        """Stop the builder thread."""
         self._is_closing.set()
         self._work.put(None)
         if self._builder is not None:
             self._builder.join(1.0)
 
     def prepare(self) -> None:
-        """Load the declared model's kernels in the background while this spare waits for a free index."""
+        """While this spare waits for a free index, load the declared model's kernels in the background."""
         model = self._facts().model
         if self._is_prepared or model is None or model.is_former:
             return
@@ -229,7 +227,7 @@ class PserverService:
         threading.Thread(target=self._load_kernels, args=(model,), name="flightedl-kernels", daemon=True).start()
 
     def _load_kernels(self, model: DeclaredModel) -> None:
-        """Load the model's kernels. One process per machine at a time compiles those that numba's cache lacks."""
+        """Load the model's kernels. One process per machine at a time compiles kernels that numba's cache lacks."""
         declared = model.declaration
         kernels = kernels_of(
             parameters_of(declared), tables_of(declared), Optimizer.from_json(declared.optimizer), declared.wire
@@ -243,7 +241,7 @@ class PserverService:
             compiling_begins.set(lambda: None)
 
     def _compiling_began(self, number: int, count: int, turn: contextlib.ExitStack) -> None:
-        """Wait while another process on this machine compiles this kernel. The kernel is then in the cache."""
+        """Wait while another process on this machine compiles this kernel, which is then in the cache."""
         if not self._has_compiled:
             self._has_compiled = True
             _log.info("compiling up to %d kernels, once on this machine", count)
@@ -253,7 +251,7 @@ class PserverService:
 
     @property
     def is_built(self) -> bool:
-        """True if the blocks are allocated and, if there was a checkpoint, restored."""
+        """True if the blocks are allocated and restored from the checkpoint, if there is one."""
         return self._life.is_visible
 
     @property
@@ -263,22 +261,22 @@ class PserverService:
 
     @property
     def is_settled(self) -> bool:
-        """True if this process has nothing left to do before it can serve: it has values, or waits for trainers."""
+        """True if this process is ready to serve: it has values, or needs nothing but a trainer's initial values."""
         return self._life.state in _SETTLED
 
     @property
     def doing(self) -> str:
-        """Description of the state, without names or paths."""
+        """Description of the current state, without names or paths."""
         return self._life.state.value
 
     def drain(self) -> None:
-        """Announce that this pserver is about to end, so that the master orders a checkpoint."""
+        """Announce that this pserver will end soon, so that the master orders a checkpoint."""
         progress = None if self._snapshots is None else self._snapshots.progress
         self._apply(happens.DrainAsked(None if progress is None else progress.order))
 
     @property
     def is_drained(self) -> bool:
-        """True if a checkpoint contains everything that was pushed before ``drain``."""
+        """True if a checkpoint contains everything that was pushed before the call of ``drain``."""
         return self._life.is_drained(None if self._snapshots is None else self._snapshots.progress)
 
     # the thread
@@ -387,7 +385,7 @@ class PserverService:
         snapshots = self._snapshots
         assert snapshots is not None, "there are values without blocks"
         threading.Thread(target=snapshots.prepare, name="flightedl-snapshot-memory", daemon=True).start()
-        # Exclude the compiler's large heap from later garbage collections, which would delay pushes.
+        # Exclude the compiler's large heap from future garbage collections, which would delay pushes.
         gc.collect()
         gc.freeze()
         _log.info("serving election=%d", election)
@@ -395,14 +393,14 @@ class PserverService:
     # requests of trainers
 
     def shard(self, plan_hash: str) -> Shard:
-        """Return the shard for pushes and pulls. Raises the errors of ``PserverLife.require_values``."""
+        """Return the shard for pushes and pulls. Raises the same errors as ``PserverLife.require_values``."""
         if not self._life.serves(plan_hash):
             self.look()
             self._life.require_values(plan_hash)
         return self._blocks()
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:
-        """Return the shard for initial values, or None if it already has values, so that new ones are ignored."""
+        """Return the shard for initial values. Return None if it has values, so that initial values are ignored."""
         if not self._life.is_visible:
             self.look()
         self._life.require_blocks(plan_hash)
@@ -411,7 +409,7 @@ class PserverService:
         return self._blocks() if self._life.accepts_first_values else None
 
     def first_values_received(self, election: int) -> tuple[int, int]:
-        """Record that initial values were received. Return the number of blocks that have them, and of all blocks."""
+        """Record the arrival of initial values. Return the number of blocks that have values, and of all blocks."""
         shard = self._blocks()
         count = shard.initialized_count(election)
         if self._life.accepts_first_values and count == shard.block_count:
@@ -420,10 +418,10 @@ class PserverService:
         return self._life.first_value_count(election, count), shard.block_count
 
     def _load_first_rows(self, shard: Shard) -> None:
-        """Load the tables' declared initial rows, once. A concurrent sender of initial values waits."""
+        """Load the tables' declared initial rows, once. Another thread that sends initial values waits."""
         if not any(table.first_rows for table in shard.rows.tables):
             return
-        # Imported lazily: few jobs declare initial rows, and importing Parquet is slow.
+        # Imported lazily: Parquet is slow to import, and few jobs declare initial rows.
         from flightedl.pserver.rows.first import load_first_rows
 
         with self._loading:
@@ -451,7 +449,7 @@ class PserverService:
             self._life.check_request(request)
 
     def apply_view(self, view: ViewRequest) -> ViewReply:
-        """Apply a newer view. Members that would join at a round in the past are rejected.
+        """Apply a newer view. Reject members that would join at a round in the past.
 
         Raises:
             FencedError: The view belongs to a different shard plan.
@@ -465,7 +463,7 @@ class PserverService:
         return reply
 
     def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
-        """Accept an order for a checkpoint, and return the progress of the newest order.
+        """Accept a checkpoint order. Return the progress of the newest order.
 
         Raises:
             FencedError: The order belongs to a different shard plan.
@@ -478,7 +476,7 @@ class PserverService:
         return replace(snapshots.order(request), copied_s=snapshots.copied_s, written_s=snapshots.written_s)
 
     def applied(self, request: AppliedRequest) -> AppliedReply:
-        """Return the batches that all blocks have applied, which the master compares with its completed tasks.
+        """Return the batches that all blocks have applied. The master compares them with its completed tasks.
 
         Raises:
             FencedError: The request belongs to a different shard plan.
@@ -488,7 +486,7 @@ class PserverService:
         return self._life.applied(lambda: AppliedSummary.of(self._blocks().applied()))
 
     def set_task_counts(self, request: SealRequest) -> None:
-        """Fix the number of tasks in epochs. An epoch's record then needs no memory once all its tasks are applied.
+        """Set the number of tasks in epochs. The record of an epoch takes no memory once all of its tasks are applied.
 
         Raises:
             FencedError: The request belongs to a different shard plan, or comes from a deposed master.
@@ -499,7 +497,7 @@ class PserverService:
         self._blocks().set_task_counts(request.epochs)
 
     def reload(self, request: ReloadRequest) -> None:
-        """End the process, so that a successor restores the values or waits for initial values.
+        """End the process. Its successor restores the values, or waits for initial values.
 
         Raises:
             FencedError: The request belongs to a different shard plan, or comes from a deposed master.
@@ -510,12 +508,11 @@ class PserverService:
 
     @property
     def store(self) -> SharedMemory | None:
-        """Shared memory of the values, which trainers may map; None if the values are not shared."""
+        """Shared memory with the values, which trainers may map; None if the values are not shared."""
         shard = self._shard
         return None if shard is None else shard.memory
 
     def status(self) -> PserverStatusReply:
-        """Return the status of this pserver."""
         life = self._life
         shard = self._shard if life.is_visible else None
         meter, versions = self.meter, (0, 0) if shard is None else shard.version_range()

@@ -1,16 +1,18 @@
-"""Operations on a pserver's blocks: ``domain.pserver.blocks`` decides, and the stores carry out the decisions.
+"""Operations on a pserver's blocks: ``domain.pserver.blocks`` makes the decisions, and the stores carry them out.
 
 Rules:
 
-* The values of each of the protocol's spans are in a store (``dense``, ``rows``), and each span has a lock. A push
-  holds the lock while it allocates memory, lets the protocol decide, and carries out the effects. A failure between the
-  decision and the last effect ends this shard (see ``soundness``).
-* Before any change, each part is checked: its blocks belong to this shard, its size is right, its numbers are finite.
-* A new version wakes all waiting clients once per message (see ``changes``), not once per block.
-* Values are sent from the span's own memory, borrowed under its lock. A reader gets a single version, never a mixture.
-* A new view takes effect on all blocks at once, under all their locks.
+* Each span of the protocol has a lock, and its values are in a store (``dense``, ``rows``). A push holds the lock while
+  it allocates memory, lets the protocol decide, and carries out the effects. A failure between the decision and the
+  last effect ends this shard (see ``soundness``).
+* Every part of a message is validated before anything changes: its blocks must belong to this shard, its size must
+  match, and its numbers must be finite.
+* A new version wakes the waiting clients once per message, not once per block (see ``changes``).
+* Values are sent directly from the span's memory, which is borrowed under the span's lock. A reader always gets values
+  of a single version.
+* A new view takes effect on all blocks at the same time, under all their locks.
 
-``held`` defines the order of locks.
+``held`` defines the lock order.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ class Shard:
         shares_memory: bool = False,
     ) -> None:
         self.plan_hash = plan.hash
-        #: Placement at the start, and True if blocks were adopted or released since.
+        #: Placement at startup; True if blocks have been adopted or released since then.
         self._placement, self._has_moved = plan.placement, False
         self.meter = Meter() if meter is None else meter
         self.changes = Changes()
@@ -108,7 +110,7 @@ class Shard:
         self.dense = DenseStore(plan, index, optimizer, wire, shares_memory=shares_memory)
         self.rows = RowStore(plan, index, row_bytes)
         self._soundness = Soundness(on_lost)
-        #: Smallest number of a bucket; smaller numbers are blocks of parameters.
+        #: Lowest bucket number. Lower numbers are parameter blocks.
         self.first_bucket = plan.block_count
         self._most_blocks = plan.block_count + plan.bucket_count
         self._held = Held(
@@ -116,36 +118,35 @@ class Shard:
         )
         self._protocol, self._deciding = self._held.protocol, self._held.deciding
         self.copying = Copying(self._held, plan.hash)
-        #: The block whose updates are counted.
+        #: The block whose updates are counted for the status.
         self._lowest = 0
         self._spans_changed()
-        #: Held by the export that reads all rows; only one may do so at a time.
+        #: Held by an export while it reads all rows, so that only one export runs at a time.
         self._reading = threading.Lock()
 
     # figures
 
     @property
     def memory(self) -> SharedMemory | None:
-        """Shared memory of the values, if trainers on the same host can map it."""
+        """Shared memory with the values, if trainers on the same host can map it."""
         return self.dense.memory
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the blocks in ascending order, without buckets."""
+        """Numbers of the parameter blocks in ascending order."""
         return self.dense.numbers
 
     @property
     def block_count(self) -> int:
-        """Number of blocks, without buckets."""
         return len(self.dense.numbers)
 
     @property
     def size_bytes_total(self) -> int:
-        """Bytes of values, slots, accumulators and rows."""
+        """Memory of values, slots, accumulators and rows, in bytes."""
         return self.dense.size_bytes + self.rows.size_bytes
 
     def blocks(self) -> list[BlockArrays]:
-        """Return all blocks with views of their arrays. Must not be called during pushes."""
+        """Return all blocks with views of their arrays. Must not be called while pushes are in progress."""
         states = [(span, self._protocol.span(span.numbers.start)) for span in distinct(self.dense.spans)]
         return [block for span, state in states for block in span.blocks(state.rounds, state.updates)]
 
@@ -153,7 +154,7 @@ class Shard:
         return self._protocol.version_range()
 
     def waits_for(self) -> tuple[int, list[int]]:
-        """Return the lowest version at which rounds wait, and the members they wait for; no members if none waits."""
+        """Return the lowest version at which rounds wait, and the members that they wait for; none if none waits."""
         waits: list[tuple[int, list[int]]] = []
         for span in self._held.spans():
             with span.lock:
@@ -165,7 +166,7 @@ class Shard:
         return min(waits, default=(0, []))
 
     def all_numbers(self, plan_hash: str) -> list[int]:
-        """Return the numbers of all blocks, for a sender that does not name them.
+        """Return the numbers of all blocks. Used for senders that do not name blocks.
 
         Raises:
             StalePlacementError: Blocks were adopted or released after the sender's placement.
@@ -175,14 +176,14 @@ class Shard:
         return self.numbers
 
     def require_plan(self, plan_hash: str) -> None:
-        """Raise FencedError if the sender's plan divides the model differently."""
+        """Raise FencedError if the sender's plan divides the model in another way."""
         if self.plan_hash != plan_hash and not name_same_cut(plan_hash, self.plan_hash):
             raise FencedError("the sender has a different shard plan: read the job's declaration again")
 
     # first values
 
     def initialize(self, election: int, row: Row) -> None:
-        """Accept initial values of a block. Values from a newer election replace those from an older one.
+        """Accept initial values for a block. Values from a newer election replace values from an older one.
 
         Raises:
             MessageError: The block is not on this pserver, or has a different size.
@@ -202,9 +203,10 @@ class Shard:
     # pushes
 
     def push(self, header: PushHeader, parts: Sequence[ReceivedBlocks]) -> list[Pushed]:
-        """Push the parts of a message, one after the other. If a part is a span, as usual, no work is done per block.
+        """Push the parts of a message one after the other.
 
-        A repeated part is answered, but not applied again.
+        Normally, a part is exactly a span, and then costs no work per block. A repeated part is answered, but not
+        applied again.
 
         Returns:
             The answers, in the order of the parts.
@@ -239,7 +241,7 @@ class Shard:
         return found
 
     def push_rows(self, header: PushHeader, rows: Rows) -> list[Pushed]:
-        """Push the rows of a plain DoPut from any Flight client; see ``push``."""
+        """Push the rows in a plain DoPut, which any Flight client can send; see ``push``."""
         for place, number in enumerate(rows.blocks):
             self.dense.require_size(range(number, number + 1), rows.offsets[place + 1] - rows.offsets[place])
         return self.push(header, list(parts_of(rows)))
@@ -258,7 +260,7 @@ class Shard:
             self._join_rows(part.blocks)
 
     def _join_rows(self, blocks: range) -> None:
-        """Join spans of buckets whose states have become equal; only a few buckets per push, to keep pushes fast."""
+        """Join spans of buckets whose states have become equal: few buckets per push, so that pushes stay fast."""
         with self.rows.lock, self._soundness:
             for border in self.rows.borders(blocks):
                 with self._deciding:
@@ -268,7 +270,7 @@ class Shard:
                     break
 
     def _push_by_span(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
-        """Push a part that is not exactly one span. A span is split if the part contains only some of its blocks."""
+        """Push a part that is not exactly one span. If the part contains only some blocks of a span, split the span."""
         blocks, version, data, is_finite = part.blocks, part.version, part.data, part.is_finite
         self.dense.require_size(blocks, len(data))
         number = blocks.start
@@ -308,7 +310,7 @@ class Shard:
         has_gradient: bool,
         asked: TableRows = NO_ROWS,
     ) -> Pushed | None:
-        """Push to all blocks of a span. None if the span was split; the caller then pushes to its parts."""
+        """Push to all blocks of a span. Return None if the span has been split; the caller then pushes to its parts."""
         protocol, first = self._protocol, span.numbers.start
         with span.lock:
             if self._soundness.lost_because:
@@ -359,7 +361,7 @@ class Shard:
     # pulls
 
     def wanted(self, blocks: Iterable[int], min_versions: Sequence[int]) -> list[Wanted]:
-        """Return reads of blocks. Adjacent blocks with the same span and version are combined.
+        """Return reads of these blocks. Adjacent blocks with the same span and version are combined into one read.
 
         Args:
             blocks: Block numbers, preferably ascending.
@@ -381,7 +383,7 @@ class Shard:
         return found
 
     def lookup(self, part: ReceivedBlocks) -> Wanted:
-        """Return the read that a lookup requests.
+        """Return the read that corresponds to a lookup.
 
         Raises:
             MessageError: The lookup is damaged, or its buckets are not on this pserver.
@@ -389,9 +391,9 @@ class Shard:
         return Wanted(part.blocks, part.version, self.rows.asked(part).wanted)
 
     def read(self, wanted: Wanted, member: int) -> tuple[list[OutgoingBlocks], list[Wanted]]:
-        """Return the available values of a read, and reads of the blocks that have not reached the version yet.
+        """Return the values of a read that are available, and reads of the blocks that have not reached their version.
 
-        If the membership has ended, the outcome is NOT_MEMBER and there are no values.
+        If the membership has ended, the outcome is NOT_MEMBER, without values.
         """
         pieces: list[OutgoingBlocks] = []
         rest: list[Wanted] = []
@@ -413,7 +415,7 @@ class Shard:
         return pieces, rest
 
     def all_rows(self, table: int) -> Iterator[StoredRows]:
-        """Yield the rows of a table, in their state at the time of the first iteration.
+        """Yield the rows of a table as of the first iteration.
 
         Raises:
             BusyError: Another caller is reading a table, or there is no memory for concurrent changes; retry.
@@ -443,7 +445,7 @@ class Shard:
         return self._protocol.members
 
     def set_members(self, request: ViewRequest) -> ViewReply:
-        """Apply a view to all blocks at once."""
+        """Apply a view to all blocks at the same time."""
         with self._held.all_locked(), self._soundness:
             with self._deciding:
                 applied = self._protocol.apply_view(request)
@@ -455,7 +457,7 @@ class Shard:
     # blocks that move to another pserver
 
     def release(self, numbers: range) -> tuple[ReleasedBlocks, Any] | Unmovable:
-        """Remove adjacent blocks or buckets of one span.
+        """Remove adjacent blocks or buckets that form a span or a part of one.
 
         Returns:
             Their state, and their values for ``adopt``; ``Unmovable`` if nothing was changed.
@@ -478,7 +480,7 @@ class Shard:
         return released, values
 
     def adopt(self, released: ReleasedBlocks, values: Any) -> Unmovable | None:
-        """Add blocks or buckets released by another pserver. Returns ``Unmovable`` if nothing was changed.
+        """Add blocks or buckets that another pserver released. Return ``Unmovable`` if nothing was changed.
 
         Raises:
             CorruptError: They are damaged, or belong to another job.
@@ -504,14 +506,14 @@ class Shard:
 
     def _spans_changed(self) -> None:
         self._lowest = min([*self.dense.numbers[:1], *self.rows.numbers[:1]], default=0)
-        # Wake clients that wait for versions of blocks which may have left.
+        # Wake all waiting clients: the blocks that they wait for may have left.
         self.changes.has_news = True
         self.changes.announce()
 
     # applied batches
 
     def set_task_counts(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """Fix the number of tasks in epochs, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
+        """Set the number of tasks in epochs, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
 
         Raises:
             MessageError: An epoch has more tasks.
@@ -520,7 +522,7 @@ class Shard:
             self._protocol.set_task_counts(epochs)
 
     def applied(self) -> AppliedBatches:
-        """Return a copy of the applied batches."""
+        """Return a copy of the set of applied batches."""
         self._soundness.require()
         with self._deciding:
             return self._protocol.applied()
@@ -528,7 +530,7 @@ class Shard:
     # restoring, before the shard is used
 
     def begin_restore(self) -> None:
-        """Forget records restored before, because their checkpoint is damaged."""
+        """Discard the records restored so far, because their checkpoint is damaged."""
         self.dense.begin_restore()
         self.rows.begin_restore()
 
@@ -544,7 +546,7 @@ class Shard:
             self.rows.restore(stored)
 
     def restored(self, applied: AppliedBatches) -> None:
-        """Complete a restore; ``applied`` are the applied batches of all blocks.
+        """Complete a restore. ``applied`` contains the batches that each block has applied.
 
         Raises:
             CorruptError: Blocks are missing.
@@ -555,7 +557,6 @@ class Shard:
 
 
 def _answer(span: Any, decided: Decided, asked: TableRows, *, pull: bool) -> Pushed:
-    """Return the answer to a push to a span, excluding values."""
     numbers, version, outcome, offsets = span.numbers, decided.version, decided.outcome, span.offsets
     if outcome is Outcome.PARTLY_APPLIED:
         bits, count = decided.having, len(numbers) if offsets else 1
@@ -563,6 +564,6 @@ def _answer(span: Any, decided: Decided, asked: TableRows, *, pull: bool) -> Pus
         return Pushed(OutgoingBlocks(numbers, version, outcome, np.frombuffer(bits * count, np.uint8), starts))
     wanted = None
     if pull and decided.follows is not None:
-        # Copied because the received message's memory is reused before the round closes.
+        # The copy is needed because the message's memory is reused before the round closes.
         wanted = Wanted(numbers, decided.follows, asked.copy() if len(asked) else asked)
     return Pushed(OutgoingBlocks(numbers, version, outcome, None, offsets), wanted)

@@ -1,20 +1,20 @@
-"""Checkpoint orders of a pserver: copies of its blocks, and the thread that writes them to files.
+"""Checkpoint orders of a pserver: copies of its blocks, and the thread that writes the copies to files.
 
-Theory of operation. An order creates a ``SnapshotCopier``. A thread copies the due blocks, one at a time under the lock
-of their span, and then writes the file. A push that is about to change a due block copies it first if the thread has
-not done so yet. Training waits only for these copies. After such a push, the thread continues a few blocks behind the
-block that the push had to copy. It thus works ahead of the push on another processor, and usually stays ahead. The
-block protocol decides when a block is due, and which applied batches the file lists.
+Theory of operation. For each order there is a ``SnapshotCopier``. A thread copies the due blocks one at a time, under
+the lock of the block's span, and then writes the file. If a push is about to change a due block that has not been
+copied yet, the push copies it first; training waits only for these copies. The thread then continues a few blocks
+beyond that block, so that it runs ahead of the push on another processor. The block protocol decides when a block is
+due, and which applied batches the file lists.
 
-The copies' memory is touched before the first checkpoint (``prepare``) and reused, because faulting it in page by page
-takes several times as long as copying. A pserver that makes checkpoints therefore needs twice the memory of its blocks.
-A newer order takes over the memory of the previous one, whose file may still be in progress. Such a file is never
-reported, and its writing stops at the next block.
+The copies' memory is touched before the first checkpoint (``prepare``) and then reused, because faulting it in page by
+page takes several times as long as copying. So a pserver that writes checkpoints needs twice the memory of its blocks.
+A newer order takes over the memory of the previous one, even if the previous file is still being written. That file is
+never reported, and its thread stops at the next block.
 
-Lock order: blocks, then the applied batches. No lock is held while writing.
+Lock order: the locks of blocks, then that of the applied batches. No lock is held while a file is written.
 
-Not guaranteed: completion of an order, because a newer order may replace it or the storage may fail. The master detects
-this by ``progress`` and sends a new order.
+Not guaranteed: that an order is completed. A newer order may replace it, or the storage may fail. The master learns
+this from ``progress`` and sends a new order.
 """
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ class Snapshots:
         self._lock = threading.Lock()
         self._state = recorded(recorder, {}, PserverSnapshots)
         self._memory = CopyMemory()
-        #: Copies of the newest order for which copying has begun; changed under all locks of the blocks.
+        #: Copies of the newest order whose copying has begun; changed under the locks of all blocks.
         self._newest: SnapshotCopier | None = None
-        #: Seconds spent copying the newest snapshot.
+        #: Seconds that copying took for the newest snapshot.
         self.copied_s = 0.0
-        #: Seconds spent writing the newest snapshot.
+        #: Seconds that writing took for the newest snapshot.
         self.written_s = 0.0
 
     def prepare(self) -> None:
-        """Allocate and touch the copies' memory before the first order. Slow; call it in the background."""
+        """Allocate and touch the copies' memory before the first order. This is slow; call it in the background."""
         if self._storage is not None:
             for array in self._copying.held.dense.copied_arrays():
                 self._memory.reserve(*array)
 
     def order(self, order: SnapshotRequest) -> SnapshotReply:
-        """Accept an order, unless it is known or outdated. Return the progress of the newest order."""
+        """Accept an order unless it is known or outdated. Return the progress of the newest order."""
         taken: list[SnapshotCopier] = []
 
         def begin(versions: Mapping[int, int], highest_open_round: int) -> SnapshotCopier | None:
@@ -121,14 +121,13 @@ class Snapshots:
 
     @property
     def progress(self) -> SnapshotReply | None:
-        """Progress of the newest order."""
         with self._lock:
             return self._state.progress
 
     # the thread
 
     def _carry_out(self, order: SnapshotRequest, copies: SnapshotCopier) -> WrittenFile | None:
-        """Copy the blocks and write the file. Returns None if a newer order has replaced this one."""
+        """Copy the blocks and write the file. Return None if a newer order has replaced this one."""
         with tracing.span("checkpoint.copy", pserver=self._index):
             applied = self._copy(order, copies)
         if applied is None:
@@ -149,7 +148,7 @@ class Snapshots:
                 self._state.written(order, outcome)
 
     def _copy(self, order: SnapshotRequest, copies: SnapshotCopier) -> AppliedBatches | None:
-        """Make all copies. Return the batches they contain, or None if a newer order has replaced this one."""
+        """Complete all copies. Return the batches that they contain, or None if a newer order has replaced this one."""
         began = self._clock.now()
         while not copies.wait(_WAIT_SLICE_S):
             if not self._is_current(order.order):

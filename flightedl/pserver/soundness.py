@@ -1,9 +1,9 @@
-"""Detection of interrupted changes, which leave values, slots, versions and applied batches inconsistent.
+"""Detection of interrupted changes, after which values, slots, versions and applied batches may be inconsistent.
 
-A push first marks its batch as applied, then uses the gradient, then closes rounds. All reasons for rejection,
-including lack of memory, are checked before the batch is marked. A later exception therefore leaves a mark without its
-gradient, or some blocks one round behind the others. Only a checkpoint can repair this. The process must end, so that
-its successor loads one; until then, blocks can no longer be read, pushed to or saved.
+A push first marks its batch as applied, then uses the gradient, then closes rounds. Everything that can cause a
+rejection, including lack of memory, is checked before the batch is marked. So a later exception leaves a mark without
+its gradient, or leaves some blocks one round behind others. Only a checkpoint can repair this: the process must end,
+and its successor loads one. Until then, reads, pushes and checkpoints of the blocks are rejected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Soundness:
-    """Context manager around each change of blocks, used under their locks. It may be nested.
+    """Context manager for every change of blocks, used under their locks. It may be nested.
 
     Args:
         on_lost: Called once with the reason when a change was interrupted. It ends the process and must return quickly.
@@ -28,17 +28,16 @@ class Soundness:
 
     def __init__(self, on_lost: Callable[[str], None]) -> None:
         self.on_lost = on_lost
-        #: Reason why the blocks are inconsistent; empty while they are consistent.
+        #: Reason why the blocks are inconsistent; empty if they are consistent.
         self.lost_because = ""
 
     def require(self) -> None:
-        """Raise NotReadyError if the blocks are inconsistent."""
         if self.lost_because:
             raise NotReadyError(f"this pserver is ending, ask its successor: {self.lost_because}")
 
     @property
     def is_lost(self) -> bool:
-        """True from the first interrupted change on."""
+        """True once a change has been interrupted."""
         return bool(self.lost_because)
 
     def __enter__(self) -> None:
@@ -52,7 +51,7 @@ class Soundness:
             self.interrupted(error)
 
     def interrupted(self, error: BaseException) -> None:
-        """Record that ``error`` ended a change of blocks. A MessageError is ignored: it precedes any change."""
+        """Record that ``error`` interrupted a change of blocks. A MessageError is ignored: it precedes any change."""
         if self.lost_because or isinstance(error, MessageError):
             return
         _log.error("a change of blocks was interrupted", exc_info=error)

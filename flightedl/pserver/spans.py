@@ -1,15 +1,15 @@
-"""Spans: arrays of adjacent blocks that are updated together, which makes many tiny parameters as cheap as a large one.
+"""Spans: arrays of adjacent blocks that are updated together. They make many tiny parameters as cheap as one large one.
 
-The blocks of a *span* have the same history: the same version, the same open round, the same applied batches. While
-every message covers whole spans, as in normal training, a span is checked, updated and sent at once. A message that
-covers only some of a span's blocks splits the span permanently; the only cost is speed.
+The blocks of a *span* have the same history: the same version, open round and applied batches. As long as every message
+covers whole spans, which is the case in normal training, a span is checked, updated and sent as a unit. A message that
+covers only some blocks of a span splits it permanently, which costs nothing but speed.
 
-**Values are sent without a copy.** A reader borrows a view of the span's memory (``borrow``), which does not change
-while the view is alive: ``detach_for_write`` first moves the values elsewhere if they still have readers. A borrowed
-view therefore contains one version, however long its sending takes. Views die when the transport releases them. Moves
-are rare, because in training all readers have read a version before the next version appears.
+**Values are sent without a copy.** A reader borrows a view of the span's memory (``borrow``), which never changes while
+the view is alive: if the values have readers, ``detach_for_write`` first moves them to other memory. So a borrowed view
+contains a single version, however long it takes to send. A view dies when the transport releases it. Moves are rare,
+because during training all readers have usually read a version before the next one is computed.
 
-Only the thread that holds ``lock`` may use a span's state. The parts of a split span share its lock.
+Only the thread that holds ``lock`` may use a span's state. The parts of a split span share one lock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class BlockArrays:
-    """One block with its state: views of the span's arrays."""
+    """State of one block, as views of its span's arrays."""
 
     place: Block
     rounds: BlockRounds
@@ -97,11 +97,11 @@ class ArraySpan(SpanPlace):
     ) -> None:
         super().__init__(numbers)
         self.places = places
-        #: Start of each block and end of the last block, in elements.
+        #: Start of each block and end of the last one, in elements.
         self.bounds: list[int] = [0, *accumulate(place.size for place in places)]
         self.wire = wire if values.dtype == np.float32 else ""
         element_bytes = item_bytes(wire, values.dtype.name)
-        #: The same bounds in bytes on the wire.
+        #: Start of each block and end of the last one, in bytes on the wire.
         self.offsets = [bound * element_bytes for bound in self.bounds]
         self.values = values
         self.slots = slots
@@ -109,15 +109,15 @@ class ArraySpan(SpanPlace):
         self.kernels = kernels
         self._arena = arena
         self.lock = lock
-        #: Sum of the open round's gradients; allocated with the first gradient.
+        #: Sum of the open round's gradients; allocated when the first gradient arrives.
         self.accumulator: Array | None = None
-        #: (batch, weight, gradient) of the open round in deterministic mode.
+        #: In deterministic mode: (batch, weight, gradient) of the open round.
         self.contributions: list[tuple[Batch, float, Array]] = []
-        #: Views that readers may still hold.
+        #: Views that readers may still be using.
         self._lent: list[weakref.ref[Array]] = []
-        #: The current values in encoded form, if they are kept for further readers.
+        #: Encoded form of the current values; None unless it is kept for other readers.
         self._sent: Array | None = None
-        #: Cached checksums of the current values as sent.
+        #: Cached checksums of the current values in the form in which they are sent.
         self._checksums = Checksums()
 
     def blocks(self, rounds: BlockRounds, updates: int) -> list[BlockArrays]:
@@ -129,12 +129,12 @@ class ArraySpan(SpanPlace):
         ]
 
     def part(self, number: int) -> slice:
-        """Return a block's position in the arrays."""
+        """Return the range of a block in the arrays."""
         place = number - self.numbers.start
         return slice(self.bounds[place], self.bounds[place + 1])
 
     def offsets_of(self, numbers: range) -> list[int]:
-        """Return the start of each of these adjacent blocks and the end of the last, in bytes relative to the first."""
+        """Return the start of each of these adjacent blocks and the end of the last one, in bytes from the first."""
         if numbers == self.numbers:
             return self.offsets
         first = numbers.start - self.numbers.start
@@ -142,7 +142,7 @@ class ArraySpan(SpanPlace):
         return [offset - start for offset in self.offsets[first : first + len(numbers) + 1]]
 
     def borrow(self, numbers: range) -> Array:
-        """Return the (n,) values of adjacent blocks, which do not change while the result is alive."""
+        """Return the (n,) values of adjacent blocks. They do not change while the result is alive."""
         first = self.numbers.start
         view = self.values[self.bounds[numbers.start - first] : self.bounds[numbers.stop - first]]
         view.flags.writeable = False
@@ -160,7 +160,7 @@ class ArraySpan(SpanPlace):
             if self.wire:
                 values = self._outgoing(numbers)
             else:
-                # This is ``borrow``, inlined because each small push executes it.
+                # An inlined copy of ``borrow``, because every small push executes it.
                 values = self.values[:]
                 values.flags.writeable = False
                 self._lent.append(weakref.ref(values))
@@ -177,7 +177,7 @@ class ArraySpan(SpanPlace):
         return bits
 
     def incoming(self, data: memoryview) -> Array:
-        """Decode received elements into an (n,) array of the values' dtype."""
+        """Decode received elements to an (n,) array of the values' dtype."""
         if not self.wire:
             return np.frombuffer(data, self.values.dtype)
         wide = np.empty(len(data) // 2, np.float32)
@@ -185,7 +185,7 @@ class ArraySpan(SpanPlace):
         return wide
 
     def detach_for_write(self) -> Array:
-        """Return the values for modification, after moving them if their memory still has readers."""
+        """Return the values for modification. If their memory still has readers, move them first."""
         self._sent, self._checksums = None, Checksums()
         for lent in self._lent:
             if lent() is not None:
@@ -195,7 +195,7 @@ class ArraySpan(SpanPlace):
         return self.values
 
     def parts(self, into: Sequence[range], _version: int = 0) -> list[ArraySpan]:
-        """Return a span for each range of blocks, with its part of the arrays."""
+        """Return a span for each range of blocks, with the corresponding part of the arrays."""
         parts = []
         for numbers in into:
             first, stop = numbers.start - self.numbers.start, numbers.stop - self.numbers.start
@@ -226,13 +226,11 @@ class ArraySpan(SpanPlace):
         self._arena.release(self.values, self._lent, others)
 
     def have_accumulator(self) -> Array:
-        """Return the accumulator; allocate it first if necessary."""
         if self.accumulator is None:
             self.accumulator = self._arena.allocate(self.values.size, self.values.dtype)
         return self.accumulator
 
     def accumulate(self, gradient: Array, weight: float, *, is_first: bool) -> None:
-        """Add a gradient to the open round."""
         add = self.kernels.accumulate_first if is_first else self.kernels.accumulate
         add(self.have_accumulator(), gradient, weight)
 
@@ -272,7 +270,7 @@ class ArraySpan(SpanPlace):
         self.contributions.clear()
 
     def within(self, _numbers: range, wanted: TableRows) -> TableRows:
-        """Return ``wanted``, because blocks have no rows."""
+        """Return ``wanted`` unchanged: blocks have no rows."""
         return wanted
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:

@@ -1,16 +1,17 @@
-"""The pserver's end of a trainer's step stream (``rpc.channel``).
+"""The pserver's end of one trainer's stream for steps (``rpc.channel``).
 
 This module transports messages; ``conversation`` and ``steps`` interpret them. A trainer on the same host requests
-shared memory before its first step (``rpc.same_host``). A trainer that uses TCP may send a small message entirely in
-the metadata, and is then answered in the same way.
+shared memory before its first step (``rpc.same_host``). On TCP, a trainer may send an entire small message in the
+metadata, and is answered in the same way.
 
-Received values in shared memory are copied before they are checked, because the trainer could change them between check
-and use. The same pass checks that they are finite.
+Values received in shared memory are copied before they are checked, because otherwise the trainer could change them
+after the check. The pass that copies them also checks that they are finite.
 
-Sent values are lent in place (``spans``) until the trainer has read them; an update first moves values that are lent. A
-trainer that does not acknowledge its values holds at most a few MiB of them, and gets copies of the rest. When a stream
-ends, for example because its trainer was silent for too long, its loans end. The shared memory is marked before any of
-these values change, so that a trainer that is still reading notices and retries.
+Values are sent by lending them in place (``spans``) until the trainer has read them. An update that finds values lent
+moves them first. A trainer that does not acknowledge values is lent at most a few MiB, and gets copies of the rest.
+
+When a stream ends, for example because its trainer was silent for too long, its loans end, too. The shared memory is
+marked before any of these values change, so that a trainer that is still reading notices and retries.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from flightedl.wire.shared_values import CopyingInbox, Outbox
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which awaited values wait for free shared memory before they are sent as copies.
+#: Seconds that awaited values wait for free shared memory. After that, copies are sent.
 _PATIENCE_S = 0.1
 _POLL_S = 0.00005
-#: Limits on an answer that is sent without waiting. The number of parts is limited to keep the header small.
+#: Limits on an answer that is sent without waiting. Limiting the number of parts keeps the header small.
 _AT_ONCE_BYTES, _AT_ONCE_PARTS = SMALL_BYTES - (4 << 10), 64
-#: Message on a line that announces that the next message will arrive on the stream.
+#: Message on a line that announces a message on the stream.
 BY_STREAM: LineMessage = (None, b"")
 
 
 def inbox_of(pair: SharedPair) -> CopyingInbox:
-    """Return the inbox for a trainer's values."""
+    """Return the inbox for values that a trainer sends."""
     lent, other = None if pair.gradients is None else pair.gradients.values, pair.other
     return CopyingInbox(other.values, finite_copy(), lent, lambda: other.is_over)
 
 
 class StepStream(Channel):
-    """Both directions of one stream. Its handler must call ``end`` when it returns.
+    """Both directions of one stream. The handler must call ``end`` before it returns.
 
     Args:
         exchange: The Flight stream.
@@ -95,14 +96,13 @@ class StepStream(Channel):
         self._meter = meter
         self._shares_memory = shares_memory
         self._has_asked = False
-        #: The trainer's membership, according to its newest step; 0 if unknown.
+        #: Membership of the trainer in its most recent step; 0 if unknown.
         self.member = 0
         self._pair: SharedPair | None = None
         #: Number of outbox messages that the trainer has acknowledged.
         self._acknowledged = 0
 
     def begin(self) -> None:
-        """Send the schema of the answers."""
         self._stream.begin(STEP_SCHEMA)
         self._meter.stream(1)
 
@@ -116,14 +116,14 @@ class StepStream(Channel):
         self._pair = self._inbox = self._outbox = self._line = None
 
     def serves(self, member: int) -> None:
-        """Record the member that sends the stream's steps; 0 if no member does."""
+        """Record the member that sends steps on this stream; 0 if it is not a member's stream."""
         is_shared = self._pair is not None
         self._meter.stream_of(self.member, -1, is_shared=is_shared)
         self._meter.stream_of(member, 1, is_shared=is_shared)
         self.member = member
 
     def request(self) -> Received | None:
-        """Receive the first message of the next step, with its request. None if the trainer has ended the stream.
+        """Receive the first message of the next step, with its request, or None at the end of the stream.
 
         Raises:
             FlightedlError: The message is invalid or damaged.
@@ -141,7 +141,7 @@ class StepStream(Channel):
             self._share_if_possible(packed)
 
     def read(self) -> Received | None:
-        """Receive the next message of a step. None if there are no more."""
+        """Receive the next message of a step. Return None after the last one."""
         message = self._in_time()
         if message is None or (message[0] is None and place_of(message[1]) is Place.BATCH):
             return None
@@ -152,7 +152,7 @@ class StepStream(Channel):
     ) -> None:
         """Send an answer; see ``encode_message``.
 
-        With ``may_wait``, first wait briefly until the trainer, which now only reads, has read earlier values.
+        Set ``may_wait`` when the trainer is only reading: then first wait briefly until it has read earlier values.
         """
         if self._outbox is not None:
             if self._outbox.unconsumed:
@@ -164,20 +164,20 @@ class StepStream(Channel):
 
     @property
     def line(self) -> Line | None:
-        """The line that carries small messages, if there is one."""
+        """The line for small messages; None if there is none."""
         return self._line
 
     def request_by_stream(self) -> Received | None:
-        """Return the request that the line announced."""
+        """Return the request that was announced on the line."""
         message = self._stream.at_rest(self._stream.read)
         return None if message is None else self.decoded(*message)
 
     def end_at_rest(self) -> None:
-        """Record that the trainer has disconnected between two steps, which is not a failure."""
+        """Record that the trainer disconnected between two steps, which is not a failure."""
         self._stream.is_complete = True
 
     def write_at_once(self, pieces: Sequence[OutgoingBlocks], attached: bytes, *, checksums: bool) -> bool:
-        """Send an answer on the line without waiting. Return False if it is too large and ``write`` must be used.
+        """Send an answer on the line without waiting. Return False if it is too large; then use ``write``.
 
         Raises:
             MessageError: The line is full of unread answers, which never happens with a correct trainer.
@@ -199,7 +199,6 @@ class StepStream(Channel):
         return True
 
     def write_word(self, word: bytes) -> None:
-        """Send a signal without values."""
         self._post(None, word, 0)
 
     def _in_time(self) -> ValuesMessage | None:
@@ -209,8 +208,8 @@ class StepStream(Channel):
         return message
 
     def decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
-        # This message usually updates values that earlier answers lent. Free the values that the trainer has read, so
-        # that they are updated in place.
+        # This message will usually update values that were lent by earlier answers. Take back those that the trainer
+        # has read, so that they can be updated in place.
         if self._outbox is not None and self._outbox.unconsumed:
             self._note_acknowledged()
         if batch is None and self._line is None and not self._is_inline:
@@ -232,7 +231,6 @@ class StepStream(Channel):
         self._meter.stream(0, shared=1)
 
     def is_over(self) -> bool:
-        """See ``Channel``."""
         call = self._call
         return call.is_late or call.closing.is_set() or call.is_cancelled()
 
@@ -254,7 +252,7 @@ class StepStream(Channel):
     def _note_acknowledged(self) -> None:
         if self._pair is None or self._outbox is None or not self._outbox.unconsumed:
             return
-        # A wrong acknowledgment harms only its sender, which loses values that it has acknowledged but not read.
+        # A wrong acknowledgment harms only its sender, which loses values before it has read them.
         news = min(self._pair.other.consumed - self._acknowledged, self._outbox.unconsumed)
         if news > 0:
             self._acknowledged += news

@@ -1,10 +1,9 @@
-"""The pserver's side of a step, independent of the transport, and delivery of values when their rounds close.
+"""The pserver's side of a step, independent of the transport; also delivers values when their rounds close.
 
-The trainer sends the parts of a step in several messages. Each answer contains the outcomes of the message's parts, and
-about as many bytes of available values as the message had. After the last message, the values of blocks whose rounds
-close before the deadline follow. Thus both sides are always busy, and neither buffers more than a few messages. In a
-small step, the last outcomes are delayed briefly for these values, so that the whole step is one message and one
-answer.
+The trainer sends a step in several messages. Each answer contains the outcomes of the message's parts, and available
+values of about the same size as the message. After the last message, answers deliver values whose rounds close before
+the deadline. Thus both sides are always busy, and neither buffers more than a few messages. In a small step, the
+outcomes are held back briefly until the values are available, so that the whole step takes one message and one answer.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import TARGET_BYTES, OutgoingBlocks
 
 SLICE_S = 0.25
-#: Number of unavailable reads after which a search for available values stops.
+#: Number of reads without available values after which a search for values stops.
 _LOOK_AHEAD = 4
-#: Seconds for which the outcomes of a small step wait for the values, to save a message.
+#: Seconds that the outcomes of a small step wait for its values, which saves a message.
 MOMENT_S = 0.002
-#: Largest small step, in bytes of values.
+#: Maximum bytes of values in a small step.
 LITTLE_BYTES = 64 << 10
-#: Largest number of reads that a small step waits for.
+#: Maximum number of reads for which a small step waits.
 _FEW = 4
 
 
 class StepSession:
-    """One step: call ``feed`` for each message until ``has_all``, then ``drain`` unless ``is_over``.
+    """One step. Call ``feed`` for each message until ``has_all``, then ``drain`` unless ``is_over``.
 
     Args:
         shard: The blocks.
@@ -45,7 +44,7 @@ class StepSession:
         self._header = header
         self._left = header.rows if waiting is None else 0
         self._received_bytes = 0
-        #: Requested values that have not been sent yet, in the order in which their rows arrived.
+        #: Requested values that have not been sent, in the order in which their gradients or rows arrived.
         self._waiting: deque[Wanted] = deque(waiting or ())
 
     @property
@@ -60,12 +59,11 @@ class StepSession:
 
     @property
     def missing(self) -> str:
-        """Description of the missing rows, for error messages."""
         return f"{self._left} of {self._header.rows} announced rows are missing"
 
     @property
     def changes(self) -> int:
-        """Count of the blocks' changes. Once it has changed, ``ready`` may find more values."""
+        """Count of changes to blocks. If it has changed, ``ready`` may find more values."""
         return self._shard.changes.count
 
     def feed(self, parts: Sequence[ReceivedBlocks]) -> list[OutgoingBlocks]:
@@ -97,8 +95,8 @@ class StepSession:
     def _ready(self, budget_bytes: int) -> list[OutgoingBlocks]:
         found: list[OutgoingBlocks] = []
         while self._waiting and budget_bytes > 0:
-            # Rounds close in about the order in which their rows arrive, so the first unavailable value ends the
-            # search.
+            # Rounds close roughly in the order in which their rows arrive, so the search ends at the first unavailable
+            # value.
             ready, rest = self._shard.read(self._waiting.popleft(), self._header.member)
             found += ready
             ready_bytes = sum(piece.size_bytes for piece in ready)
@@ -110,7 +108,7 @@ class StepSession:
         return found
 
     def _soon(self) -> list[OutgoingBlocks]:
-        """Return those values of a small step whose rounds close within ``MOMENT_S``."""
+        """Return the values of a small step whose rounds close within ``MOMENT_S``."""
         if len(self._waiting) > _FEW or self._received_bytes > LITTLE_BYTES:
             return []
         seen = self._shard.changes.count
@@ -120,7 +118,7 @@ class StepSession:
         return found
 
     def ready(self) -> list[OutgoingBlocks]:
-        """Return all values that are available now, and keep waiting for the others."""
+        """Return all values that are available now. Keep waiting for the remaining ones."""
         found: list[OutgoingBlocks] = []
         missing: list[Wanted] = []
         while self._waiting:
@@ -132,14 +130,14 @@ class StepSession:
         return found
 
     def drain(self, clock: Clock, deadline: float) -> Iterator[list[OutgoingBlocks]]:
-        """Yield the remaining values; see ``awaited_values``."""
+        """Yield the values that have not been sent; see ``awaited_values``."""
         return awaited_values(self._shard, self._header.member, self._waiting, clock, deadline)
 
 
 def pushed(
     shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks]
 ) -> tuple[list[OutgoingBlocks], list[Wanted]]:
-    """Push the parts of one message. Return the outcomes, and the reads of values that must follow."""
+    """Push the parts of one message. Return their outcomes, and the reads whose values must follow."""
     pieces: list[OutgoingBlocks] = []
     waiting: list[Wanted] = []
     for each in shard.push(header, parts):
@@ -152,7 +150,7 @@ def pushed(
 def awaited_values(
     shard: Shard, member: int, waiting: deque[Wanted], clock: Clock, deadline: float
 ) -> Iterator[list[OutgoingBlocks]]:
-    """Yield values as their versions are reached, one message at a time, until the deadline passes.
+    """Yield values, one message at a time, as their versions are reached, until the deadline.
 
     Args:
         shard: The blocks.
@@ -168,7 +166,7 @@ def awaited_values(
     seen = -1
     while waiting:
         known, seen = seen, shard.changes.wait(seen, min(SLICE_S, deadline - clock.now()))
-        # Rounds close in about the order in which their rows arrived, so a few unavailable values end the search. If
+        # Rounds close roughly in the order in which their rows arrived, so a few unavailable values end the search. If
         # nothing has changed for a while, there is time to check all values.
         patience = len(waiting) if known in {-1, seen} else _LOOK_AHEAD
         pieces: list[OutgoingBlocks] = []

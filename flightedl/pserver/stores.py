@@ -1,8 +1,8 @@
-"""The interface between a shard and its two stores: ``dense`` for parameters, ``rows.store`` for tables.
+"""Interface between a shard and its two stores: ``dense`` for parameters, ``rows.store`` for embedding tables.
 
-A shard decides under the lock of a span, and its stores carry out the decisions. A *span* contains adjacent blocks, or
-buckets, with the same history. A store splits and joins its spans whenever the block protocol does. A block's number
-determines its store.
+A shard decides under the lock of a span, and the span's store carries out the decision. A *span* contains adjacent
+blocks or buckets that have the same history. A store splits and joins its spans when the block protocol does so. A
+block's number determines its store.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ class Wanted(NamedTuple):
 
     blocks: range
     min_version: int
-    #: Rows to read, if the blocks are buckets.
+    #: Rows to read if the blocks are buckets.
     rows: TableRows = NO_ROWS
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """The answer to a push of adjacent blocks, and the read of the values that must follow."""
+    """Answer to a push to adjacent blocks, and a read of the values that must follow."""
 
     piece: OutgoingBlocks
     wanted: Wanted | None = None
 
 
 class Span(Protocol):
-    """Values of adjacent blocks with the same history. Only the holder of ``lock`` may call its methods."""
+    """Values of adjacent blocks with the same history. Only the holder of ``lock`` may call methods."""
 
     numbers: range
     is_split: bool
     lock: threading.Lock
-    #: Start of each block and end of the last block, in bytes on the wire; empty for buckets.
+    #: Start of each block and end of the last one, in bytes on the wire; empty for buckets.
     offsets: Sequence[int]
 
     def get_ready(self, needs: Needs, received: Any) -> Any:
-        """Allocate all memory that a push may need. Return ``received``, or a copy if it must outlive the message.
+        """Allocate all memory that a push may need. Return ``received``, copied if it must outlive the message.
 
         Raises:
             MemoryError: There is not enough memory; nothing was changed.
@@ -56,7 +56,7 @@ class Span(Protocol):
         ...
 
     def carry_out(self, effect: AddGradient | Update, received: Any, *, has_checksum: bool = False) -> None:
-        """Change the values as the protocol has decided.
+        """Change the values, as the protocol decided.
 
         Args:
             effect: The protocol's decision.
@@ -68,35 +68,35 @@ class Span(Protocol):
     def piece(
         self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
     ) -> OutgoingBlocks:
-        """Return the values of some of the blocks, or rows. With ``is_for_many``, they are cached for other readers."""
+        """Return the values of some of the blocks, or rows. ``is_for_many`` caches them for other readers."""
         ...
 
     def within(self, numbers: range, wanted: TableRows) -> TableRows:
-        """Return the rows that are in these buckets."""
+        """Return the part of the rows that belongs to these buckets."""
         ...
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Copy blocks for a cut before they change. Raises MemoryError if the copies are incomplete."""
+        """Copy blocks for a cut before they change. Raises MemoryError if they could not all be copied."""
         ...
 
     def parts(self, into: Sequence[range], version: int) -> list[Self]:
-        """Return a span for each range of blocks, with its part of the values at this version."""
+        """Return a span for each range of blocks, with the corresponding part of the values, at this version."""
         ...
 
 
 class Store(Protocol):
-    """The spans of parameters or of tables. Each span has a lock, which its parts share after a split."""
+    """Spans of parameters or of tables. Each span has a lock; after a split, its parts share the lock."""
 
-    #: Block number -> span. A span may be split at any moment unless its lock is held.
+    #: Block number -> span. Without the span's lock, the span may be split concurrently.
     spans: dict[int, Any]
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the values and their state."""
+        """Memory of the values and their state, in bytes."""
         ...
 
     def name_of(self, number: int) -> str:
-        """Return the name of a block, for messages to users."""
+        """Return the name of a block, for messages."""
         ...
 
     def span(self, number: int) -> Any:
@@ -113,7 +113,7 @@ class Store(Protocol):
         ...
 
     def prepared(self, released: ReleasedBlocks, values: Any) -> Any:
-        """Return a span with the values of released blocks, which is invisible until ``adopt``.
+        """Return a span with the values of released blocks. Clients cannot see it until ``adopt``.
 
         Raises:
             CorruptError: The values do not match such blocks in this job.
@@ -122,15 +122,15 @@ class Store(Protocol):
         ...
 
     def adopt(self, span: Any) -> None:
-        """Add a span from ``prepared``. The caller holds the locks of all spans."""
+        """Add a span that ``prepared`` returned. The caller holds the locks of all spans."""
         ...
 
     def begin_restore(self) -> None:
-        """Forget records restored before, because their checkpoint is damaged."""
+        """Discard the records restored so far, because their checkpoint is damaged."""
         ...
 
     def restore(self, stored: Any) -> None:
-        """Restore a record of a checkpoint, before the store is used.
+        """Restore one record of a checkpoint. Must not be called once the store is in use.
 
         Raises:
             CorruptError: The record does not match the blocks, tables or optimizers.
@@ -139,16 +139,16 @@ class Store(Protocol):
 
     @property
     def restored(self) -> Mapping[int, tuple[int, int]]:
-        """Number -> (version, updates) of the restored blocks."""
+        """Block number -> (version, updates) of the restored blocks."""
         ...
 
     def finish_restore(self) -> None:
-        """Complete a restore after all records have been restored and the spans have been split."""
+        """Complete a restore. Called after all records have been restored and the spans have been split."""
         ...
 
 
 def split_span(store: Store, split: Split, version: int) -> None:
-    """Split a store's span at the protocol's new boundaries. It has this version. The caller holds the lock."""
+    """Split a store's span, which has this version, as the protocol has split it. The caller holds the lock."""
     if len(split.into) > 1:
         span = store.spans[split.span]
         parts = span.parts(split.into, version)
@@ -157,5 +157,5 @@ def split_span(store: Store, split: Split, version: int) -> None:
 
 
 def distinct(spans: Mapping[int, S]) -> list[S]:
-    """Return each span of a store once, in the order of ``spans``."""
+    """Return each distinct span of a store, in the order of ``spans``."""
     return list(dict.fromkeys(spans.values()))

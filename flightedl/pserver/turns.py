@@ -1,9 +1,9 @@
-"""Limit on the number of pservers that start simultaneously on a machine: one per processor.
+"""Limit on the number of pservers that start at the same time on a machine: one per processor.
 
-If all started at once, each would take as long as all of them together, and could not renew its lease in time. A turn
-is a name in Linux's abstract socket namespace, which one process holds until it ends. A process that has waited for
-``patience_s`` continues without a turn, because a holder may be frozen. On systems without abstract names, processes do
-not wait.
+If all started at the same time, each start would take as long as all of them together, and leases could not be renewed
+in time. A turn is a name in Linux's abstract socket namespace that a process holds until it ends. A process that has
+waited ``patience_s`` continues without a turn, because the holder may be frozen. On systems without abstract names, no
+process waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOOK_S = 0.1
 
 
 class Turns:
-    """Machine-wide semaphore for one user's processes.
+    """Machine-wide semaphore shared by one user's processes.
 
     Args:
         stop: Set to stop waiting for turns.
@@ -44,7 +44,6 @@ class Turns:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[bool]:
-        """Hold a turn for the ``with`` block. Yield False if the block runs without one."""
         held = self._acquire()
         try:
             yield held is not None

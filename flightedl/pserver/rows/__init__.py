@@ -3,20 +3,20 @@
 Map:
 
 * ``store``: spans of a pserver's buckets
-* ``incoming``: decoding and validation of the rows in a message
-* ``span``: effects of the block protocol on the rows of a span
+* ``incoming``: decoding and validation of the rows in messages
+* ``span``: effects of the block protocol on a span's rows
 * ``tables``: rows of all tables in a span
 * ``table``: rows of one table
-* ``layout``, ``memory``: allocation of a table's records, and the limit on their memory
-* ``calls``: reads and updates of many tables in one call of compiled code
+* ``layout``, ``memory``: allocation of a table's records, and the limit on row memory
+* ``calls``: reads and updates of several tables with one call of compiled code
 * ``threads``: a second thread for large messages
-* ``values``: inputs and outputs of the modules above
-* ``cut``: content of the tables at one moment
-* ``norms``: search for rows whose norm is too small, which a cut removes
-* ``stored``: conversion of a cut to records of a file, and back
-* ``first``: loading a table's initial rows from a user's file
+* ``values``: input and output types of the other modules
+* ``cut``: consistent view of the tables' content at one moment
+* ``norms``: search for rows with a small norm, which cuts remove
+* ``stored``: conversion between cuts and the records of a file
+* ``first``: loading of a table's initial rows from a user's file
 
-A gradient's path: ``store`` finds the spans of a message's buckets and lets ``incoming`` validate the message. The
-protocol decides, and ``span`` passes the gradients to ``tables``, at once or when their round closes. ``calls`` updates
-the rows that exist, and ``table`` creates those that are admitted.
+A gradient's path: ``store`` finds the spans of the buckets in a message, and ``incoming`` validates the message. The
+block protocol decides. ``span`` passes the gradients to ``tables``, either immediately or when their round closes.
+``calls`` updates existing rows, and ``table`` creates rows for admitted ids.
 """

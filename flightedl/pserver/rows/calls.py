@@ -1,4 +1,4 @@
-"""Reads and updates of rows in many tables, with one call of compiled code per optimizer."""
+"""Read and update rows of several tables, with one call of compiled code per optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flightedl.pserver.rows.values import Floats, Numbers, TableGradients, Table
 
 
 class RowCalls:
-    """Joint reads and updates of a store's tables. Not thread-safe.
+    """Combined reads and updates of a store's tables. Not thread-safe.
 
     Args:
         tables: The tables, by number.
@@ -29,7 +29,8 @@ class RowCalls:
         self._handles = handles.reshape(-1)
         specs = [table.spec for table in tables]
         rules = [(spec.optimizer, spec.dtype, spec.rounding == "stochastic") for spec in specs]
-        #: Update functions of the distinct optimizers; ``_has_rule`` maps them to tables, (rules, tables).
+        #: Update function of each distinct optimizer. ``_has_rule``, (rules, tables), tells which tables use which
+        #: function.
         self._updates: list[RowUpdate] = []
         known = {rule: number for number, rule in enumerate(dict.fromkeys(rules))}
         for optimizer, dtype, is_stochastic in known:
@@ -37,13 +38,13 @@ class RowCalls:
         self._has_rule = np.array([[rule == one for rule in rules] for one in known], np.bool_)
         self._is_half = np.array([bool(table.half) for table in tables], np.bool_)
         self._has_half = bool(self._is_half.any())
-        #: Tables whose rows may expire. The counts by age are shared, so such a table is not divided among threads.
+        #: Tables whose rows may expire. They share the counts by age, so they are not divided between threads.
         self._ages = np.array([table.expires for table in tables], np.bool_)
         self._has_ages = bool(self._ages.any())
         self._gather = row_kernel(rows.gather)
 
     def read(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
-        """Read rows into the flat array ``out``; see ``RowTables.read``.
+        """Read rows to the flat array ``out``; see ``RowTables.read``.
 
         Returns:
             (n,): number of ids of each table that had a row.
@@ -81,7 +82,7 @@ class RowCalls:
         return _missing(work, missing) if total else {}
 
     def _fill(self, wanted: TableRows, place: int, missing: Numbers, out: Floats) -> None:
-        """Write the values for ids without a row (see ``spec.unknown``)."""
+        """Write the values of ids without a row (see ``spec.unknown``)."""
         table = self._tables[int(wanted.tables[place])]
         start, count, at = (int(each[place]) for each in (wanted.starts, wanted.counts, wanted.value_starts))
         values = out[at : at + count * table.spec.dim].reshape(count, -1)
@@ -133,7 +134,7 @@ class RowCalls:
         call: Callable[[row_handles.Work, bool], int],
         chosen: npt.NDArray[np.bool_],
     ) -> dict[int, Numbers]:
-        """Run ``call`` on the work of the chosen tables, in two threads if there are many ids.
+        """Call ``call`` for the work on the chosen tables, in two threads if there are many ids.
 
         Returns:
             Table -> places of its ids without a row among all ids; only tables that have some.
@@ -151,11 +152,11 @@ class RowCalls:
         return _missing(np.concatenate([one, other]), missing)
 
     def _halves(self, work: row_handles.Work, widths: Numbers) -> tuple[row_handles.Work, row_handles.Work]:
-        """Divide the work between two threads. The table in the middle is split, or given to the second thread."""
+        """Divide the work between two threads. The table at the middle is split, or assigned to the second thread."""
         ends = np.cumsum(work[:, row_handles.COUNT])
         half = int(ends[-1]) // 2
         place = int(np.searchsorted(ends, half, "right"))
-        # The loops process ids in groups.
+        # The compiled loops process ids in groups.
         before = half - int(ends[place] - work[place, row_handles.COUNT])
         own = 0 if self._ages[work[place, row_handles.TABLE]] else before // GROUP * GROUP
         one, other = work[: place + 1].copy(), work[place:].copy()
@@ -166,7 +167,7 @@ class RowCalls:
 
 
 def _missing(work: row_handles.Work, missing: Numbers) -> dict[int, Numbers]:
-    """Return table -> positions, among all ids, of its ids without a row. Tables without such ids are left out."""
+    """Return table -> positions of its ids without a row, among all ids. Omits tables in which all ids have rows."""
     found: dict[int, list[Numbers]] = {}
     for one in work[work[:, row_handles.MISSED] > 0].tolist():
         first = one[row_handles.FIRST]

@@ -1,7 +1,7 @@
-"""Reading the tables' content as of one moment; see ``tables``.
+"""Read the tables' content as of one moment; see ``tables``.
 
-A cut consists of two parts for each table: rows, and ids waiting for admission. Each part is read in two passes: first
-the records that have not changed since the cut, then the copies of those that have changed. No copies are added after
+A cut has two parts for each table: its rows, and its ids that wait for admission. Each part is read in two passes:
+first the records that have not changed since the cut, then the copies of records that have. No copies are made after
 the first pass.
 """
 
@@ -25,18 +25,18 @@ _WORD_BYTES = 4
 
 
 class RowChanges(NamedTuple):
-    """Changes to a store between two cuts."""
+    """The changes to a store between two cuts."""
 
-    #: A bit for each changed record, by part.
+    #: One bit per record, set if the record has changed; one array for each part.
     records: tuple[npt.NDArray[np.uint64], ...]
-    #: Ids of rows that a cut removed, by table.
+    #: Ids of the rows that cuts removed, by table.
     removed: tuple[npt.NDArray[np.uint64], ...]
-    #: (buckets,): True for buckets that came from another store; all of their rows have changed.
+    #: (buckets,) True for buckets from another store, all of whose rows count as changed.
     adopted: npt.NDArray[np.bool_]
 
 
 def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
-    """Return the combined changes of two consecutive periods."""
+    """Return the combined changes of two successive periods."""
     return RowChanges(
         tuple(either_bits(one, other) for one, other in zip(older.records, newer.records, strict=True)),
         tuple(np.union1d(one, other) for one, other in zip(older.removed, newer.removed, strict=True)),
@@ -45,20 +45,20 @@ def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
 
 
 def _parts_of(tables: Iterable[RowTable]) -> list[tuple[RowTable, bool]]:
-    """Return the parts of tables; the flag is True for waiting ids."""
+    """Return the parts of each table; the flag is True for waiting ids."""
     return [(table, is_waiting) for table in tables for is_waiting in (False, True)]
 
 
 def changes_of(
     tables: Sequence[RowTable], removed: Iterable[npt.NDArray[np.uint64]], adopted: npt.NDArray[np.bool_]
 ) -> RowChanges:
-    """Return the changes since the newest cut for a file. ``removed``: ids that the current cut removes."""
+    """Return the changes since the newest cut for a file. ``removed`` are the ids that the current cut removes."""
     records = tuple(table.changed(is_waiting=is_waiting) for table, is_waiting in _parts_of(tables))
     return RowChanges(records, tuple(removed), adopted)
 
 
 class _Part:
-    """The rows of one table, or its waiting ids. ``changed`` has a bit for each wanted record; None means all."""
+    """Rows of one table, or its waiting ids. ``changed`` has a bit for each record to include; None includes all."""
 
     def __init__(
         self,
@@ -88,14 +88,14 @@ class _Part:
         self._undo = reserved(size_bytes, np.uint32) if size_bytes else np.empty(0, np.uint32)
 
     def begin(self) -> None:
-        """Start to copy each record that changes before this cut has read it."""
+        """Start copying records before they change, until this cut has read them."""
         arrays = [number for array in (self._wanted, self._undo) for number in (array.ctypes.data, array.size)]
         self._numbers[:] = [0, self._high, 0, *arrays]
         state = self._table.state
         state[row_records.CUTS] = max(int(state[row_records.CUTS]), self._line + 1)
 
     def settle(self) -> None:
-        """Prepare for another cut: records that have changed so far were copied, and are not copied again."""
+        """Prepare for another cut: records changed so far have been copied and need not be copied again."""
         self._wanted &= ~self._table.dirty[: self._wanted.size]
 
     def next_rows(self, max_bytes: int) -> RowChunk | None:
@@ -127,7 +127,7 @@ class _Part:
 
 
 class RowCut:
-    """The tables' content as of one moment. The caller holds the span's lock during each call.
+    """The tables' content as of one moment. The caller must hold the span's lock during each call.
 
     Args:
         tables: The store's tables.
@@ -154,11 +154,11 @@ class RowCut:
         self.epoch = epoch
         self.line = line
         self.is_base = changes is None
-        #: Buckets for which the increment contains every row.
+        #: Buckets of which an incremental cut contains all rows.
         self.complete: list[int] = [] if changes is None else np.flatnonzero(changes.adopted).tolist()
-        #: True if there are no more rows to read.
+        #: True if all rows have been read.
         self.is_over = False
-        #: State of each table, by number.
+        #: State of each table, by its number.
         removed = (_NO_IDS,) * len(tables) if changes is None else changes.removed
         self.tables: Sequence[CutTable] = [
             CutTable(*table.oldest(version, epoch), ids, table.sketch.copy(), table.shifts(), table.given_up.copy())
@@ -171,7 +171,7 @@ class RowCut:
         ]
 
     def begin(self) -> None:
-        """Start to copy each record that changes before this cut has read it."""
+        """Start copying records before they change, until this cut has read them."""
         for part in self._left:
             part.begin()
 
@@ -180,9 +180,9 @@ class RowCut:
             part.settle()
 
     def next_rows(self, max_bytes: int = 1 << 22) -> RowChunk | None:
-        """Return about ``max_bytes`` of rows, or None at the end or if the cut was dropped.
+        """Return about ``max_bytes`` of rows. None at the end, or if the cut has been dropped.
 
-        A chunk may be empty. Its arrays are copies.
+        A chunk may be empty. Its arrays are copies of the store's memory.
 
         Raises:
             UnavailableError: the memory for copies was not sufficient; the cut is incomplete.
@@ -196,7 +196,7 @@ class RowCut:
         return None
 
     def drop(self) -> None:
-        """Free the cut, even if it has not been read to the end."""
+        """Free the cut, which need not have been read to the end."""
         for part in self._left:
             part.end()
         self._left, self.is_over = [], True

@@ -1,7 +1,7 @@
-"""Initial rows of a table from a file. Each pserver reads the file when the model gets its initial values.
+"""Initial rows of a table from a file, which each pserver reads when the model gets its initial values.
 
-The rows exist before the first push and are part of every checkpoint, from which a replaced pserver restores them. If
-there is no checkpoint yet, the model starts again, and the file is read again.
+The rows exist before the first push, so every checkpoint contains them, and a replaced pserver restores them from
+there. If there is no checkpoint yet, the model is initialized again, and the file is read again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORD_BYTES = 4
 
 
 def load_first_rows(span: RowSpan, files: Files, clock: Clock) -> None:
-    """Load the declared initial rows of a span's tables, before the span is used.
+    """Load the declared initial rows of a span's tables. Must be called before the span is used.
 
     Raises:
         DataError: a file cannot be read, or has no rows for its table.

@@ -1,4 +1,4 @@
-"""Decoding and validation of the rows in trainers' messages, before anything is changed."""
+"""Decode and validate the rows in trainers' messages, before anything is changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_VALUES: Floats = np.empty(0, np.float32)
 
 
 def _those(found: Numbers, ids: Ids, values: Floats = _NO_VALUES) -> TableRows:
-    """Return the sections found by ``rows.received``."""
+    """Return the sections of a message that ``rows.received`` found."""
     if not found.shape[1]:
         return NO_ROWS
     tables, dims, counts, starts, value_starts = found
@@ -28,7 +28,7 @@ def _those(found: Numbers, ids: Ids, values: Floats = _NO_VALUES) -> TableRows:
 
 
 class IncomingRows:
-    """Decoder of messages about neighboring buckets.
+    """Decoder of messages about adjacent buckets.
 
     Args:
         tables: The job's tables.
@@ -40,7 +40,7 @@ class IncomingRows:
         self._salts = np.array([table.salt for table in tables], np.uint64)
 
     def pushed(self, data: memoryview, buckets: range, *, is_finite: bool = False) -> ReceivedRows:
-        """Return the content of a push to these buckets; ``is_finite``: the values are known to be finite.
+        """Return the content of a push to these buckets. ``is_finite`` tells that the values have been checked.
 
         Raises:
             MessageError: the content is damaged, or has an unknown table, an id in another bucket, or an id twice.
@@ -49,7 +49,7 @@ class IncomingRows:
         return self._received(data, buckets, may_push=True, is_finite=is_finite)
 
     def asked(self, data: memoryview, buckets: range) -> ReceivedRows:
-        """Return the content of a lookup. Raises the errors of ``pushed``."""
+        """Return the content of a lookup. Raises the same errors as ``pushed``."""
         return self._received(data, buckets, may_push=False, is_finite=True)
 
     def _received(self, data: memoryview, buckets: range, *, may_push: bool, is_finite: bool) -> ReceivedRows:
@@ -77,7 +77,6 @@ class IncomingRows:
         return ReceivedRows(gradients, _those(found[:, tables : tables + asked], ids))
 
     def _problem(self, data: memoryview, buckets: range, *, may_push: bool) -> Exception:
-        """Return the error to raise for an invalid message."""
         try:
             kinds = (Kind.GRADIENTS, Kind.WANTED) if may_push else (Kind.WANTED,)
             for section in decode_sections(data, self._dims, kinds):

@@ -1,4 +1,4 @@
-"""Allocation of one table's records and their index (see ``kernels.row_records``)."""
+"""Allocate the records of one table, and their index (see ``kernels.row_records``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def new_table(
     *,
     is_counted_by_age: bool,
 ) -> row_records.Table:
-    """Return an empty table of records.
+    """Return a table without records.
 
     Args:
         layout: Layout of a record.
@@ -78,7 +78,7 @@ def new_table(
 
 
 def _runs(limit: int) -> npt.NDArray[np.uint32]:
-    """Return memory for runs. After an update, at most ``limit + 1`` per bucket have rows; as many may be empty."""
+    """Return memory for the runs. After an update, up to ``limit + 1`` per bucket have rows, and as many are empty."""
     if not limit:
         return np.empty(0, np.uint32)
     size = 2 * row_records.BUCKETS * (2 * limit + 4)
@@ -86,7 +86,7 @@ def _runs(limit: int) -> npt.NDArray[np.uint32]:
 
 
 def size_of(table: row_records.Table) -> int:
-    """Return the memory that a table has used."""
+    """Return the size of the memory that a table has touched."""
     state = table.state.tolist()
     undone = int(table.cuts[row_records.UNDONE :: row_records.CUT_SIZE].sum())
     records = (state[row_records.HIGH] + undone) * int(table.layout[row_records.STRIDE]) * _WORD_BYTES
@@ -95,7 +95,7 @@ def size_of(table: row_records.Table) -> int:
 
 
 def layouts_of(spec: TableSpec, slot_words: int) -> tuple[list[int], list[int]]:
-    """Return the layouts of the records of rows and of waiting ids (see ``kernels.row_records``)."""
+    """Return the layouts of two kinds of records: rows and waiting ids (see ``kernels.row_records``)."""
     evict = spec.evict
     history = (
         spec.counts_updates,

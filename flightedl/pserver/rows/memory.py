@@ -1,10 +1,10 @@
-"""Memory of rows: arrays that reserve address space and use memory only as they grow, and the limit on this memory.
+"""Memory for rows: arrays that reserve address space and use memory only as they grow, and a limit on this memory.
 
-An array grows without being copied, and its elements never move. Beyond the first megabyte, huge pages are requested:
-rows are accessed at random, and with 4 KiB pages address translation would take as long as the access itself.
+An array grows without being copied, and its elements never move. Beyond its first megabyte, it uses huge pages: rows
+are accessed at random, and with 4 KiB pages, address translation would take as long as the access itself.
 
-No rows are created once a pserver's rows have reached its limit, or when the memory of the machine or container is
-nearly exhausted, because other processes use memory, too. Existing rows can still be updated.
+No more rows are created once a pserver's rows have reached their limit, or once the machine or container has almost no
+memory left. The latter is checked because other processes use memory, too. Existing rows can still be updated.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Size of the part of an array that uses small pages, so that small tables stay small.
+#: Size of the first part of an array, which has small pages, so that small tables use little memory.
 _SMALL_BYTES = 1 << 20
 _PAGE_BYTES = 1 << 12
-#: Maximum address space for a pserver's rows; a process has 2**47 bytes.
+#: Maximum address space for a pserver's rows. A process has 2**47 bytes.
 ADDRESS_BYTES = 1 << 44
-#: Linux's MAP_NORESERVE, defined by Python since 3.13: reserved address space does not count as memory.
+#: MAP_NORESERVE of Linux, which Python defines since 3.13: reserved address space does not count as used memory.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 _SYSTEM = Path("/proc/meminfo")
 _USED, _STATISTICS = Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory.stat")
-#: The available memory is queried whenever rows have grown by this size, and always if less than this is left.
+#: Growth of rows after which the available memory is queried; if less than this is available, it is always queried.
 _LOOK_BYTES = 64 << 20
-#: Memory left to other processes, and the share left on small machines.
+#: Memory left to other processes: in bytes, and as a fraction of the memory of small machines.
 _SPARE_BYTES, _SPARE_SHARE = 1 << 30, 0.05
-#: Files with the container's limit, in both versions of cgroups; they contain a word if there is no limit.
+#: Files with the container's memory limit, for both versions of cgroups. They contain a word if there is no limit.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def machine_bytes() -> int:
-    """Return the memory of this machine, or the limit of the container."""
+    """Return the memory limit of the container, or the memory of the machine."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in _LIMITS:
         with contextlib.suppress(OSError, ValueError):
@@ -48,7 +48,7 @@ def machine_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the memory still available on this machine or in this container; 0 if unknown."""
+    """Return the memory that is still available on this machine or in this container; 0 if unknown."""
     found = [_number(_SYSTEM, "MemAvailable:", 1 << 10)]
     with contextlib.suppress(OSError, ValueError):
         used = int(_USED.read_text()) - (_number(_STATISTICS, "inactive_file", 1) or 0)
@@ -65,7 +65,7 @@ def _number(path: Path, name: str, unit: int) -> int | None:
 
 
 class RowMemory:
-    """Limit on the memory of rows, and its use. All stores that share one must share a lock.
+    """A limit on the memory of rows, and its current use. Stores that share it must also share a lock.
 
     Args:
         limit_bytes: Maximum memory; 0 for the memory of the machine.
@@ -75,13 +75,13 @@ class RowMemory:
     def __init__(self, limit_bytes: int = 0, available: Callable[[], int] = available_bytes) -> None:
         self._limit_bytes = limit_bytes or ADDRESS_BYTES
         self._available = available
-        #: Current memory of the rows, and their memory when the available memory was last queried.
+        #: Current memory of the rows, and their memory at the last query of the available memory.
         self.taken_bytes = self._looked_at_bytes = 0
         #: Memory that was available then.
         self._was_left_bytes = 0
 
     def room_bytes(self) -> int:
-        """Return the memory that rows may still allocate."""
+        """Return the number of bytes that rows may still allocate."""
         grown = self.taken_bytes - self._looked_at_bytes
         if not self._was_left_bytes or grown > _LOOK_BYTES or self._was_left_bytes - grown < _LOOK_BYTES:
             self._looked_at_bytes, grown = self.taken_bytes, 0
@@ -91,7 +91,7 @@ class RowMemory:
 
 
 def reserved(size_bytes: int, dtype: npt.DTypeLike, *, may_be_less: bool = False) -> npt.NDArray[Any]:
-    """Return an array of zeros of at least ``size_bytes``. Its memory is freed with its last view.
+    """Return an array of zeros of at least ``size_bytes``, whose memory is freed with the last view.
 
     Args:
         size_bytes: Size of the array.

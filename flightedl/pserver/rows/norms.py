@@ -1,4 +1,4 @@
-"""Search for rows whose norm is too small. A cut removes them."""
+"""Search for rows with a small norm. A cut removes them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from flightedl.pserver.rows.values import either_bits
 if TYPE_CHECKING:
     from flightedl.pserver.rows.table import RowTable
 
-#: Records whose norms are computed together: a multiple of 64.
+#: Number of records whose norms are computed together; a multiple of 64.
 TOGETHER = 1 << 14
-#: Approximate number of records whose norms one cut computes.
+#: Approximate number of records that the search examines per cut.
 A_CUT = 1 << 20
 
 Records = npt.NDArray[np.int64]
 
 
 class SmallRows:
-    """Search, at each cut, for rows whose norm is too small.
+    """Search for rows with a small norm, at each cut.
 
-    A search examines rows that have changed since they were last examined. Their number is limited so that pushes do
-    not wait long; the next cut examines the rest.
+    A search examines rows that have changed since their last examination. Their number is limited, so that pushes do
+    not wait long; the next cut examines the remaining ones.
 
     Args:
         norm_below: Minimum Euclidean norm of a row.
@@ -34,11 +34,11 @@ class SmallRows:
 
     def __init__(self, norm_below: float) -> None:
         self._norm_below = norm_below
-        #: A bit for each record that has changed since its norm was computed.
+        #: One bit per record, set if the record has changed since its norm was computed.
         self._unseen = np.empty(0, np.uint64)
 
     def found(self, measured: RowTable, oldest: tuple[int, int]) -> Records:
-        """Return the records of unexpired rows that are too small. ``oldest`` is the lowest version and epoch."""
+        """Return the records of unexpired rows with a small norm. ``oldest``: lowest unexpired version and epoch."""
         table = measured.rows
         size = -(-int(table.state[row_records.HIGH]) // TOGETHER) * (TOGETHER >> 6)
         unseen = np.zeros(size, np.uint64)

@@ -1,13 +1,13 @@
-"""The rows of embedding tables in some buckets, as a span of the block protocol. The span's blocks are buckets.
+"""Rows of embedding tables in a range of buckets, as a span of the block protocol, whose blocks are the buckets.
 
-Every batch covers the whole span, so its cost depends neither on the number of buckets nor on the number of tables.
+A batch is applied to the whole span, so its cost depends neither on the number of buckets nor on the number of tables.
 This module determines when rows change; ``tables`` stores, finds and updates them.
 
-For a mean, each table's sum is divided by the total weight of the batches that pushed to the table, wherever their ids
-are, just as a parameter block's sum is divided by the weight of the batches with a gradient. So a mean does not depend
-on the number of pservers.
+If the mode takes the mean, a table's sum is divided by the total weight of the batches that pushed to the table,
+wherever their ids are stored. Likewise, a parameter block's sum is divided by the weight of the batches with a gradient
+for it. So the mean does not depend on the number of pservers.
 
-Only the holder of ``lock`` may call the methods. All spans of a pserver share the lock; each has its own tables.
+The caller must hold ``lock`` for every method. All spans of a pserver share one lock, but each span has its own tables.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from flightedl.pserver.rows.values import NO_ROWS, Numbers
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, decode_sections, encode_sections, rows_payload
 
-#: Maximum number of ids without a row in an answer.
+#: Maximum number of ids without a row that an answer lists.
 _NAMED_UNKNOWN = 3
 
 
 class ReceivedRows(NamedTuple):
-    """The validated content of a trainer's message about rows."""
+    """The validated content of a message about rows."""
 
-    #: Gradients for each table that the batch pushed to, possibly without ids.
+    #: Gradients for each table to which the batch pushed, even if they have no ids in this span.
     gradients: TableRows = NO_ROWS
-    #: Ids of the rows that the sender wants, in this order and without gaps.
+    #: Ids of the rows that the sender requests, in this order and without gaps.
     wanted: TableRows = NO_ROWS
 
     def within(self, buckets: range, tables: Sequence[TableSpec]) -> ReceivedRows:
-        """Return the content that belongs to some buckets."""
+        """Return the part of the content that belongs to these buckets."""
         return ReceivedRows(self.gradients.within(buckets, tables), self.wanted.within(buckets, tables))
 
 
 class RowSpan(SpanPlace):
-    """The rows of all tables in some buckets.
+    """The rows of all tables in a range of buckets.
 
     Args:
         numbers: Positions of the buckets in the plan.
@@ -55,7 +55,7 @@ class RowSpan(SpanPlace):
         lock: Held during all calls.
     """
 
-    #: Buckets have no fixed places in a message.
+    #: In a message, buckets have no fixed positions.
     offsets: Sequence[int] = ()
 
     __slots__ = ("_first", "_kept", "_weights", "epoch", "lock", "rows")
@@ -70,12 +70,12 @@ class RowSpan(SpanPlace):
         super().__init__(numbers)
         self.rows = rows
         self.lock = lock
-        #: Highest epoch of the batches applied to the rows.
+        #: Highest epoch among the batches applied to the rows.
         self.epoch = 0
         self._first = first_bucket
-        #: Contributions to the open round; ``rows`` has them, too.
+        #: Contributions to the open round, which are also stored in ``rows``.
         self._kept: list[tuple[AddGradient, ReceivedRows]] = []
-        #: Table -> total weight of the open round's batches that pushed to it.
+        #: Table -> total weight of the batches in the open round that pushed to it.
         self._weights: dict[int, float] = {}
 
     @property
@@ -83,20 +83,19 @@ class RowSpan(SpanPlace):
         return self.buckets_of(self.numbers)
 
     def buckets_of(self, numbers: range) -> range:
-        """Return the buckets at some positions of the plan."""
         return range(numbers.start - self._first, numbers.stop - self._first)
 
     def numbers_of(self, buckets: Iterable[int]) -> list[int]:
-        """Return the positions of the buckets that belong to this span."""
+        """Return the positions of this span's buckets in the plan."""
         return [number for bucket in buckets if (number := self._first + bucket) in self.numbers]
 
     def release(self) -> None:
-        """Free the memory, because the rows are in other spans or no longer needed."""
+        """Free the memory. The rows are in other spans or no longer needed."""
         self.is_split = True
         self.rows.close()
 
     def parts(self, into: Sequence[range], version: int) -> list[RowSpan]:
-        """Return a span for each range of buckets. The longest range keeps the tables; the others' rows are moved."""
+        """Return a span for each range of buckets. The longest range keeps the tables; other ranges' rows are moved."""
         specs, longest = self.rows.specs, max(into, key=len)
         self.rows.drop_round()
         parts = []
@@ -175,7 +174,7 @@ class RowSpan(SpanPlace):
     def piece(
         self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
     ) -> OutgoingBlocks:
-        """Return the version and the current values of the wanted rows."""
+        """Return the version and the current values of the requested rows."""
         del is_for_many
         if not len(wanted):
             return OutgoingBlocks(numbers, version, outcome, NOTHING, ())
@@ -188,14 +187,13 @@ class RowSpan(SpanPlace):
         return OutgoingBlocks(numbers, version, outcome, payload, ())
 
     def _unknown_of(self, version: int, wanted: TableRows, found: Numbers) -> Iterator[Section]:
-        """Yield ids without a row, for tables where this is an error. ``found`` counts ids with a row."""
+        """Yield ids without a row in tables where this is an error. ``found`` counts the ids that have a row."""
         is_lacking = found < wanted.counts
         for place, one in enumerate(wanted) if is_lacking.any() else ():
             if is_lacking[place] and self.rows.specs[one.table].unknown == "error":
                 yield Section(Kind.UNKNOWN, one.table, self._unknown(version, one.table, one.ids))
 
     def _unknown(self, version: int, table: int, ids: Ids) -> Ids:
-        """Return the first few ids that have no row."""
         value = np.empty((1, self.rows.specs[table].dim), np.float32)
         found: list[int] = []
         for place in range(len(ids)):
@@ -209,21 +207,21 @@ class RowSpan(SpanPlace):
     # checkpoints
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Cut all rows now; each is copied later, before it changes."""
+        """Cut all rows now. Rows are copied later, before they change."""
         del lead
         copies.copy_rows(self, copy.version, copy.updates)
 
     def begin_cut(self, version: int, *, file: str = "", after: str = "", is_base: bool = True) -> RowCut:
-        """Cut the current rows, whose version is ``version``; see ``RowTables.begin_cut``."""
+        """Cut the current rows, which have this ``version``; see ``RowTables.begin_cut``."""
         return self.rows.begin_cut(version, self.epoch, file=file, after=after, is_base=is_base)
 
     def begin_restore(self) -> None:
-        """Drop all rows, including any from a checkpoint that could not be restored."""
+        """Drop all rows, including those of a checkpoint that could not be restored."""
         self.rows.close()
         self.rows = RowTables(self.rows.specs, self.buckets, self.rows.memory)
         self.epoch = 0
 
 
 def _seed_of(effect: Update) -> int:
-    """Return the seed of stochastic rounding, which is the same whenever the same batches are applied."""
+    """Return the seed of stochastic rounding. It is the same whenever the same batches are applied."""
     return batch_seed(*min((batch for batch, _ in effect.batches), default=Batch(0, 0, 0)))

@@ -1,8 +1,8 @@
-"""The store for embedding tables: the rows of a pserver's buckets, in spans, and the checks of incoming rows.
+"""Store for embedding tables: the rows of a pserver's buckets, in spans, and validation of incoming rows.
 
-A message about rows names adjacent buckets. Buckets with different histories, because they come from several
-checkpoint files or from another pserver, are in different spans, each of which answers separately. Spans that have
-become identical are joined.
+A message about rows names adjacent buckets. Buckets that come from different checkpoint files or from another pserver
+have different histories, so they are in different spans, and each span answers separately. Spans are joined once their
+histories no longer differ.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from flightedl.pserver.rows.values import MovedBuckets, RowCounts
 from flightedl.pserver.stores import distinct
 from flightedl.wire.parts import ReceivedBlocks
 
-#: Size of the rows that a push moves when spans are joined; takes about 10 ms.
+#: Number of bytes of rows that one push moves while spans are being joined; this takes about 10 ms.
 _JOINED_BYTES = 2 << 20
 
 
 class RowStore:
-    """The rows of all tables in one pserver's buckets.
+    """The rows of all tables in the buckets of one pserver.
 
     Args:
         plan: Plan of the job, with the owners of all buckets.
@@ -48,13 +48,13 @@ class RowStore:
         #: The lock of all spans.
         self.lock = threading.Lock()
         self.spans: dict[int, RowSpan] = {}
-        #: Position of the plan's first bucket, which follows all blocks.
+        #: Position of the plan's first bucket; buckets follow the parameter blocks.
         self._first = plan.block_count
         self._is_placed = plan.placement > 0
         self._incoming = IncomingRows(plan.tables)
         self._memory = RowMemory(row_bytes)
         self._taken: RestoredSpans[CutTable] = RestoredSpans()
-        #: ``FileBuckets`` of the file that is being restored, and an array (buckets,) that marks them.
+        #: ``FileBuckets`` of the file that is being restored, and a (buckets,) array that marks them.
         self._counting, self._is_newest = np.zeros(BUCKETS, np.bool_), True
         if numbers := plan.buckets_of(index):
             rows = RowTables(plan.tables, self._buckets(numbers), self._memory)
@@ -77,7 +77,7 @@ class RowStore:
         return "rows"
 
     def counts(self) -> list[RowCounts]:
-        """Return the figures of each table, by number."""
+        """Return the statistics of each table, by number."""
         found = []
         spans, names = distinct(self.spans), [field.name for field in fields(RowCounts)]
         for number in range(len(self.tables)):
@@ -89,13 +89,13 @@ class RowStore:
         return found
 
     def knows(self, file: str) -> bool:
-        """Return True if an increment on this file would be smaller, because the changes since its cut are known."""
+        """Return True if an increment on this file would be smaller than a base: changes since its cut are known."""
         return any(span.rows.knows(file) for span in distinct(self.spans))
 
     # messages
 
     def span(self, number: int) -> RowSpan:
-        """Return the span of a bucket. Raises the errors of ``pushed`` if the bucket is not here."""
+        """Return the span of a bucket. Raises the same errors as ``pushed`` if the bucket is not here."""
         span = self.spans.get(number)
         if span is None:
             raise self._misplaced(range(number, number + 1))
@@ -107,7 +107,7 @@ class RowStore:
         return MessageError(f"a message must cover all buckets of a pserver, but {blocks} do not")
 
     def asked(self, part: ReceivedBlocks) -> ReceivedRows:
-        """Return the ids of a lookup. Raises the errors of ``pushed``."""
+        """Return the ids of a lookup. Raises the same errors as ``pushed``."""
         self.span(part.blocks.start)
         return self._incoming.asked(part.data, self._buckets(part.blocks))
 
@@ -124,7 +124,7 @@ class RowStore:
         return self._incoming.pushed(part.data, self._buckets(part.blocks), is_finite=part.is_finite)
 
     def by_span(self, blocks: range, received: ReceivedRows) -> Iterator[tuple[RowSpan, ReceivedRows]]:
-        """Yield each span of these buckets with its part of the content. If a span is split, its parts follow."""
+        """Yield each span of these buckets with its part of the content. If a span was split, yield its parts."""
         for span in self._spans_in(blocks):
             yield span, received if span.numbers == blocks else received.within(span.buckets, self.tables)
 
@@ -150,7 +150,7 @@ class RowStore:
         return moved
 
     def prepared(self, released: ReleasedBlocks, moved: MovedBuckets) -> RowSpan:
-        """Return a span with the rows of released buckets. It is invisible until ``adopt``.
+        """Return a span with the rows of released buckets. Clients cannot see it until ``adopt``.
 
         Raises:
             CorruptError: the rows are of other buckets or tables.
@@ -168,12 +168,12 @@ class RowStore:
         return span
 
     def adopt(self, span: RowSpan) -> None:
-        """Add a span returned by ``prepared``. The caller holds the locks of all spans."""
+        """Add a span that ``prepared`` returned. The caller holds the locks of all spans."""
         span.rows.charge(self._memory)
         self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 
     def borders(self, blocks: range) -> list[int]:
-        """Return the first bucket of each span after the first, up to the first bucket that is not on this pserver."""
+        """Return the first bucket of each span but the first, up to the first bucket that is not on this pserver."""
         found: list[int] = []
         span = self.spans.get(blocks.start)
         while span and (number := span.numbers.stop) < blocks.stop and (span := self.spans.get(number)):
@@ -181,11 +181,11 @@ class RowStore:
         return found
 
     def joined_at_once(self) -> int:
-        """Return the number of buckets to move to another span at a time."""
+        """Return the number of buckets to move to another span in one go."""
         return max(1, _JOINED_BYTES * len(self.spans) // max(1, self.size_bytes))
 
     def join(self, joined: Joined, version: int) -> None:
-        """Move the rows of buckets that join another span; both have this version. The caller holds ``lock``."""
+        """Move the rows of buckets that join another span. Both spans have this version. The caller holds ``lock``."""
         moved, kept, other = joined.moved, self.spans[joined.kept], self.spans[joined.moved.start]
         epoch = max(kept.epoch, other.epoch)
         kept.rows.take(other.rows.release(self._buckets(moved), version, epoch), version)
@@ -209,11 +209,11 @@ class RowStore:
 
     @property
     def restored(self) -> Mapping[int, tuple[int, int]]:
-        """Number -> (version, updates) of the restored buckets."""
+        """Bucket number -> (version, updates) of the restored buckets."""
         return self._taken.positions
 
     def restore(self, stored: FileBuckets | StoredRows | StoredRowSpan) -> None:
-        """Restore a record of a checkpoint. ``FileBuckets`` come before the rows of each file."""
+        """Restore one record of a checkpoint. In each file, ``FileBuckets`` precede the rows."""
         if not self.spans:
             raise CorruptError("a file has rows of tables, but the job has no tables")
         (span,) = distinct(self.spans)
@@ -235,7 +235,7 @@ class RowStore:
             span.rows.restore(chunk_of(self.tables[stored.table], stored), self._counting)
 
     def finish_restore(self) -> None:
-        """Remove rows that had expired at the cuts that were restored."""
+        """Remove rows that were expired at the restored cuts."""
         for span in distinct(self.spans):
             span.epoch = self._taken.epoch_of(span.numbers)
             for table, spec in enumerate(self.tables):

@@ -1,4 +1,4 @@
-"""Conversion of a span's rows to the records of a file, and back. A cut is read while the rows change."""
+"""Convert a span's rows to the records of a file, and back. A cut can be read while the rows change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CutRows:
-    """The rows of a span as of the cut. The caller holds the span's lock while it creates the cut, but not later.
+    """The rows of a span as of a cut. The caller holds the span's lock while creating this object, but not later.
 
     Args:
         span: Span of the rows.
@@ -34,14 +34,14 @@ class CutRows:
         self.cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
         complete: list[int] = []
         if not is_base:
-            # A span whose changes are not known is written completely.
+            # If the changes of a span are unknown, all of its rows are written.
             complete = list(numbers) if self.cut.is_base else span.numbers_of(self.cut.complete)
         self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch, complete)
-        #: Size of the rows yielded so far.
+        #: Total size of the rows yielded so far.
         self.size_bytes = 0
 
     def stored(self) -> Iterator[StoredRows]:
-        """Yield the state of each table, and then the rows in batches."""
+        """Yield the state of each table, then its rows in batches."""
         for rows in self._stored():
             columns = (rows.ids, rows.updates, rows.versions, rows.epochs, rows.slots, rows.values)
             self.size_bytes += sum(column.nbytes for column in columns)
@@ -86,7 +86,7 @@ class CutRows:
 
 
 def chunk_of(spec: TableSpec, stored: StoredRows) -> RowChunk:
-    """Return rows from a file in a store's format.
+    """Return rows from a file in the store's format.
 
     Raises:
         CorruptError: the rows belong to another table or optimizer.

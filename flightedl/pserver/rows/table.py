@@ -1,4 +1,4 @@
-"""The rows of one table in a store. ``kernels.row_records`` defines their layout in memory."""
+"""Rows of one table in a store. ``kernels.row_records`` defines their memory layout."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from flightedl.pserver.rows.values import (
     slots_of_new_rows,
 )
 
-#: Number of new rows that are initialized together, so that their records stay in the cache.
+#: Number of new rows to initialize together, so that their records stay in the processor's cache.
 _CHUNK = 2048
-#: Number of records that an update checks for expiry, per id in the update.
+#: Number of records that an update checks for expiry, for each id in the update.
 _SWEPT_BY_ID = 2
 _WORD_BYTES = 4
-#: Memory of the index per record.
+#: Size of the index per record, in bytes.
 _INDEX_BYTES = 14
-#: Minimum size of a sketch: 16 counters in each row of a bucket's sketch.
+#: Minimum number of counters in a sketch: 16 in each row of a bucket's sketch.
 _LEAST_SKETCH_BYTES = 64 * BUCKETS
-#: Lower than any version, even after a shift is added.
+#: Lower than any version, even after a bucket's shift is added.
 _NEVER = -(1 << 62)
 
 
 def _compile_for(spec: TableSpec) -> None:
-    """Compile all functions that pushes and cuts need, so that no push or cut has to wait."""
+    """Compile all functions that pushes and cuts need, so that none of them has to wait for the compiler."""
     wanted: list[Callable[..., Any]] = [
         rows.received,
         rows.make,
@@ -60,7 +60,7 @@ def _compile_for(spec: TableSpec) -> None:
 
 
 class RowTable:
-    """Rows of one table, and ids waiting for admission. Not thread-safe.
+    """Rows of one table, and its ids that wait for admission. Not thread-safe.
 
     Args:
         spec: Declaration of the table.
@@ -91,7 +91,7 @@ class RowTable:
         self.half = "" if spec.dtype == "float32" else spec.dtype
         self.salt, self._key = spec.salt, spec.key
         self._beside = np.empty(row_records.SCRATCH_SIZE, np.uint64), np.empty(row_records.SCRATCH_SIZE, np.int64)
-        #: Records of the rows, and their index.
+        #: The rows' records, and their index.
         self.rows = new_table(layout, memory_bytes, shifts, self.ages, self._limit, is_counted_by_age=True)
         row_handles.write_handle(handle, self.rows, self._beside, self.salt, spec.dim, self.value_words)
         is_counting = spec.admit_after > 1 and spec.admission == "exact"
@@ -99,12 +99,13 @@ class RowTable:
         self.waiting = new_table(waiting, waiting_bytes, shifts, self.ages, is_counted_by_age=False)
         sketch_bytes = max(_LEAST_SKETCH_BYTES, 1 << (spec.sketch_bytes.bit_length() - 1))
         has_sketch = spec.admit_after > 1 and not is_counting
-        #: Counters of each bucket, one bucket after the other.
+        #: Counters of all buckets, bucket by bucket.
         self.sketch = np.zeros(sketch_bytes if has_sketch else 0, np.uint8)
         self._init = init_numbers(spec.init)
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
         self._removed = 0
-        #: For rows and waiting ids: a bit per record that changed between the newest cut for a file and the newest cut.
+        #: For rows, and for waiting ids: one bit per record that changed between the newest cut for a file and the
+        #: newest cut of any kind.
         self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
         _compile_for(spec)
         #: True if rows may expire.
@@ -113,16 +114,16 @@ class RowTable:
     # reads
 
     def oldest(self, version: int, epoch: int) -> tuple[int, int]:
-        """Return the lowest version of the store, and the lowest epoch, whose rows have not expired by age."""
+        """Return the lowest version and the lowest epoch of rows that have not expired by age."""
         return version - self._unused_versions if self._unused_versions else _NEVER, self.spec.oldest_epoch(epoch)
 
     def oldest_of_buckets(self, oldest: int) -> npt.NDArray[np.int64]:
-        """Return, for each bucket, the lowest version that a row may have. ``oldest`` is a version of the store."""
+        """Return the lowest version that a row may have, for each bucket. ``oldest`` is a version of the store."""
         return np.maximum(oldest + self.rows.shifts, self.given_up)
 
     @property
     def given_up(self) -> npt.NDArray[np.int64]:
-        """(buckets,): rows with lower versions were evicted, because there were too many."""
+        """(buckets,) Rows with lower versions were evicted because their bucket had too many rows."""
         return self.ages[row_records.GIVEN_UP : row_records.GIVEN_UP + BUCKETS]
 
     def fill(self, ids: Ids, missing: npt.NDArray[np.int64], out: Floats) -> None:
@@ -133,7 +134,7 @@ class RowTable:
             out[missing] = 0
 
     def _first_values(self, ids: Ids, places: npt.NDArray[np.int64], out: Floats) -> None:
-        """Write initial values, as a read would return them."""
+        """Write initial values in the form in which a read returns them."""
         row_kernel(row_rules.first_values)(ids, places, self._key, *self._init, out)
         if self.half:
             out[places] = self._from_bits(self._to_bits(out[places]))
@@ -151,7 +152,7 @@ class RowTable:
     # pushes
 
     def make(self, ids: Ids, push: RowPush, missing: npt.NDArray[np.int64], room_bytes: int) -> npt.NDArray[np.int64]:
-        """Create the rows that are admitted now, with their initial values and slots.
+        """Create rows for newly admitted ids, with initial values and slots.
 
         Args:
             ids: (n,), ids of a push.
@@ -166,7 +167,7 @@ class RowTable:
         return self._make(ids, push, self.oldest(push.version - 1, push.epoch), missing)
 
     def grow_older(self, version: int, epoch: int, count: int) -> None:
-        """Evict rows and free expired ones after an update of ``count`` ids."""
+        """Evict rows, and free expired ones, after an update of ``count`` ids."""
         oldest, _ = self.oldest(version, epoch)
         if self._limit:
             row_kernel(rows.give_up)(self.rows, version, self.oldest_of_buckets(oldest), self._limit, self._limit)
@@ -175,7 +176,7 @@ class RowTable:
         self._sweep(version, epoch, _SWEPT_BY_ID * count)
 
     def allow(self, room_bytes: int) -> None:
-        """Limit the number of records that can be created to ``room_bytes`` of memory."""
+        """Limit the number of new records to what fits into ``room_bytes``."""
         for table in (self.rows, self.waiting):
             size = int(table.layout[row_records.STRIDE])
             more = max(0, room_bytes) // (size * _WORD_BYTES + _INDEX_BYTES)
@@ -219,11 +220,11 @@ class RowTable:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the rows, the index and the sketch have used so far."""
+        """Memory used by the rows, the index and the sketch, in bytes."""
         return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
 
     def counts(self, version: int, epoch: int) -> RowCounts:
-        """Return the table's figures, except for reads. ``version`` and ``epoch`` are those of the newest push."""
+        """Return the table's statistics, without reads. ``version`` and ``epoch`` are those of the most recent push."""
         state, waiting = self.rows.state, self.waiting.state
         live = int(state[row_records.USED])
         if self._limit:
@@ -246,7 +247,7 @@ class RowTable:
         )
 
     def remove_small(self, version: int, epoch: int) -> Ids:
-        """Remove rows whose norm is too small (see ``SmallRows``). Return their ids."""
+        """Remove rows with a small norm (see ``SmallRows``). Return their ids."""
         if self._small is None:
             return np.empty(0, np.uint64)
         found = self._small.found(self, self.oldest(version, epoch))
@@ -256,12 +257,11 @@ class RowTable:
         return ids
 
     def floats_of(self, records: npt.NDArray[np.int64]) -> Floats:
-        """Return the (n, dim) values of records."""
         values = self.values_of(self.rows.words, records)
         return self._from_bits(values) if self.half else values
 
     def values_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the (n, dim) values of records in the table's own format; ``words``: memory of the records."""
+        """Return the (n, dim) values of records in the table's own dtype. ``words`` is the memory of the records."""
         found = read_records(self.rows, words, int(self.rows.layout[row_records.AT_VALUES]), self.value_words, records)
         if self.half:
             return np.ascontiguousarray(found.view(np.uint16)[:, : self.spec.dim])
@@ -270,27 +270,27 @@ class RowTable:
     # cuts
 
     def shifts(self) -> npt.NDArray[np.int64]:
-        """Return a copy of the buckets' shifts; empty if all of them are zero."""
+        """Return a copy of the buckets' shifts, or an empty array if all of them are zero."""
         return self.rows.shifts.copy() if self.rows.shifts.any() else NO_SHIFTS
 
     def part(self, *, is_waiting: bool) -> row_records.Table:
-        """Return the records of waiting ids or of rows."""
+        """Return the records of waiting ids or those of rows."""
         return self.waiting if is_waiting else self.rows
 
     def changed(self, *, is_waiting: bool) -> npt.NDArray[np.uint64]:
-        """Return a bit for each record that has changed since the newest cut for a file."""
+        """Return one bit per record, set if the record has changed since the newest cut for a file."""
         table = self.part(is_waiting=is_waiting)
         return either_bits(table.dirty[: bit_words(table)], self._changed[is_waiting])
 
     def begin_cut(self, *, is_for_file: bool) -> None:
-        """Start to record changes for a new cut. Cuts that are being read have settled the earlier changes."""
+        """Start recording changes for a new cut. The cuts in progress have already dealt with the earlier changes."""
         for is_waiting in (False, True):
             self._changed[is_waiting] = np.empty(0, np.uint64) if is_for_file else self.changed(is_waiting=is_waiting)
             table = self.part(is_waiting=is_waiting)
             table.dirty[: bit_words(table)] = 0
 
     def chunk_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64], *, is_waiting: bool) -> RowChunk:
-        """Return copies of records in ``words``."""
+        """Return copies of the records in ``words``."""
         table = self.part(is_waiting=is_waiting)
         layout = table.layout
 
@@ -316,7 +316,7 @@ class RowTable:
         )
 
     def restore(self, chunk: RowChunk) -> None:
-        """Add rows of the store's buckets; they replace existing rows of the same ids."""
+        """Add rows for the store's buckets. They replace existing rows with the same ids."""
         table = self.part(is_waiting=chunk.is_waiting)
         records = np.empty(chunk.ids.size, np.int64)
         if not chunk.is_waiting and self.waiting.state[row_records.USED]:
@@ -339,7 +339,7 @@ class RowTable:
         row_kernel(row_cuts.count_touches)(table, records, self.salt)
 
     def release(self, buckets: Iterable[int], oldest: tuple[int, int]) -> list[RowChunk]:
-        """Remove and return the rows and waiting ids of buckets, except those that have expired by ``oldest``."""
+        """Remove and return the buckets' rows and waiting ids, except those that are expired by ``oldest``."""
         found = []
         for is_waiting in (False, True):
             table = self.part(is_waiting=is_waiting)
@@ -353,12 +353,12 @@ class RowTable:
         return found
 
     def bytes_of(self, chunk: RowChunk) -> int:
-        """Return the maximum memory that the rows of a chunk can take."""
+        """Return the maximum memory of a chunk's rows."""
         stride = int(self.part(is_waiting=chunk.is_waiting).layout[row_records.STRIDE])
         return int(chunk.ids.size) * (stride * _WORD_BYTES + _INDEX_BYTES)
 
     def existing(self, chunk: RowChunk, oldest: npt.NDArray[np.int64], oldest_epoch: int) -> RowChunk:
-        """Return the unexpired rows of a chunk. ``oldest`` holds a version for each bucket."""
+        """Return the unexpired rows of a chunk. ``oldest`` has one version per bucket."""
         if not self.expires:
             return chunk
         layout = self.part(is_waiting=chunk.is_waiting).layout
@@ -370,14 +370,14 @@ class RowTable:
         return chunk.chosen(exists)
 
     def remove(self, ids: Ids) -> None:
-        """Remove any rows and waiting ids with these ids."""
+        """Remove the rows and waiting ids with these ids, if any."""
         records = np.empty(ids.size, np.int64)
         for table in (self.rows, self.waiting):
             row_kernel(row_cuts.look_up)(table, ids, self.salt, records)
             row_kernel(row_cuts.remove)(table, records, self.salt)
 
     def restore_table(self, cut: CutTable, buckets: range) -> None:
-        """Remove rows from these buckets that had expired at a cut, and restore the cut's sketch counters."""
+        """Remove rows of these buckets that were expired at a cut, and restore the sketch counters from the cut."""
         if self._limit:
             given_up = self.given_up.copy()
             given_up[buckets.start : buckets.stop] = cut.given_up[buckets.start : buckets.stop]
@@ -395,7 +395,7 @@ class RowTable:
 def read_records(
     table: row_records.Table, words: npt.NDArray[np.uint32], at: int, width: int, records: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """Return ``width`` words, from word ``at`` on, of each of n records in ``words``: (n, width)."""
+    """Return (n, width): for each of n records in ``words``, ``width`` words from word ``at`` on."""
     out = np.empty((records.size, width), np.uint32)
     if width:
         row_kernel(row_cuts.collect)(words, int(table.layout[row_records.STRIDE]), at, width, records, out.reshape(-1))

@@ -1,27 +1,31 @@
-"""The rows of embedding tables in a range of buckets: reads, updates, rounds, cuts.
+"""Rows of embedding tables in a range of buckets: reads, updates, rounds, cuts.
 
-``flightedl.testing.reference_table`` specifies the behavior of a row; this module implements it for speed and low
-memory use. All buckets of a store have the same history. A pserver has a store for each range of buckets with another
-history.
+``flightedl.testing.reference_table`` specifies how a row behaves; this module implements it for speed and low memory
+use. All buckets of a store have the same history. On a pserver, each range of buckets with a different history has its
+own store.
 
-Ids are (n,) uint64, contiguous, distinct within a call, and in the store's buckets (see ``incoming``). ``version`` is
-the span's version as defined by the reference, ``epoch`` the highest epoch of all batches applied to the span so far.
+Ids are (n,) uint64: contiguous, distinct within a call, and in the store's buckets (see ``incoming``). ``version`` is
+the span's version as the reference defines it. ``epoch`` is the highest epoch of all batches applied to the span so
+far.
 
-**Rounds.** ``add`` keeps contributions without copying them, so the caller must not change them. When the round closes,
-they are summed by id, in the order of arrival or of the batches, and the sum is applied like a push.
+**Rounds.** ``add`` stores contributions without copying them, so the caller must not change them. When the round
+closes, they are summed by id, either in order of arrival or in order of their batches. The sum is then applied like a
+push.
 
-**Cuts.** ``begin_cut`` takes no time; the cut's content is the content at that moment. It is read in chunks
-(``RowCut.next_rows``), each of which takes one or two milliseconds; a row that changes before it has been read is
-copied first. Several cuts may be read at once, independently. A cut contains everything (a *base*) or the changes since
-the cut of an earlier file (an *increment*, see ``domain.checkpoint.changes``). To restore a base and its increments, a
-reader drops the rows that each increment lists as removed before it adds that increment's rows, keeps the last state of
-each row, and finally drops the rows that have expired by the last cut's ``oldest`` version and epoch.
+**Cuts.** ``begin_cut`` takes no time, and the cut has the content of that moment. It is read in chunks
+(``RowCut.next_rows``), which take one or two milliseconds each; a row that changes before it has been read is copied
+first. Several cuts may be read independently at the same time. A cut contains either all rows (a *base*) or the changes
+since the cut of an earlier file (an *increment*, see ``domain.checkpoint.changes``).
 
-**Memory** is limited (``memory``). At the limit no rows are created: gradients for new rows are dropped and counted as
-``refused``, and reads return what ``unknown`` determines. Existing rows are still updated.
+To restore a base and its increments, a reader processes them in order: it first drops the rows that an increment lists
+as removed, and then adds the increment's rows, which replace earlier states. Finally it drops the rows that are expired
+according to the last cut's ``oldest`` version and epoch.
 
-Not thread-safe: the caller holds the span's lock during every call, including those of ``RowCut``. Calls release the
-GIL.
+**Memory** is limited (``memory``). At the limit, no rows are created: gradients for new rows are dropped and counted as
+``refused``, and reads return the values that ``unknown`` defines. Existing rows can still be updated.
+
+Not thread-safe: the caller must hold the span's lock during every call, including calls of ``RowCut``. The calls
+release the GIL.
 """
 
 from __future__ import annotations
@@ -83,27 +87,27 @@ class RowTables:
         self.memory = RowMemory() if memory is None else memory
         each = min(machine_bytes(), ADDRESS_BYTES // max(1, len(self.specs)))
         handles = np.zeros((len(self.specs), HANDLE_SIZE), np.int64)
-        #: (buckets,): difference between each bucket's version and the store's (see ``kernels.row_records``).
+        #: (buckets,) difference between each bucket's version and the store's (see ``kernels.row_records``).
         self.shifts = np.zeros(BUCKETS, np.int64)
         self._tables = [
             RowTable(spec, number, each, handles[number], self.shifts) for number, spec in enumerate(self.specs)
         ]
         self._calls = RowCalls(self._tables, handles)
-        #: Version and epoch of the newest push.
+        #: Version and epoch of the most recent push.
         self._version = self._epoch = 0
-        #: For each table, the number of ids read, and the number of those that had a row.
+        #: For each table: number of ids that were read, and number of those that had a row.
         self._reads, self._hits = np.zeros((2, len(self.specs)), np.int64)
         self._size_bytes = 0
         self._note_size()
         self._round: list[_Contribution] = []
-        #: Cuts that are being read, by line; finished cuts are removed later.
+        #: Cuts that are being read, by line. A finished cut is removed later.
         self._cuts: dict[int, RowCut] = {}
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
-        #: (buckets,): True for buckets adopted since the newest cut for a file.
+        #: (buckets,) True for buckets that were adopted since the newest cut for a file.
         self._adopted = np.zeros(BUCKETS, np.bool_)
 
     def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
-        """Read the rows of (n,) ids into ``out``, (n, dim) float32; see ``spec.unknown`` for ids without a row.
+        """Read the rows of (n,) ids to ``out``, (n, dim) float32. For ids without a row see ``spec.unknown``.
 
         Returns:
             The number of ids that had a row. With ``unknown`` "error", ids without one get zeros.
@@ -112,7 +116,7 @@ class RowTables:
         return int(self.read_all(wanted, version, epoch, out.reshape(-1))[0])
 
     def read_all(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
-        """Read rows of several tables to the positions in ``value_starts``.
+        """Read rows of several tables to the positions given by ``value_starts``.
 
         Returns:
             For each table, the number of ids that had a row.
@@ -133,7 +137,7 @@ class RowTables:
         rate_factor: float = 1.0,
         seed: int = 0,
     ) -> None:
-        """Apply gradients, each table at most once.
+        """Apply gradients. Each table may occur at most once.
 
         Args:
             push: Gradients by table.
@@ -161,7 +165,7 @@ class RowTables:
         missing: Numbers,
         scale: float | Mapping[int, float],
     ) -> None:
-        """Create and update the rows that are admitted and for which there is memory."""
+        """Create and update rows for admitted ids, as far as memory permits."""
         before = table.size_bytes
         made = table.make(push.ids, common, missing, self.memory.room_bytes())
         if made.size:
@@ -173,7 +177,7 @@ class RowTables:
         self.memory.taken_bytes += taken
 
     def add(self, push: TableRows | Sequence[TableGradients], batch: Batch, weight: float, *, is_first: bool) -> None:
-        """Keep a contribution to the open round.
+        """Store a contribution to the open round.
 
         Args:
             push: Gradients by table. They are not copied.
@@ -257,7 +261,7 @@ class RowTables:
         is_base: bool = False,
         most_bytes: int | None = None,
     ) -> RowCut:
-        """Cut the current content. Earlier cuts may still be read.
+        """Cut the current content. Earlier cuts may still be being read.
 
         Args:
             version: Version of the span.
@@ -294,7 +298,7 @@ class RowTables:
     # moving buckets
 
     def release(self, buckets: Sequence[int], version: int, epoch: int) -> MovedBuckets:
-        """Remove buckets with all of their rows, and return them. Cuts that are being read still contain the rows.
+        """Remove these buckets and return their rows. Cuts that are being read still contain the rows.
 
         Args:
             buckets: Some buckets of this store.
@@ -316,7 +320,7 @@ class RowTables:
         return MovedBuckets(tuple(buckets), versions, epoch, given_up, sketches, tuple(found))
 
     def adopt(self, moved: MovedBuckets, version: int) -> None:
-        """Add buckets released by another store. Their rows behave as they would have in that store.
+        """Add buckets that another store released. Their rows behave as they would have behaved there.
 
         Args:
             moved: The released buckets. Their epoch also applies to the span from now on.
@@ -332,7 +336,7 @@ class RowTables:
         self.take(moved, version)
 
     def take(self, moved: MovedBuckets, version: int) -> None:
-        """Add buckets as ``adopt`` does, without a limit on their memory."""
+        """Add buckets like ``adopt``, but without a limit on their memory."""
         those = list(moved.buckets)
         self.shifts[those] = moved.versions - version
         for table, given_up, sketch in zip(self._tables, moved.given_up, moved.sketches, strict=True):
@@ -347,7 +351,7 @@ class RowTables:
         self._note_size()
 
     def charge(self, memory: RowMemory) -> None:
-        """Count the rows in another ``RowMemory`` from now on."""
+        """From now on, count the rows in another ``RowMemory``."""
         self.memory = memory
         memory.taken_bytes += self._size_bytes
 
@@ -359,15 +363,15 @@ class RowTables:
             raise BusyError("buckets of tables do not move while a round is open: retry when it has closed")
 
     def restore_shifts(self, shifts: Numbers, counting: npt.NDArray[np.bool_]) -> None:
-        """Restore the shifts of the marked buckets, before their rows. ``shifts`` is empty if all of them are zero."""
+        """Restore the shifts of the marked buckets, before their rows. ``shifts`` is empty if all shifts are zero."""
         if shifts.size:
             self.shifts[counting] = shifts[counting]
 
     def restore(self, chunk: RowChunk, counting: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add rows from a file, before the store is used.
+        """Add rows from a file. Must not be called once the store is in use.
 
-        A base comes before its increments: existing rows are replaced. All rows are considered changed, so the next cut
-        should be a base.
+        A base must be added before its increments, whose rows replace existing ones. All rows count as changed, so the
+        next cut should be a base.
 
         Args:
             chunk: The rows.
@@ -380,12 +384,12 @@ class RowTables:
         self._note_size()
 
     def restore_removed(self, table: int, removed: Ids, counting: npt.NDArray[np.bool_]) -> None:
-        """Remove the rows that an increment lists as removed; called before the increment's rows are restored."""
+        """Remove the rows that an increment lists as removed. Call this before adding the increment's rows."""
         found = buckets_of(removed, self.specs[table].salt)
         self._tables[table].remove(removed[counting[found]])
 
     def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
-        """Remove rows that had expired at a cut, after its rows and those of its chain were restored.
+        """Remove rows that were expired at a cut. Call this after all rows of the cut and its chain have been added.
 
         Args:
             table: Number of the table.
@@ -396,9 +400,9 @@ class RowTables:
 
 
 def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) -> tuple[TableRows, dict[int, float]]:
-    """Return the sum of contributions by table and id, and a factor for each table.
+    """Return the contributions' sum by table and id, and a factor for each table.
 
-    A table's only contribution is not copied; its weight becomes the factor.
+    If a table has only one contribution, it is returned without a copy, and its weight is the factor.
     """
     first = contributions[0]
     if len(contributions) == 1:

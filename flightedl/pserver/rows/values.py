@@ -1,4 +1,4 @@
-"""Inputs and outputs of a store of rows."""
+"""Input and output types of a store of rows."""
 
 from __future__ import annotations
 
@@ -24,42 +24,43 @@ NO_SHIFTS: Numbers = np.empty(0, np.int64)
 
 
 def slots_of_new_rows(spec: TableSpec, count: int) -> Floats:
-    """Return the slots of rows before their first update, (count, elements of all slots)."""
+    """Return (count, elements of all slots): the slots of new rows, before their first update."""
     slots = spec.optimizer.slots
     whole = np.repeat(np.array([slot.initial for slot in slots], np.float32), [slot.width(spec.dim) for slot in slots])
     return np.tile(whole, (count, 1))
 
 
 class TableGradients(NamedTuple):
-    """The part of a push or read that belongs to one table; a read has no gradients."""
+    """The part of a push or read that belongs to one table. A read has no gradients."""
 
-    #: Number of the table: its place in the declaration.
+    #: Number of the table, which is its position in the declaration.
     table: int
     #: (n,), distinct.
     ids: Ids
-    #: (n, dim), contiguous; may be read-only and unaligned.
+    #: (n, dim), contiguous. May be read-only and unaligned.
     gradients: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Ids of n distinct tables, with their gradients or with the positions to which their values are read."""
+    """Ids of n distinct tables, with their gradients, or with positions in a read's output."""
 
-    #: (n,) each: number of the table, elements of a row, number of ids.
+    #: Three (n,) arrays: number of the table, elements per row, number of ids.
     tables: Numbers
     dims: Numbers
     counts: Numbers
-    #: (n,): start of each table's ids in ``ids``, and of its values in ``gradients`` or in the output of a read.
+    #: (n,) start of each table's ids in ``ids``, and of its values in ``gradients`` or in a read's output.
     starts: Numbers
     value_starts: Numbers
-    #: Ids of all tables, possibly among others. Contiguous; may be read-only and unaligned, as may ``gradients``.
+    #: Contains the ids of all tables, and possibly others. Contiguous. Like ``gradients``, it may be read-only and
+    #: unaligned.
     ids: Ids
     #: Gradients of all tables, flat.
     gradients: Floats
 
     @classmethod
     def of(cls, push: Sequence[TableGradients]) -> TableRows:
-        """Join the parts of several tables. A single part is not copied."""
+        """Combine the parts of several tables. A single part is not copied."""
         if len(push) == 1:
             (table, ids, gradients) = push[0]
             dim, count = (np.array([number]) for number in (gradients.shape[1], ids.size))
@@ -89,7 +90,7 @@ class TableRows:
         return replace(self, ids=self.ids.copy(), gradients=self.gradients.copy())
 
     def within(self, buckets: range, specs: Sequence[TableSpec]) -> TableRows:
-        """Return the part that belongs to some buckets. The output of a read is contiguous."""
+        """Return the part that belongs to these buckets. The output of a read is contiguous."""
         salts = np.repeat(np.array([specs[table].salt for table in self.tables.tolist()], np.uint64), self.counts)
         order = _all_of(self.starts, self.counts)
         found = buckets_of(self.ids[order], salts)
@@ -112,13 +113,13 @@ class TableRows:
 
 
 def begins(counts: Numbers) -> Numbers:
-    """Return the start of each of several adjacent parts with these lengths."""
+    """Return the starts of adjacent parts with these lengths."""
     ends: Numbers = np.cumsum(counts)
     return ends - counts
 
 
 def _all_of(starts: Numbers, counts: Numbers) -> Numbers:
-    """Return the positions of all elements in parts with these starts and lengths."""
+    """Return the positions of all elements of the parts with these starts and lengths."""
     found: Numbers = np.repeat(starts - begins(counts), counts) + np.arange(int(counts.sum()))
     return found
 
@@ -129,22 +130,22 @@ NO_ROWS = TableRows.of(())
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Figures of one table. Counts from ``reads`` on begin with the store, and may be lost."""
+    """Statistics of one table. The counts from ``reads`` on start at 0 with the store, and may be lost."""
 
-    #: Number of rows that exist after the last update, and their memory, including slots and index.
+    #: Number of rows after the most recent update, and their memory including slots and index.
     rows: int = 0
     size_bytes: int = 0
     #: Number of ids waiting for admission.
     waiting: int = 0
-    #: Number of ids read, and number of those that had a row.
+    #: Number of ids that were read, and number of those that had a row.
     reads: int = 0
     hits: int = 0
     #: Number of rows created.
     created: int = 0
-    #: Number of gradients dropped because their id was not yet admitted, or because there was no memory.
+    #: Number of gradients that were dropped because their id was not admitted yet, or because there was no memory.
     not_admitted: int = 0
     refused: int = 0
-    #: Number of rows that were found to have expired or were removed by a cut.
+    #: Number of rows that were found expired, or that cuts removed.
     evicted: int = 0
 
 
@@ -152,17 +153,17 @@ class RowChunk(NamedTuple):
     """Rows of one table as of a cut."""
 
     table: int
-    #: True for ids waiting for admission, which have no slots and values; ``updates`` counts their pushes.
+    #: True for ids that wait for admission. They have no slots and values, and ``updates`` counts their pushes.
     is_waiting: bool
     #: (n,).
     ids: Ids
-    #: (n,) each: number of the row's updates, and the version and epoch after the last one; zeros if not needed.
+    #: (n,) each: the row's number of updates, and version and epoch after the last one; zero if not needed.
     updates: npt.NDArray[np.uint32]
     versions: npt.NDArray[np.uint32]
     epochs: npt.NDArray[np.uint32]
-    #: (n, elements of all slots of a row), in the order of the slots.
+    #: (n, elements of all slots of a row), slot by slot.
     slots: Floats
-    #: (n, dim) float32, or uint16 for the bits of 16-bit floats.
+    #: (n, dim) float32, or uint16 with the bits of 16-bit floats.
     values: npt.NDArray[Any]
 
     def chosen(self, which: npt.NDArray[np.bool_]) -> RowChunk:
@@ -172,16 +173,16 @@ class RowChunk(NamedTuple):
 
 
 class MovedBuckets(NamedTuple):
-    """The complete state of n buckets that move from one store to another."""
+    """Complete state of n buckets that move from one store to another."""
 
     buckets: tuple[int, ...]
-    #: (n,): versions of the buckets, which determine when their rows expire.
+    #: (n,) versions of the buckets, which determine when their rows expire.
     versions: Numbers
-    #: Highest epoch of all batches applied to the rows.
+    #: Highest epoch among the batches applied to the rows.
     epoch: int
-    #: (tables, n): versions below which rows were evicted because there were too many.
+    #: (tables, n) Rows with lower versions were evicted because their bucket had too many rows.
     given_up: Numbers
-    #: (n, counters of a bucket) for each table.
+    #: (n, counters of a bucket), for each table.
     sketches: tuple[npt.NDArray[np.uint8], ...]
     #: Rows and waiting ids of all tables.
     chunks: tuple[RowChunk, ...]
@@ -189,29 +190,29 @@ class MovedBuckets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """State of a table as of a cut, without its rows."""
+    """State of one table at a cut, apart from its rows."""
 
-    #: Rows whose last update led to a lower version of the store have expired.
+    #: Rows whose last update led to a lower version of the store are expired.
     oldest: int
-    #: Rows whose last update was in a lower epoch have expired.
+    #: Rows whose last update was in a lower epoch are expired.
     oldest_epoch: int
-    #: (n,): in an increment, rows removed by cuts (see ``Evict``) since the previous file; they may exist again.
+    #: (n,) For increments: ids of rows that cuts removed (see ``Evict``) since the previous file. They may exist again.
     removed: Ids
-    #: Counters of the sketch of waiting ids; empty without a sketch.
+    #: Sketch counters of waiting ids; empty if the table has no sketch.
     sketch: npt.NDArray[np.uint8]
-    #: (buckets,): difference between each bucket's version and the store's; empty if all are zero.
+    #: (buckets,) difference between each bucket's version and the store's; empty if all differences are zero.
     shifts: Numbers
-    #: (buckets,): versions below which a bucket's rows were evicted because there were too many.
+    #: (buckets,) Rows with lower versions were evicted because their bucket had too many rows.
     given_up: Numbers
 
 
 def bit_words(table: row_records.Table) -> int:
-    """Return the number of words needed for one bit per record that was ever used."""
+    """Return the number of 64-bit words that hold one bit for each record ever used."""
     return -(-int(table.state[row_records.HIGH]) // 64)
 
 
 def either_bits(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the bits set in either array. The shorter array is treated as padded with zeros."""
+    """Return the union of two bit arrays. The shorter array is padded with zeros."""
     found = np.zeros(max(one.size, other.size), np.uint64)
     found[: one.size] = one
     found[: other.size] |= other
