@@ -85,9 +85,11 @@ class CommonSettings:
 
     #: ``host:port`` of etcd, or a comma-separated list.
     etcd: str = "127.0.0.1:2379"
+    #: Name of the job: 1 to 63 lower-case letters, digits and dashes.
     job: str = "default"
-    #: Time to live of this process's leases.
+    #: Time to live of this process's leases: a process counts as alive for this long after it last renewed its lease.
     lease_ttl_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
+    #: DEBUG, INFO, WARNING, ERROR or CRITICAL.
     log_level: str = "INFO"
     #: "text" for people, or "json" for programs, with one object per line.
     log_format: str = "text"
@@ -100,15 +102,14 @@ class CommonSettings:
     etcd_user: str = ""
     #: File with the password of ``etcd_user``.
     etcd_password_file: str = ""
-    #: "otlp" sends traces and logs to the OpenTelemetry collector named by the OTEL_* variables; empty sends nothing.
+    #: "otlp" sends traces and logs to the OpenTelemetry collector named by ``OTEL_*`` variables; empty sends nothing.
     telemetry: str = ""
     #: Directory for the process's recording, which ``flightedl replay`` uses; empty disables recording.
     record: str = ""
     #: Checksums of values sent between trainers and pservers: "always", "never", or "auto" (only if nothing else
-    #: protects the values); see ``rpc.integrity``.
+    #: protects the values).
     integrity: str = "auto"
-    #: Shared memory for values between a trainer and a pserver on one host, of one user: "auto" or "never"; see
-    #: ``rpc.same_host``.
+    #: Shared memory for values between a trainer and a pserver on one host, of one user: "auto" or "never".
     same_host: str = "auto"
 
     def __post_init__(self) -> None:
@@ -131,10 +132,10 @@ class CommonSettings:
 class ServerSettings(CommonSettings):
     """Additional settings of masters and pservers."""
 
-    #: Address to bind. It must be numeric, because two servers can bind one port under different names without an
-    #: error.
+    #: Address to bind; "0.0.0.0" for connections from other machines. It must be numeric, because two servers can bind
+    #: one port under different names without an error.
     bind: str = "127.0.0.1"
-    #: Address to publish; empty: the bound address.
+    #: Address to publish; empty for the bound address. Required with "0.0.0.0".
     advertise: str = ""
     #: Port; 0: any free port.
     port: Port = 0
@@ -144,7 +145,7 @@ class ServerSettings(CommonSettings):
     metrics_port: Port = 0
     #: Port of the health page, for a cluster's probes; 0 disables it.
     health_port: Port = 0
-    #: URL for checkpoints and the dataset index; empty disables both.
+    #: URL for checkpoints and the dataset index, the same for all processes; empty disables both.
     checkpoint: str = ""
     #: Listen beyond loopback in plain text, so that anyone who can reach the port has full access.
     insecure: bool = False
@@ -162,10 +163,12 @@ class MasterSettings(ServerSettings):
     pservers: Annotated[int, msgspec.Meta(ge=-1)] = 1
     #: Number of trainers, for ``Sync(deterministic=True)``; 0 if unknown.
     trainers: Count = 0
+    #: Number of failed attempts after which a task is bisected or quarantined.
     attempts_limit: Positive = 5
     #: A task is revoked from a trainer after ``task_timeout_factor`` times the average duration of finished tasks, but
     #: not before ``task_timeout_floor_s``.
     task_timeout_factor: AboveZero = 5.0
+    #: Minimum time before a task is revoked, once any task has finished.
     task_timeout_floor_s: AboveZero = 30.0
     #: Before the first task is finished, and in jobs without a model: seconds after which a live trainer that finishes
     #: no batch loses its tasks.
@@ -174,6 +177,7 @@ class MasterSettings(ServerSettings):
     checkpoint_every_s: Seconds = 60.0
     #: Checkpoint every N finished tasks; 0 disables this trigger.
     checkpoint_every_tasks: Count = 0
+    #: Number of newest checkpoints to keep.
     checkpoint_keep: Positive = 3
     #: Keep every checkpoint whose number is a multiple of N; 0 disables this.
     checkpoint_keep_every: Count = 0
@@ -183,7 +187,8 @@ class MasterSettings(ServerSettings):
     recovery: str = "replay"
     #: Seconds between scans for new files of a followed dataset. A file is added when two scans find it unchanged.
     follow_every_s: AboveZero = 5.0
-    #: Resume from the newest checkpoint if etcd has no state for the job; ``auto`` does so only if there is one.
+    #: "true" continues from the newest checkpoint if etcd has no state for the job; "auto" does so if there is a
+    #: checkpoint; "false" starts from scratch, and refuses to run if the job has checkpoints.
     resume: Resume = Resume.NEVER
 
     def __post_init__(self) -> None:
@@ -228,6 +233,7 @@ class TrainerSettings(CommonSettings):
     tensorboard: bool = False
     #: Port of this trainer's Prometheus page, at ``bind``; 0 disables it.
     metrics_port: Port = 0
+    #: Address to bind for that page.
     bind: str = "127.0.0.1"
     #: Serve that page beyond loopback in plain text.
     insecure: bool = False

@@ -18,8 +18,8 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (19_864, 16_000, ("flightedl/domain",)),
-    "client, torch": (11_913, 8_000, ("flightedl/client", "flightedl/torch")),
+    "domain": (19_867, 16_000, ("flightedl/domain",)),
+    "client, torch": (11_928, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (10_171, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_826, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
@@ -28,12 +28,12 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
     "formats": (5_558, 4_700, ("flightedl/formats",)),
-    "launch": (5_789, 4_800, ("flightedl/launch",)),
+    "launch": (5_803, 4_800, ("flightedl/launch",)),
     "recording": (2_160, 1_500, ("flightedl/recording",)),
     "testing": (9_688, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_436, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
-        6_980,
+        7_308,
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),

@@ -48,7 +48,12 @@ def jobs(**given: Any) -> None:
 
 @click.command()
 @click.argument("job")
-@click.option("--role", type=click.Choice(["trainer", "master", "pserver", "etcd", "autoscaler"]), default="trainer")
+@click.option(
+    "--role",
+    type=click.Choice(["trainer", "master", "pserver", "etcd", "autoscaler"]),
+    default="trainer",
+    help="Part of the job [trainer]",
+)
 @click.option("--follow", "-f", is_flag=True, help="Continue until the job ends.")
 @cluster_options
 def logs(job: str, role: str, follow: bool, **given: Any) -> None:

@@ -44,14 +44,18 @@ def dataset() -> None:
 _source_options = together(
     json_option(),
     click.option("--concurrency", type=click.IntRange(1, 256), default=16, show_default=True, help="Parallel reads."),
-    click.option("--on-corrupt", type=click.Choice(ON_CORRUPT), default="fail", show_default=True),
+    click.option(
+        "--on-corrupt", type=click.Choice(ON_CORRUPT), default="fail", help="Treatment of corrupt chunks [fail]"
+    ),
     click.option("--format", "format_name", default="", metavar="NAME", help="Format of the files [by their names]"),
     click.argument("urls", nargs=-1, required=True),
 )
 #: Options of commands that write a dataset.
 _target_options = together(
     click.option("--overwrite", is_flag=True, help="Replace files of another conversion."),
-    click.option("--records-per-chunk", type=click.IntRange(min=1), default=65_536, show_default=True),
+    click.option(
+        "--records-per-chunk", type=click.IntRange(min=1), default=65_536, help="Largest size of a chunk [65,536]"
+    ),
     click.option("--columns", metavar="A,B", help="Write only these columns."),
     click.option("--to", "target", required=True, metavar="PREFIX", help="Prefix of the new files, with path or URL."),
 )

@@ -23,7 +23,9 @@ _WIDEST = 100
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--metric", "names", multiple=True, metavar="NAME", help="Draw only this value; may be repeated [all]")
-@click.option("--by", "axis", type=click.Choice(["records", "seconds"]), default="records", show_default=True)
+@click.option(
+    "--by", "axis", type=click.Choice(["records", "seconds"]), default="records", help="Horizontal axis [records]"
+)
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write an SVG or PNG file."
 )

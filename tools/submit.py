@@ -103,7 +103,7 @@ class _SubmitCommand(ScriptCommand):
 @click.option("--in-image", is_flag=True, help="The script or module is in the image; send nothing.")
 @click.option("--with", "files", multiple=True, type=click.Path(path_type=Path), help="Further file to send.")
 @click.option("--etcd", metavar="HOST:PORT", default="", help="Use this etcd [start one for the job]")
-@click.option("--etcd-members", type=click.Choice(["1", "3", "5"]), default="1", show_default=True)
+@click.option("--etcd-members", type=click.Choice(["1", "3", "5"]), default="1", help="Size of the job's own etcd [1]")
 @click.option("--etcd-image", default="", metavar="IMAGE", help="Image of the etcd members [for one member: --image]")
 @click.option("--egress-port", "egress_ports", multiple=True, type=click.IntRange(1, 65535), help=_EGRESS_HELP)
 @click.option("--insecure", is_flag=True, help="No certificates: anyone who can reach the pods has full access.")

@@ -391,8 +391,21 @@ class Job:
             optimizer: Optimizer of the rows: SGD, Momentum, Adagrad, RowAdagrad, Adam (rows without a gradient do not
                 move), RowAdam or Ftrl; or the name of one that has only defaults.
             init: Initial values of rows: Uniform, Normal, Zeros or Constant; default zeros.
-            **more: ``dtype``, ``rounding``, ``seed``, ``unknown``, ``admit_after``, ``admission``, ``sketch_bytes`` and
-                ``evict``; see ``domain.tables.spec``.
+            **more: Settings of rows:
+
+                dtype: "float32", "float16" or "bfloat16".
+
+                rounding: "stochastic" or "nearest", for 16-bit rows.
+
+                seed: Seed of the initial values.
+
+                unknown: Result of reading an id without a row: its initial values ("init"), "zero" or "error".
+
+                admit_after: Number of pushes of an id after which its row is created.
+
+                admission: "exact" counts of these pushes, or a count-min "sketch" of ``sketch_bytes`` bytes.
+
+                evict: Rules for the removal of rows (``fe.Evict``).
 
         Raises:
             UsageError: a setting is invalid, or ``parameters`` was called before.
@@ -629,6 +642,9 @@ class Job:
 
     def close(self, why: str = _CLOSED) -> None:
         """Return unfinished tasks and end the lease. Does nothing if called again.
+
+        Args:
+            why: Reason, for the error of later calls.
 
         Raises:
             FencedError: this process is a rank of a group, and the group's current start is over.

@@ -127,12 +127,22 @@ class LocalCluster:
         return self._running().processes()
 
     def pid(self, role: str, index: int = 0) -> int | None:
-        """Return the pid of a process, or None if it is being replaced or has finished."""
+        """Return the pid of a process, or None if it is being replaced or has finished.
+
+        Args:
+            role: "etcd", "master", "pserver" or "trainer".
+            index: Index of the process in its role.
+        """
         child = self._child(role, index)
         return None if child is None else child.pid
 
     def kill(self, role: str, index: int = 0, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a signal to one process, and return its pid.
+
+        Args:
+            role: "etcd", "master", "pserver" or "trainer".
+            index: Index of the process in its role.
+            number: The signal.
 
         Raises:
             UnavailableError: the process is not running at the moment.
@@ -340,5 +350,10 @@ class LocalCluster:
 
 
 def local(pservers: int = 1, **arguments: Any) -> LocalCluster:
-    """Return a cluster on this machine, for use in a ``with`` block. See :class:`LocalCluster`."""
+    """Return a cluster on this machine, for use in a ``with`` block.
+
+    Args:
+        pservers: Number of parameter servers; 0 for trainers that only share data.
+        **arguments: Other arguments of :class:`LocalCluster`.
+    """
     return LocalCluster(pservers, **arguments)

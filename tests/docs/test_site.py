@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from flightedl_tools.site import PAGES, adapted, contents, name_of, write_source
+from flightedl_tools.site.pages import PAGES, adapted, name_of, with_reference, write_source
+from flightedl_tools.site.reference import markdown
 
 from .pages import PAGES as DOCS
 from .pages import ROOT
@@ -16,7 +18,6 @@ def test_the_site_has_every_page_once() -> None:
     assert {str(page.relative_to(ROOT)) for page in DOCS} <= set(PAGES)
     names = [name_of(page) for page in PAGES]
     assert len(set(names)) == len(names)
-    assert all(f"\n{name.removesuffix('.md')}\n" in contents() for name in names if name != "index.md")
 
 
 @pytest.mark.parametrize(
@@ -35,5 +36,38 @@ def test_links_and_examples_are_adapted(page: str, text: str, expected: str) -> 
 
 
 def test_the_source_of_the_site_has_all_pages(tmp_path: Path) -> None:
-    write_source(tmp_path / "source")
-    assert {file.name for file in (tmp_path / "source").iterdir()} == {name_of(page) for page in PAGES}
+    source = tmp_path / "source"
+    write_source(source)
+    files = {file.relative_to(source).as_posix(): file.read_text("utf-8") for file in source.rglob("*.md")}
+    assert files.keys() == {name_of(page) for page in PAGES}
+    listed = [
+        (Path(name).parent / entry).as_posix()
+        for name, text in files.items()
+        for tree in re.findall(r"^```\{toctree\}\n(?::.*\n)*\n((?:.+\n)*)```$", text, re.MULTILINE)
+        for entry in tree.splitlines()
+    ]
+    assert sorted([*listed, "index"]) == sorted(name.removesuffix(".md") for name in files)
+
+
+def test_the_site_has_the_reference_under_its_headings() -> None:
+    page = with_reference("docs/api.md", "# API\n\n### `job.log`, `data.epoch`\n\nText.\n")
+    assert "job.log(**metrics: SupportsFloat)" in page
+    assert "data.epoch: int" in page
+    assert page.endswith("\n\nText.\n")
+    assert "| `--follow` |" in with_reference("docs/commands.md", "## `flightedl events`\n")
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("Do ``this`` with :class:`flightedl.x.Job`.", "Do `this` with `Job`."),
+        ("Do.\n\n::\n\n    a ``b``\n\nMore ``c``.", "Do.\n\n```text\na ``b``\n```\n\nMore `c`."),
+        (
+            "Do.\n\nArgs:\n    a: One\n        and ``more``.\n    **b: Two:\n\n        c: Three.",
+            "Do.\n\n**Arguments**\n\n* `a`: One and `more`.\n* `**b`: Two:\n  * `c`: Three.",
+        ),
+        ("Do.\n\nReturns:\n    It.\n\nRaises:\n    E: why.", "Do.\n\n**Returns**\n\nIt.\n\n**Raises**\n\n* `E`: why."),
+    ],
+)
+def test_docstrings_become_markdown(docstring: str, expected: str) -> None:
+    assert markdown(docstring) == expected

@@ -3,15 +3,6 @@
 Expiry by age is *logical*: a row ceases to exist at the version or epoch that the rule determines, whether or not its
 memory is freed at that time. Reads, pushes and replays therefore agree without any sweep.
 
-* ``unused_versions``: a row expires when more than this number of versions have passed since its last update.
-* ``unused_epochs``: a row expires when more than this number of epochs have begun since its last update. With 1, a row
-  must be updated at least in every second epoch.
-* ``max_rows``, ``max_bytes``: each of the 1,024 buckets may contain its share of the limit, but at least one row. When
-  an update leaves more rows in a bucket, the rows whose last update has the lowest version are evicted, always all rows
-  with the same version, until the limit is met. Rows of the newest version are never evicted.
-* ``norm_below``: rows with a smaller Euclidean norm are evicted when a checkpoint is made. If there are millions of
-  such rows, each checkpoint evicts some of them.
-
 No part of an evicted row is kept. When its id is pushed again, the row is created from scratch, including admission.
 """
 
@@ -25,7 +16,19 @@ from flightedl.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evict(Setting):
-    """Rules for the eviction of rows. All given rules apply; see the module's docstring."""
+    """Rules for the eviction of rows. A row is evicted if any given rule applies to it.
+
+    Args:
+        unused_versions: A row expires when more than this number of versions have passed since its last update.
+        unused_epochs: A row expires when more than this number of epochs have begun since its last update. With 1, a
+            row must be updated at least in every second epoch.
+        max_rows: Each of the table's 1,024 buckets may contain its share of this limit, but at least one row. When an
+            update leaves more rows in a bucket, the rows whose last update has the lowest version are evicted, always
+            all rows with the same version, until the limit is met. Rows of the newest version are never evicted.
+        max_bytes: The same for the rows' memory.
+        norm_below: Rows with a smaller Euclidean norm are evicted when a checkpoint is made. If there are millions of
+            such rows, each checkpoint evicts some of them.
+    """
 
     unused_versions: int | None = number(None, at_least=1)
     unused_epochs: int | None = number(None, at_least=1)
