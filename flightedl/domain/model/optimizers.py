@@ -1,21 +1,19 @@
-"""Optimizers: the settings that users choose, and the slots that each optimizer keeps. Arithmetic is in ``kernels``.
+"""Optimizers: the users' settings, and the slots that each optimizer keeps. The arithmetic is in ``kernels``.
 
 Rules for all of them:
 
-* One update of a block uses its values, one gradient and its *slots* (arrays like the values), and raises its version
-  by 1.
-* Order of an update: divide the gradient (for a mean), clip each element to ``clip_value``, add ``weight_decay *
-  values`` (AdamW and LAMB decay separately from the gradient, as in their papers), apply the rule.
-* The client applies ``clip_norm``, because it has the whole gradient, and a pserver only the part for its blocks. The
-  norm covers all gradients; differences that are pushed to parameters with their own :class:`Delta` are not gradients.
-* ``lr`` is a number or a :class:`~flightedl.domain.model.schedules.Schedule` of the block's version.
-* ``overrides`` give other settings to the parameters whose names match a pattern (``*`` any text, ``?`` any character,
-  nothing else is special): ``{"*.bias": {"lr": 0.1, "weight_decay": 0}}``. All matching patterns apply; later ones
-  win. A pattern may also select a different rule, as in ``{"*.running_mean": Delta()}``; then the settings of other
-  matching patterns do not apply. A pattern that matches no parameter is probably misspelled, so declaring the model
-  fails.
+* One update uses a block's values, its *slots* (arrays like the values) and one gradient. It adds 1 to the version.
+* An update divides the gradient (for a mean), clips each element to ``clip_value``, adds ``weight_decay * values``, and
+  applies the rule. AdamW and LAMB apply weight decay separately from the gradient, as in their papers.
+* The client applies ``clip_norm``, because a pserver sees only the gradients of its own blocks. The norm covers all
+  gradients, but not the differences that are pushed to parameters with a :class:`Delta` of their own.
+* ``lr`` is a number, or a :class:`~flightedl.domain.model.schedules.Schedule` that depends on the block's version.
+* ``overrides`` change the settings of parameters whose names match a pattern: ``{"*.bias": {"lr": 0.1, "weight_decay":
+  0}}``. In a pattern, ``*`` stands for any text and ``?`` for any character; nothing else is special. All matching
+  patterns apply, and later ones win. A pattern may also select another rule, as in ``{"*.running_mean": Delta()}``;
+  other patterns then have no effect. Declaring the model fails if a pattern matches no parameter.
 
-Defaults are the same as in ``torch.optim``, for rules that it contains.
+For rules that ``torch.optim`` contains, the defaults are the same as there.
 """
 
 # ruff: noqa: RUF009 - number() makes a dataclass field, like field()
@@ -31,15 +29,15 @@ from flightedl.domain.model.schedules import Schedule, rate_at
 from flightedl.domain.model.settings import Setting, checked, family, fields_of, number
 from flightedl.errors import UsageError
 
-#: Settings of the whole model, which cannot be overridden for a parameter.
+#: Settings that apply to the whole model, and cannot be overridden for single parameters.
 _WHOLE_MODEL = ("clip_norm", "overrides")
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """One array that an optimizer keeps for each block.
+    """An array that an optimizer keeps for each block.
 
-    ``initial`` fills it. If ``per_element`` is False, it is a single number per block or table row.
+    Its elements start as ``initial``. If ``per_element`` is False, it has only one number per block or table row.
     """
 
     name: str
@@ -47,13 +45,13 @@ class SlotSpec:
     per_element: bool = True
 
     def width(self, dim: int) -> int:
-        """Return how many of the slot's numbers belong to a table row with ``dim`` values."""
+        """Return how many numbers of the slot belong to a table row with ``dim`` values."""
         return dim if self.per_element else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer(Setting):
-    """Base of all optimizers, with their common settings. See the module's rules."""
+    """Base class of all optimizers, with their common settings; see the module's docstring."""
 
     weight_decay: float = number(0.0, at_least=0)
     clip_value: float | None = number(None, above=0)
@@ -90,7 +88,7 @@ class Optimizer(Setting):
         object.__setattr__(self, "overrides", copies)
 
     def for_parameter(self, name: str) -> Optimizer:
-        """Return the settings of one parameter: this optimizer with all matching overrides applied."""
+        """Return the settings for one parameter, with all matching overrides applied."""
         rule: Optimizer | None = None
         changes: dict[str, Any] = {}
         for pattern, values in self.overrides.items():
@@ -103,13 +101,13 @@ class Optimizer(Setting):
         return replace(self, overrides={}, **changes) if rule is None else rule
 
     def unclipped(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the parameters to which ``clip_norm`` does not apply."""
+        """Return the parameters that ``clip_norm`` ignores."""
         if not self.overrides or isinstance(self, Delta):
             return frozenset()
         return frozenset(name for name in names if isinstance(self.for_parameter(name), Delta))
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise UsageError if a pattern of ``overrides`` matches none of the parameters."""
+        """Raise UsageError if a pattern in ``overrides`` matches no parameter."""
         known = list(names)
         for pattern in self.overrides:
             if not any(map(_pattern(pattern).fullmatch, known)):
@@ -135,10 +133,10 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class Delta(Optimizer):
-    """Adds the pushed values: ``values += gradient``, for trainers that run their own optimizer.
+    """Adds what is pushed: ``values += gradient``. For trainers that run an optimizer of their own.
 
-    Such trainers push the changes of their values. In synchronous mode with ``reduce="mean"``, the result is the mean
-    of the trainers' values. ``weight_decay`` is rejected, because weight decay is up to the trainers' own optimizer.
+    Such trainers push the changes of their values. In sync mode with ``reduce="mean"``, the result is the mean of the
+    trainers' values. ``weight_decay`` is rejected, because weight decay is the task of the trainers' optimizer.
     """
 
     def rate_at(self, version: int) -> float:  # noqa: ARG002 - the protocol's argument
@@ -152,7 +150,7 @@ class Delta(Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class Momentum(Optimizer):
-    """SGD with a velocity (Polyak 1964), optionally Nesterov's, like torch's SGD with ``momentum`` and no dampening."""
+    """SGD with momentum (Polyak 1964), optionally Nesterov's, like torch's SGD with ``momentum`` and no dampening."""
 
     lr: float | Schedule = number(at_least=0)
     momentum: float = number(0.9, at_least=0, below=1)
@@ -234,7 +232,7 @@ class Ftrl(Optimizer):
     """FTRL-proximal (McMahan et al. 2013) with rate power -1/2, like TensorFlow's. ``l1`` produces exact zeros.
 
     ``l2`` adds the penalty ``l2 * |values|**2`` to the loss. As in TensorFlow, the first update replaces the initial
-    values, which enter only its linear term.
+    values, which affect only the linear term.
     """
 
     lr: float | Schedule = number(at_least=0)
@@ -252,8 +250,8 @@ class Ftrl(Optimizer):
 class LAMB(Optimizer):
     """LAMB (You et al. 2020): Adam's direction, scaled by the ratio of the norms of values and direction.
 
-    The norms are those of a *block*, not of the whole parameter, because no pserver sees the whole parameter. For
-    parameters with more than one block, the result depends on the shard plan.
+    The norms are computed for each *block*, because no pserver sees a whole parameter. For a parameter with several
+    blocks, the result therefore depends on the shard plan.
     """
 
     lr: float | Schedule = number(at_least=0)

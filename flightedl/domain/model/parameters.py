@@ -1,8 +1,8 @@
 """Parameters as declared: named float arrays.
 
-``dtype`` is the type that users and messages see; ``storage_dtype`` is the type that a pserver stores and updates. They
-are equal for float32 and float64. A pserver stores float16 and bfloat16 as float32 (a *master copy*), so that small
-updates are not lost. Pulled values are rounded to nearest even; checkpoints contain the master copy.
+``dtype`` is the type in the user's program and in messages; ``storage_dtype`` is the type in which a pserver stores and
+updates values. A pserver stores float16 and bfloat16 as float32 (a *master copy*), so that small updates are not lost.
+Pulled values are rounded to nearest even; checkpoints contain the master copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from flightedl.errors import UsageError
 
-#: dtype -> the dtype in which it is stored and updated.
+#: dtype -> the dtype in which a pserver stores and updates values.
 STORAGE_DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 ITEM_SIZES_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 NAME_LENGTH_LIMIT = 256
@@ -48,12 +48,12 @@ class ParameterSpec:
 
     @property
     def storage_dtype(self) -> str:
-        """The dtype of its values on a pserver."""
+        """The dtype in which a pserver stores the values."""
         return STORAGE_DTYPES[self.dtype]
 
     @property
     def short_kind(self) -> str:
-        """The 16-bit type, "float16" or "bfloat16"; empty for other types."""
+        """The dtype if it is "float16" or "bfloat16"; empty for other dtypes."""
         return "" if self.dtype == self.storage_dtype else self.dtype
 
     @property
@@ -80,7 +80,7 @@ class ParameterSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ParameterSpec:
-        """Return the parameter that ``to_json`` encoded. Raises UsageError for any other JSON."""
+        """Return the parameter encoded by ``to_json``. Raises UsageError for any other JSON."""
         if not isinstance(data, Mapping) or data.keys() != {"name", "shape", "dtype"}:
             raise UsageError(f"a parameter is an object of name, shape and dtype, got {data!r:.80}")
         if not isinstance(data["shape"], list | tuple):

@@ -1,11 +1,11 @@
-"""Learning-rate schedules: pure functions of a block's version.
+"""Learning-rate schedules, which are pure functions of a block's version.
 
-``at(version)`` is the rate of the update from ``version`` to ``version + 1``; the first update is version 0. Pservers
-evaluate schedules for each block, so trainers and pservers need not communicate about rates. ``updates`` counts
-versions: one per round in sync mode, one per accepted push in async mode.
+``at(version)`` is the learning rate of the update from ``version`` to ``version + 1``; the first update is that from
+version 0. Pservers evaluate the schedule for each block, so trainers and pservers need not exchange rates. ``updates``
+counts versions: one per round in sync mode, one per accepted push in async mode.
 
-Schedules can be combined: :class:`LinearWarmup` continues with any other schedule, which then counts from zero. Rates
-are computed in float64 and never rounded to the parameter's type.
+Schedules can be combined: :class:`LinearWarmup` is followed by any other schedule, whose versions then start at zero.
+Rates are computed in float64 and never rounded to the parameter's dtype.
 """
 
 # ruff: noqa: RUF009 - number() makes a dataclass field, like field()
@@ -35,7 +35,7 @@ family(Schedule)
 
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule, Init):
-    """A constant rate for all updates, or a constant for all elements of a table's initial rows."""
+    """The same rate for all updates, or the same value for all elements of a table's initial rows."""
 
     value: float = number()
 
@@ -83,7 +83,7 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Cosine(Schedule):
-    """Half a cosine from ``initial`` at version 0 to ``final`` at ``updates``, then ``final``.
+    """Half a cosine wave from ``initial`` at version 0 to ``final`` at version ``updates``; constant from then on.
 
     ``final + (initial - final) * (1 + cos(pi * version / updates)) / 2``: Loshchilov & Hutter 2017, without restarts.
     """
@@ -115,10 +115,10 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class LinearWarmup(Schedule):
-    """A line from ``start`` at version 0 to the first rate of ``then`` at ``updates``, followed by ``then``.
+    """A straight line from ``start`` at version 0 to the first rate of ``then`` at ``updates``; ``then`` follows.
 
     ``LinearWarmup(1000, Cosine(0.1, 50_000))`` lasts 51,000 updates. If ``start`` is 0, the first update changes only
-    the slots.
+    the optimizer's slots.
     """
 
     updates: int = number(at_least=1)
@@ -132,5 +132,5 @@ class LinearWarmup(Schedule):
 
 
 def rate_at(rate: float | Schedule, version: int) -> float:
-    """Return the rate at ``version`` of a schedule or a constant number."""
+    """Return the rate at ``version``, for a schedule or a constant."""
     return rate.at(version) if isinstance(rate, Schedule) else rate

@@ -1,11 +1,11 @@
-"""Settings: immutable values that users give, that validate themselves, and that are sent as tagged JSON objects.
+"""Settings: immutable objects that users create, that validate themselves, and that are sent as tagged JSON objects.
 
 A setting is a frozen dataclass derived from :class:`Setting`. Its constructor converts every field to its annotated
-type and checks the limits that the field was declared with (:func:`number`); a wrong value raises a :class:`UsageError`
-that names the class and the field. ``to_json`` encodes all fields and ``kind``, the class's name; ``from_json`` accepts
-exactly that. So equal settings have equal JSON, and invalid JSON is rejected with the same messages as wrong arguments.
+type and checks the field's limits (:func:`number`); a wrong value raises a :class:`UsageError` that names the class and
+the field. ``to_json`` encodes all fields along with ``kind``, the name of the class, and ``from_json`` accepts nothing
+else. So equal settings have equal JSON, and invalid JSON causes the same messages as wrong arguments.
 
-The JSON contains only plain values (dict, list, str, int, float, bool, None). Infinities and NaN are never valid.
+The JSON contains only plain values (dict, list, str, int, float, bool, None), but no infinities and no NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flightedl.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Range of a number; a limit of None means no limit on that side."""
+    """Range of a number. A limit of None means that the range is unlimited on that side."""
 
     at_least: float | None = None
     above: float | None = None
@@ -54,20 +54,20 @@ def number(
     below: float | None = None,
     kw_only: Any = MISSING,
 ) -> Any:
-    """Declare a dataclass field for a limited number, or a tuple of numbers; required unless ``default`` is given."""
+    """Declare a dataclass field for a number with limits, or a tuple of them; required unless it has a ``default``."""
     return field(default=default, kw_only=kw_only, metadata={"limits": Limits(at_least, above, at_most, below)})
 
 
 class Setting:
-    """Base class of all settings; see the module's rules."""
+    """Base class of all settings; see the module's docstring."""
 
     __slots__ = ()
 
-    #: Class name -> concrete setting, of all families.
+    #: Class name -> the class, for all settings that are not abstract.
     kinds: ClassVar[dict[str, type[Setting]]] = {}
 
     def __init_subclass__(cls) -> None:
-        # A dataclass with slots is created twice; the second class, which is the one in use, overwrites the first.
+        # Python creates a dataclass with slots twice. The second class, which is the one in use, overwrites the first.
         Setting.kinds[cls.__name__] = cls
 
     def __post_init__(self) -> None:
@@ -76,13 +76,13 @@ class Setting:
         self.check()
 
     def check(self) -> None:
-        """Check rules that combine several fields. Raises UsageError. Subclasses with such rules override it."""
+        """Check rules that concern several fields, and raise UsageError. Subclasses with such rules override this."""
 
     def check_within(self, name: str, limits: Limits) -> None:
-        """Check this setting where a number with these limits is expected.
+        """Check this setting in place of a number that has these limits.
 
-        Raises UsageError, whose message begins with ``name``. Does nothing for most settings, whose numbers have their
-        own limits.
+        Raises UsageError with a message that begins with ``name``. Most settings ignore this, because their numbers
+        have limits of their own.
         """
 
     def to_json(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Setting:
 
     @classmethod
     def chosen(cls, value: Any) -> Self:
-        """Return the setting given as an instance, or as the name or class of a setting with only defaults.
+        """Return the setting, given the setting itself, or a name or class that has defaults for all fields.
 
         Raises:
             UsageError: it is not in this family, or a field without a default is missing.
@@ -113,7 +113,7 @@ class Setting:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Return the setting that ``to_json`` encoded.
+        """Return the setting encoded by ``to_json``.
 
         Raises:
             UsageError: not an object, of an unknown ``kind``, or with an unknown, missing or wrong field.
@@ -141,12 +141,12 @@ def _required(kind: type[Setting]) -> set[str]:
     return {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}  # type: ignore[arg-type]
 
 
-#: Abstract settings, which are not kinds themselves.
+#: Abstract settings, which do not count as kinds.
 _FAMILIES: set[type[Setting]] = set()
 
 
 def family(cls: type[Setting]) -> None:
-    """Declare ``cls`` the abstract base of a family, not a kind itself."""
+    """Declare that ``cls`` is the abstract base of a family, and not a kind."""
     _FAMILIES.add(cls)
 
 
@@ -155,7 +155,7 @@ def fields_of(kind: type[Setting]) -> dict[str, tuple[Any, Limits | None]]:
     return _rules(kind)
 
 
-#: Setting -> the annotated type and limits of each field, cached because resolving annotations is slow.
+#: Setting -> the annotated type and the limits of each field. Cached, because resolving annotations is slow.
 _FIELDS: dict[type[Setting], dict[str, tuple[Any, Limits | None]]] = {}
 
 
@@ -167,7 +167,7 @@ def _rules(kind: type[Setting]) -> dict[str, tuple[Any, Limits | None]]:
 
 
 def checked(name: str, value: Any, hint: Any, limits: Limits | None) -> Any:
-    """Return ``value`` converted to the annotated type.
+    """Return ``value`` after converting it to the annotated type.
 
     Raises:
         UsageError: it has another type or is outside the limits; the message begins with ``name``.
@@ -241,7 +241,7 @@ def _plain(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return a JSON value with every tagged object replaced by its setting."""
+    """Return a JSON value in which each tagged object is replaced with its setting."""
     if isinstance(value, Mapping):
         if isinstance(value.get("kind"), str):
             return Setting.from_json(value)

@@ -1,32 +1,33 @@
 """Blocks and the shard plan, which assigns each slice of each parameter to a pserver.
 
-A *block* is a contiguous slice of one parameter, flattened in C order. Block numbers count through the parameters in
-order. The *cut* into blocks is a pure function of the declared parameters and a number of pservers, so every process
-computes it, and it never changes. The master computes the owners of the blocks once and stores them as a ``Placement``
-with a version. Cut and placement together are the *plan*. Every message contains the plan's hash: the hash of the cut,
-a dot, and the version of the placement. Both sides must have the same cut. A trainer's placement may differ from the
-pserver's if the pserver has the blocks in the message; the master's placement must be the same.
+A *block* is a contiguous slice of one parameter, flattened in C order. Blocks are numbered in the order of their
+parameters. The *cut* into blocks is a pure function of the declared parameters and a number of pservers; every process
+computes it, and it never changes. The *placement*, which assigns the blocks to owners, is computed and stored once by
+the master, and has a version. Cut and placement together form the *plan*.
 
-A job that was declared by a version without placements uses the computed owners, which are part of its plan's hash.
+Every message contains the plan's hash: the hash of the cut, a dot, and the version of the placement. Both sides must
+have the same cut. A trainer and a pserver may have different placements if the pserver has the blocks in the message;
+the master and a pserver may not.
 
-Derivation: lay out all T bytes of the model in one line, in declared order. With P pservers and R rounds, the line is
-cut at ``j * T / (P * R)``; stretch j belongs to pserver ``j % P``. So each pserver gets R stretches of equal length,
-whatever the parameters look like: one giant, thousands of tiny ones, or both. R is the smallest number for which a
-stretch has at most ``STRETCH_BYTES``. This is short enough that any few layers are distributed over all pservers, and
-long enough that most adjacent parameters (a small weight and its bias) stay together and share a message.
+Jobs declared by a version without placements use the computed owners, which are part of the plan's hash.
 
-A cut inside a parameter moves to the nearest end of the parameter if a piece would otherwise be shorter than a 64th of
-a stretch or ``MINIMUM_ELEMENTS``; other cuts inside a parameter are at multiples of ``CUT_ELEMENTS``. Cuts are computed
-from the start of the line, so their moves do not accumulate: the length of a stretch changes by at most two moves.
-Pieces between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes, so that no parameter
-ends in a small remainder.
+Derivation: lay out all T bytes of the model in one line, in the order of declaration. With P pservers and R rounds, the
+line is cut at ``j * T / (P * R)``, and stretch j belongs to pserver ``j % P``. So each pserver gets R stretches of
+equal length, even if one parameter is huge or thousands are tiny. R is the smallest number for which a stretch has at
+most ``STRETCH_BYTES``. This is short enough to distribute any few layers over all pservers, and long enough to keep
+most adjacent parameters, such as a small weight and its bias, in one message.
 
-The rows of all embedding tables are divided into ``BUCKETS`` *buckets* (``tables.placement``). A bucket is a position
-in the plan, like a block, so pushes, rounds, checkpoints and recovery treat it like a block. Bucket numbers follow
-those of all blocks. Each pserver has a range of buckets, which depends only on P.
+A cut inside a parameter moves to the nearest end of the parameter if it would otherwise leave a piece shorter than
+``MINIMUM_ELEMENTS`` or than a 64th of a stretch; other cuts are at multiples of ``CUT_ELEMENTS``. Because cuts are
+computed from the start of the line, these moves do not add up: a stretch changes by at most two of them. The pieces
+between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes, so no parameter ends in a
+small remainder.
 
-Balance is not guaranteed for models so small that a share is a few minimal blocks, nor for the work if optimizers
-differ between parameters.
+The rows of all embedding tables are divided into ``BUCKETS`` *buckets* (``tables.placement``). A bucket has a position
+in the plan, like a block, and positions of buckets follow those of all blocks. So pushes, rounds, checkpoints and
+recovery treat buckets like blocks. Each pserver has a range of buckets, which depends only on the number of pservers.
+
+The load may be uneven if pservers have only a few minimal blocks each, or if parameters have different optimizers.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import NotFoundError, UsageError
 from flightedl.messages.declarations import Placement
 
-#: Version of this module's rules. Part of every plan's hash, so plans of different versions differ.
+#: Version of the rules in this module. Part of every plan's hash, so plans of different versions never match.
 PLAN_VERSION = 3
-#: The best size of a message, measured while several trainers push. Smaller messages cost more processor time per byte,
-#: because the program's code is evicted from the cache between messages.
+#: The best size of a message, measured with several trainers pushing. Smaller messages cost more CPU time per byte,
+#: because code is evicted from the cache between messages.
 BLOCK_BYTES = 1 << 21
-#: Used if a pserver would get fewer than ``_MESSAGES`` blocks, so that both sides can work on different blocks.
+#: Used if a pserver would otherwise get fewer than ``_MESSAGES`` blocks, so that both sides can work in parallel.
 SMALL_BLOCK_BYTES = 1 << 20
 _MESSAGES = 4
 ELEMENTS_LIMIT = 1 << 20
-#: Splitting never produces a piece smaller than this.
+#: Minimum number of elements in a piece.
 MINIMUM_ELEMENTS = 8192
-#: Pieces start at multiples of this: complete cache lines, in the parameter and in the pserver's arena.
+#: Pieces start at multiples of this many elements, which fill cache lines in the parameter and the pserver's arena.
 CUT_ELEMENTS = 16
 STRETCH_BYTES = 4 << 20
 ALIGNMENT_BYTES = 64
@@ -82,7 +83,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPlan:
-    """All blocks of a model. The four arrays have one entry per block, (n,) int64; see the module for ``hash``."""
+    """All blocks of a model. The four arrays have one entry per block: (n,) int64. The module describes ``hash``."""
 
     parameters: tuple[ParameterSpec, ...]
     pserver_count: int
@@ -94,12 +95,12 @@ class ShardPlan:
     tables: tuple[TableSpec, ...] = ()
     #: Version of the stored placement; 0 if the owners are computed.
     placement: int = 0
-    #: Owner of each bucket, (BUCKETS,) int64; computed unless a placement is stored, and None without tables.
+    #: Owner of each bucket, (BUCKETS,) int64; computed unless a placement is stored. None for a model without tables.
     bucket_pservers: Integers | None = None
     hash: str = field(init=False)
     #: Parameter name -> its number.
     numbers_by_name: dict[str, int] = field(init=False, repr=False)
-    #: Pserver -> position numbers of its buckets.
+    #: Pserver -> positions of its buckets.
     bucket_ranges: tuple[range, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,12 +118,12 @@ class ShardPlan:
 
     @property
     def block_bytes(self) -> Integers:
-        """Bytes of the values of each block, (n,) int64."""
+        """Bytes of each block's values, (n,) int64."""
         items = np.array([parameter.item_size_bytes for parameter in self.parameters], np.int64)
         return (self.block_stops - self.block_starts) * items[self.block_parameters]
 
     def has_same_cut(self, other: ShardPlan) -> bool:
-        """True if both plans have the same blocks and tables; the owners may differ."""
+        """True if both plans have the same blocks and tables; owners are not compared."""
         return (
             self.parameters == other.parameters
             and self.block_count == other.block_count
@@ -145,11 +146,11 @@ class ShardPlan:
 
     @property
     def bucket_count(self) -> int:
-        """Number of buckets on all pservers; 0 without tables."""
+        """Number of buckets on all pservers together; 0 without tables."""
         return BUCKETS if self.tables else 0
 
     def buckets_of(self, pserver: int) -> range:
-        """Return the position numbers of a pserver's buckets. Raises NotFoundError if there is no such pserver."""
+        """Return the positions of a pserver's buckets. Raises NotFoundError if there is no such pserver."""
         if not 0 <= pserver < self.pserver_count:
             raise NotFoundError(f"there is no pserver {pserver}; the plan has {self.pserver_count}")
         return self.bucket_ranges[pserver]
@@ -173,7 +174,7 @@ class ShardPlan:
         return np.flatnonzero(self.block_pservers == pserver).astype(np.int64)
 
     def block_range(self, name: str) -> range:
-        """Return the consecutive numbers of a parameter's blocks. Raises NotFoundError for an unknown parameter."""
+        """Return the numbers of a parameter's blocks. Raises NotFoundError for an unknown parameter."""
         number = self.numbers_by_name.get(name)
         if number is None:
             raise NotFoundError(f"there is no parameter {name!r:.80}")
@@ -186,27 +187,27 @@ def _shapes(plan: ShardPlan) -> list[tuple[str, int, str]]:
 
 
 def name_same_cut(plan_hash: str, other: str) -> bool:
-    """True if the hashes of two plans name the same cut; the versions of their placements may differ."""
+    """True if the hashes of two plans contain the same cut; the versions of their placements are ignored."""
     return plan_hash.partition(".")[0] == other.partition(".")[0]
 
 
 def placement_of_hash(plan_hash: str) -> int:
-    """Return the version of the placement that a plan's hash names; 0 if it names none."""
+    """Return the version of the placement in a plan's hash, or 0 if the hash contains none."""
     version = plan_hash.partition(".")[2]
     return int(version) if version.isdecimal() else 0
 
 
 def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:
-    """Return the maximum bytes of a block and of a run of a model on ``pserver_count`` pservers."""
+    """Return the maximum number of bytes in a block and in a run, for a model on ``pserver_count`` pservers."""
     share = sum(parameter.size_bytes for parameter in parameters) // pserver_count
     return min(BLOCK_BYTES, max(SMALL_BLOCK_BYTES, share // _MESSAGES))
 
 
 def runs_of(plan: ShardPlan, pserver: int) -> list[range]:
-    """Return a pserver's runs: adjacent blocks of one dtype, at most ``block_limit`` bytes, sent in one message.
+    """Return a pserver's runs: adjacent blocks of one dtype with at most ``block_limit`` bytes, sent in one message.
 
-    The blocks of a run are adjacent in the line of the model, so both sides can keep them in one array. All processes
-    cut the same runs, whatever the transport; the limit is chosen so that both sides' values fit into the cache.
+    The blocks of a run are adjacent in the model, so both sides can keep them in one array. All processes compute the
+    same runs, whatever the transport. The limit is chosen so that the values of both sides fit into the cache.
 
     Returns:
         Ranges of block numbers, ascending; every block of the pserver is in one of them.
@@ -238,7 +239,7 @@ def plan_shards(
     tables: Sequence[TableSpec] = (),
     block_bytes: int | None = None,
 ) -> ShardPlan:
-    """Cut parameters into blocks and assign each block to a pserver; see the module for the rules.
+    """Cut parameters into blocks, and assign each block to a pserver; see the module's docstring for the rules.
 
     Args:
         parameters: In declared order, which the plan depends on.
@@ -276,12 +277,12 @@ def _require_distinct(kind: str, names: Sequence[str]) -> None:
 
 
 def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
-    """Return the same blocks on another number of pservers, for a job that was saved on fewer or more pservers.
+    """Return the same blocks on a different number of pservers, for a job that continues on fewer or more pservers.
 
-    Each block keeps its version and applied set, so nothing has to be cut or merged. The result depends only on the
-    blocks, not on their previous owners: however often a job is moved, its plan follows from its first cut and its
-    current number of pservers. Blocks are assigned in descending order of size to the pserver with the fewest bytes so
-    far (Graham 1969), or the lowest number if equal, so no pserver has more than an equal share plus one block.
+    Each block keeps its version and applied set, so blocks are neither cut nor merged. The result does not depend on
+    the blocks' previous owners, so however often a job is moved, its plan follows from the first cut and the current
+    number of pservers. In descending order of size, each block is assigned to the pserver with the fewest bytes so far
+    (Graham 1969), or to the lowest of several. No pserver therefore has more than an equal share plus one block.
 
     Raises:
         UsageError: there is no pserver.
@@ -332,7 +333,7 @@ def plan_for(
 
 
 def placement_of(plan: ShardPlan, version: int = 1) -> Placement:
-    """Return the owners of a plan in the form in which they are stored."""
+    """Return a plan's owners in their stored form."""
     buckets = [] if plan.bucket_pservers is None else plan.bucket_pservers.tolist()
     owners = (plan.block_pservers.tolist(), buckets)
     blocks, buckets_ = ([(owner, len(list(run))) for owner, run in groupby(each)] for each in owners)
@@ -340,7 +341,7 @@ def placement_of(plan: ShardPlan, version: int = 1) -> Placement:
 
 
 def placed(plan: ShardPlan, placement: Placement) -> ShardPlan:
-    """Return the plan with the owners of a stored placement. Raises UsageError if it belongs to other blocks."""
+    """Return the plan with the owners of a stored placement. Raises UsageError if the placement has other blocks."""
     owners, buckets = (
         np.array([owner for owner, count in runs for _ in range(count)], np.int64)
         for runs in (placement.blocks, placement.buckets)
@@ -360,7 +361,7 @@ def placed(plan: ShardPlan, placement: Placement) -> ShardPlan:
 
 
 def _cuts(parameters: Sequence[ParameterSpec], ends: Integers, stretch_count: int) -> list[int]:
-    """Return the ends of all stretches but the last, in elements of the line; an empty stretch repeats a cut.
+    """Return the ends of all stretches except the last, in elements of the line; empty stretches repeat a cut.
 
     Args:
         parameters: In line order.
@@ -396,14 +397,14 @@ def _divide(parameters: tuple[ParameterSpec, ...], pserver_count: int, block_byt
     ends = np.cumsum([parameter.size for parameter in parameters], dtype=np.int64)
     cuts = np.array(_cuts(parameters, ends, 1 if pserver_count == 1 else pserver_count * rounds), np.int64)
 
-    # Pieces between adjacent cuts or ends of parameters, in elements of the line; each array is (pieces,).
+    # Pieces between adjacent cuts or ends of parameters, in elements of the line. Each array is (pieces,).
     borders = np.union1d(np.union1d(0, ends), cuts)
     starts, sizes = borders[:-1], np.diff(borders)
     owners = np.searchsorted(cuts, starts, side="right") % pserver_count
     numbers = np.searchsorted(ends, starts, side="right")
     items = np.array([parameter.item_size_bytes for parameter in parameters], np.int64)[numbers]
 
-    # Divide each piece into equal blocks that begin at multiples of CUT_ELEMENTS from the piece's start.
+    # Divide each piece into equal blocks. Within a piece, blocks begin at multiples of CUT_ELEMENTS.
     limits = np.minimum(block_bytes // items, ELEMENTS_LIMIT) // CUT_ELEMENTS * CUT_ELEMENTS
     counts = np.minimum(-(-sizes // np.maximum(limits, 1)), np.maximum(sizes // MINIMUM_ELEMENTS, 1))
     piece = np.repeat(np.arange(len(sizes)), counts)

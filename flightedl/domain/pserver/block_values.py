@@ -1,7 +1,7 @@
 """Inputs, answers and effects of the block protocol in ``blocks``.
 
-Effects are self-contained. The caller carries them out in order, before its next call for the same blocks, without
-reading the protocol's state, because that state is already ahead of the values.
+Effects are self-contained: the caller carries them out without reading the protocol's state, because that state is
+already ahead of the values. It carries them out in order, before its next call for the same blocks.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.messages.control import ViewReply
 from flightedl.messages.parameters import Outcome, PushHeader
 
-#: Outcomes after which the blocks contain the batch.
+#: Outcomes after which the blocks have applied the batch.
 ANSWERED = frozenset({Outcome.ACCEPTED, Outcome.ALREADY_APPLIED})
-#: Batches of a push, each with the number of batches in its task.
+#: The batches of a push, each with the number of batches in its task.
 Batches = Sequence[tuple[Batch, int]]
 
 
 class Extent(NamedTuple):
-    """Adjacent blocks that start as one span."""
+    """Adjacent blocks that initially form one span."""
 
     numbers: range
-    #: A cut copies all blocks of the span at once, because splitting the span during training would take too long.
+    #: True if cuts copy all blocks of the span at once, because splitting it during training would take too long.
     is_copied_at_once: bool = False
 
 
 class SpanPlace:
-    """A span's position in the plan. Base class of spans in stores (arrays) and in the protocol (state).
+    """Position of a span in the plan. Base class of the spans in stores (arrays) and in the protocol (state).
 
     Args:
         numbers: Block numbers of the plan.
@@ -42,7 +42,7 @@ class SpanPlace:
 
     def __init__(self, numbers: range) -> None:
         self.numbers = numbers
-        #: True once other spans have replaced this span.
+        #: True if this span has been replaced by other spans.
         self.is_split = False
 
 
@@ -52,16 +52,16 @@ class Push(msgspec.Struct, frozen=True):
     trainer: str
     generation: int
     member: int
-    #: One batch, or the batches whose gradients were summed.
+    #: One batch, or several whose gradients were summed.
     batches: Batches
-    #: Weight of the gradient in its round's mean.
+    #: Weight of the gradient in the mean of its round.
     weight: float = 1.0
-    #: Number of batches that the trainer has begun since it was admitted.
+    #: Number of batches that the trainer has begun since it was admitted as a member.
     step: int = 0
 
     @classmethod
     def of(cls, header: PushHeader) -> Push:
-        """Return the push that a trainer's message describes."""
+        """Return the push described by a trainer's message."""
         one = header.identity
         batches = [(Batch(one.epoch, one.task, one.batch), one.batch_count)]
         if header.further:
@@ -70,17 +70,17 @@ class Push(msgspec.Struct, frozen=True):
 
 
 class CopyBlocks(NamedTuple):
-    """Copy these blocks for a cut, as they are now."""
+    """Copy these blocks in their current state, for a cut."""
 
     cut: int
     numbers: Sequence[int]
-    #: Version and number of updates to store with the copies.
+    #: Version and number of updates that are stored with the copies.
     version: int
     updates: int
 
 
 class BlocksDue(NamedTuple):
-    """A cut may copy these blocks from now on, and must copy them before they change."""
+    """A cut may copy these blocks from now on. It must copy them before they change."""
 
     cut: int
     numbers: Sequence[int]
@@ -91,9 +91,9 @@ class AddGradient(msgspec.Struct, frozen=True):
 
     batch: Batch
     weight: float
-    #: Overwrite the sum, which is left over from an older round.
+    #: Overwrite the sum, which is left over from an earlier round.
     is_first: bool
-    #: Keep the gradient separately instead, and add all gradients in batch order when the round closes.
+    #: Keep the gradient separate. When the round closes, its gradients are added in the order of their batches.
     is_ordered: bool
 
 
@@ -102,22 +102,22 @@ class Update(msgspec.Struct, frozen=True):
 
     from_version: int
     to_version: int
-    #: Number of updates before this one.
+    #: Number of earlier updates.
     number: int
-    #: Batches that the values contain after this update.
+    #: Batches whose gradients this update adds to the values.
     batches: Batches
     #: True to use the round's sum, False to use the pushed gradient.
     is_of_round: bool
-    #: Factor for the gradient or the sum.
+    #: Factor by which the gradient or the sum is multiplied.
     scale: float = 1.0
     #: Factor for the learning rate.
     rate_factor: float = 1.0
-    #: True if ``scale`` is 1 / the total weight of the round.
+    #: True if ``scale`` is 1 divided by the total weight of the round.
     is_mean: bool = False
 
 
 class EmptyRound(msgspec.Struct, frozen=True):
-    """A round without gradients was closed, which changes only the version."""
+    """A round without gradients was closed. Only the version changes."""
 
     from_version: int
     to_version: int
@@ -127,51 +127,51 @@ Effect = CopyBlocks | BlocksDue | AddGradient | Update | EmptyRound
 
 
 class Needs(NamedTuple):
-    """Copies to make and memory to allocate before a push, so that the push itself cannot fail."""
+    """Copies to make, and memory to allocate, before a push, so that the push itself cannot fail."""
 
     copies: Sequence[CopyBlocks] = ()
     has_update: bool = False
     has_sum: bool = False
-    #: True if the gradient is kept separately until its round closes.
+    #: True if the gradient is kept separate until its round closes.
     is_kept: bool = False
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """Result of a push to the blocks of a span."""
+    """Result of a push to a span."""
 
     outcome: Outcome
-    #: Version of the blocks after the effects.
+    #: Version of the blocks once the effects have been carried out.
     version: int
     effects: Sequence[Effect] = ()
-    #: If a sum was rejected, the batches of the sum that the blocks already have; see ``accumulation.applied_bits``.
+    #: For a rejected sum: which of its batches the blocks already have; see ``accumulation.applied_bits``.
     having: bytes = b""
-    #: Version for which the sender waits; None if it gets no values.
+    #: Version for which the sender waits; None if the sender receives no values.
     follows: int | None = None
-    #: True if the blocks have reached the version ``follows``.
+    #: True if the blocks have reached version ``follows``.
     is_ready: bool = False
-    #: True if other clients may be waiting for this change.
+    #: True if other clients may have been waiting for this change.
     is_news: bool = False
 
 
 class Split(NamedTuple):
-    """Several spans have replaced one. The caller splits the arrays in the same way before it does anything else."""
+    """Several spans have replaced one. The caller must split the arrays in the same way before doing anything else."""
 
-    #: First block of the former span.
+    #: First block of the replaced span.
     span: int
-    #: Block numbers of each new span, ascending.
+    #: Block numbers of each new span, in ascending order.
     into: Sequence[range]
 
 
 class Joined(NamedTuple):
-    """Blocks have joined an adjacent span. The caller moves their values before it does anything else."""
+    """Blocks have joined an adjacent span. The caller must move their values before it does anything else."""
 
-    #: First block of the adjacent span, as it was before.
+    #: First block of the adjacent span before the change.
     kept: int
     moved: range
 
 
 class CutBegun(NamedTuple):
-    """A new cut: its number, and the numbers of the blocks that may be copied immediately."""
+    """A new cut: its number, and the numbers of the blocks that can be copied immediately."""
 
     cut: int
     due: Sequence[int]
@@ -182,37 +182,36 @@ class ViewApplied(NamedTuple):
 
     verdict: ViewVerdict
     reply: ViewReply
-    #: First block of each span, with the span's effects. The caller carries out all effects before it releases the
-    #: locks.
+    #: First block of each span -> its effects. The caller carries out all effects before it releases the locks.
     effects: Sequence[tuple[int, Sequence[Effect]]]
 
 
 class ReleasedBlocks(NamedTuple):
-    """State of adjacent blocks that are leaving a pserver, without their values."""
+    """State, without values, of adjacent blocks that are leaving a pserver."""
 
     numbers: range
     version: int
     updates: int
     #: Output of ``AppliedBatches.release``.
     applied: bytes
-    #: Number of the newest view. The adopting pserver must have the same view.
+    #: Number of the newest view. The pserver that adopts the blocks must have the same view.
     view: tuple[int, int]
     #: Member -> first round.
     members: Mapping[int, int]
     #: Member -> clock, see ``BlockRounds``.
     clocks: Mapping[int, int]
-    #: Block -> the election that gave the block its first values; restored blocks accept no first values.
+    #: Block -> election that gave the block its first values. Restored blocks accept no first values.
     elections: Mapping[int, int]
     is_copied_at_once: bool
 
 
 class Unmovable(enum.StrEnum):
-    """Reason why a pserver cannot release or adopt blocks at the moment."""
+    """Why a pserver cannot release or adopt blocks at the moment."""
 
     COPIED = "a cut is copying the blocks of this pserver"
     IN_ROUND = "a round of the blocks has begun"
     VIEW = "the two pservers know different views"
 
 
-#: (version, updates) of blocks from a checkpoint, by block number.
+#: Block number -> (version, number of updates), for blocks from a checkpoint.
 Restored = Mapping[int, tuple[int, int]]

@@ -1,36 +1,36 @@
-"""The protocol of a pserver's blocks: pushes, pulls, views, snapshots and moves.
+"""Protocol of a pserver's blocks: pushes, pulls, views, snapshots and moves.
 
-The blocks are grouped into *spans*: adjacent blocks with the same history. A push that covers whole spans, as in normal
-training, is decided once per span. A push that covers only some blocks of a span, or finds that they differ, splits the
-span into spans of identical blocks. The only cost is speed. ``join`` joins spans of buckets that have become identical.
+The blocks form *spans* of adjacent blocks with the same history. A push that covers complete spans, as in normal
+training, is decided once per span. A push that covers only part of a span, or finds that its blocks differ, splits the
+span into spans of identical blocks; this only costs speed. ``join`` joins spans of buckets that have become identical.
 
-A span is identified by its first block, a cut by its number. The caller holds the arrays, divided into the same spans,
-and carries out each ``Split`` before its next call for these blocks.
+A span is identified by its first block, and a cut by its number. The caller keeps the arrays, which are divided into
+the same spans. It carries out each ``Split`` before its next call for these blocks.
 
 **A push** to one span has three steps:
 
-1. ``prepare`` returns what the caller must do first: copy blocks that a cut still needs before they change, and
-   allocate memory. Anything that can fail fails here, before the push has any effect. In asynchronous modes, while no
-   cut is in progress, only an update's memory is needed.
-2. ``push`` decides. It rejects senders that are not members. If the blocks have none of the batches, it marks all of
-   them as applied. If they have all batches, the sender only arrives at the round. If they have some batches of a sum,
-   the sum is rejected. The rounds decide what happens to a new batch; if they reject it, its marks are removed. Full
-   rounds close.
+1. ``prepare`` returns what the caller must do first: copy blocks that are about to change but that a cut still needs,
+   and allocate memory. Anything that can fail fails here, before the push has any effect. In async modes without a cut
+   in progress, only memory for an update is needed.
+2. ``push`` decides. It rejects senders that are not members. If the blocks have applied none of the batches, it marks
+   all batches as applied. If they have applied all, the sender only arrives at the round. If they have applied some, it
+   rejects the sum. ``rounds`` decides what happens to a new batch; if it rejects the batch, the marks are removed.
+   Rounds in which all members have arrived are closed.
 3. The caller carries out the effects in order.
 
-The span's lock is held during all three steps, so values, versions and applied batches are always consistent.
+The span's lock is held during all three steps, so values, versions and applied batches always agree.
 
-**A cut** copies each block once, as it was when it became due: immediately, or when the checkpoint's round opens. A due
-block may be copied at any time until it changes, and is copied at the latest just before that. Several independent cuts
-may be in progress; a block that is about to change is copied for each cut that still needs it.
+**A cut** copies each block once, in the state in which the block became due: immediately, or when the checkpoint's
+round opens. A due block must be copied before it changes. Several cuts may be in progress; a block that is about to
+change is copied for each cut that still needs it.
 
-**Blocks move** between pservers at the edge of a round, while no cut is in progress. ``release`` removes them with
-their protocol state, and ``adopt`` inserts them into a pserver that has the same view.
+**Blocks move** between pservers at the edge of a round, while no cut is in progress. ``release`` removes them along
+with their protocol state, and ``adopt`` adds them to a pserver that has the same view.
 
 **The caller does the locking.** It holds a span's lock during each call for the span *and* while it carries out the
 effects. It holds the locks of all spans during ``apply_view``, ``begin_cut``, ``release`` and ``adopt``. Calls that
-change state also need one lock that all spans share, but only during the call: ``prepare``, ``push``, ``split``,
-``join``, ``initialize``, and those for views, cuts, moves and applied batches.
+change state also need a lock shared by all spans, but only during the call. These are ``prepare``, ``push``, ``split``,
+``join``, ``initialize``, and the calls for views, cuts, moves and applied batches.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ _OUTCOMES: Mapping[type[Arrival], Outcome] = {
     NotMember: Outcome.NOT_MEMBER,
 }
 _NOTHING_NEEDED = Needs()
-#: Placeholder for the election of moved blocks that had been restored; newer than every real election.
+#: Stands for the election of moved blocks that were restored from a checkpoint; above every real election.
 _RESTORED = (1 << 63) - 1
-#: ``Needs`` of pushes without a gradient, without and with an update.
+#: ``Needs`` of a push without a gradient, which causes no update or an update.
 _NEEDS_OF_ARRIVALS = (_NOTHING_NEEDED, Needs(has_update=True))
 
 
 class BlockSpan(SpanPlace):
-    """State of adjacent blocks with the same history: one version, one open round, the same batches."""
+    """State of adjacent blocks with the same history: they have one version, one open round and the same batches."""
 
     __slots__ = ("is_copied_at_once", "rounds", "updates")
 
@@ -106,11 +106,11 @@ class BlockSpan(SpanPlace):
         super().__init__(numbers)
         self.rounds = rounds
         self.is_copied_at_once = is_copied_at_once
-        #: Number of updates of the blocks' values.
+        #: Number of updates to the blocks' values so far.
         self.updates = 0
 
     def is_like(self, other: BlockSpan) -> bool:
-        """Return True if cuts copy both spans at once, and their histories differ at most in the applied batches."""
+        """True if cuts copy both spans at once, and their histories differ in nothing but the applied batches."""
         return (
             self.is_copied_at_once
             and other.is_copied_at_once
@@ -128,7 +128,7 @@ class BlockProtocol:
     """
 
     def __init__(self, extents: Sequence[Extent], mode: Mode) -> None:
-        #: Spans in ascending order. The sequence is replaced, never modified, when a span is split.
+        #: Spans in ascending order. A split replaces this sequence and never modifies it.
         self.spans: Sequence[BlockSpan] = [
             BlockSpan(numbers, BlockRounds(mode), is_copied_at_once=is_copied_at_once)
             for numbers, is_copied_at_once in extents
@@ -138,7 +138,7 @@ class BlockProtocol:
         self._view = PserverView(mode)
         #: (member, trainer, generation) of each member of the view.
         self._senders: frozenset[tuple[int, str, int]] = frozenset()
-        #: Block number -> the election (its create_revision) that gave the block its first values.
+        #: Block number -> election (its create_revision) that gave the block its first values.
         self._elections: dict[int, int] = {}
         self._is_restored = False
         #: Cuts in progress, by number.
@@ -156,7 +156,7 @@ class BlockProtocol:
         self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
         #: True if one push may contain the summed gradients of several batches.
         self._accepts_sums = isinstance(mode, Async) or (isinstance(mode, Sync) and mode.push_every > 1)
-        #: ``Needs`` of pushes with a gradient, without and with an update. Built once, because every message uses them.
+        #: ``Needs`` of a push with a gradient, without or with an update. Built once, because every push uses them.
         self._needs = tuple(
             Needs((), has_update, self.is_synchronous, self._is_deterministic) for has_update in (False, True)
         )
@@ -174,28 +174,27 @@ class BlockProtocol:
         return [member.member for member in self._view.members]
 
     def span(self, number: int) -> BlockSpan:
-        """Return the span that contains a block. The span's lock must be held while the span is read."""
+        """Return the span that contains a block. The caller holds the span's lock while it reads the span."""
         return self._span_of[number]
 
     def version(self, number: int) -> int:
-        """Return the version of a block."""
         return self._span_of[number].rounds.version
 
     def versions(self) -> dict[int, int]:
-        """Return the version of each block, in ascending order of their numbers."""
+        """Return block number -> version, in ascending order of the numbers."""
         return {number: span.rounds.version for span in self.spans for number in span.numbers}
 
     def version_range(self) -> tuple[int, int]:
-        """Return the lowest and the highest version."""
+        """Return the lowest and the highest version of the blocks."""
         versions = [span.rounds.version for span in self.spans]
         return (min(versions), max(versions)) if versions else (0, 0)
 
     def highest_open_round(self) -> int:
-        """Return the earliest round at which a member that joins now can start."""
+        """Return the earliest round at which a member that joins now could start."""
         return max((span.rounds.position for span in self.spans), default=0)
 
     def split(self, first: int, into: Sequence[range]) -> Split:
-        """Replace a span with several spans.
+        """Replace a span with smaller spans.
 
         Args:
             first: First block of the span.
@@ -215,7 +214,7 @@ class BlockProtocol:
         return Split(first, into)
 
     def join(self, number: int, most: int) -> Joined | None:
-        """Join a span with the one before it, if cuts copy both at once and their states have become equal.
+        """Join a span with the preceding one if their states have become equal and cuts copy both at once.
 
         Args:
             number: First block of the span.
@@ -247,11 +246,11 @@ class BlockProtocol:
     # first values
 
     def initialize(self, number: int, election: int) -> bool:
-        """Accept first values of an election for a block. The caller writes them if this returns True.
+        """Accept the first values that an election gives a block. The caller writes them if this returns True.
 
-        An elected trainer may die before it has sent all values. Values of a newer election therefore replace those of
-        an older one block by block, and never the reverse. They are valid once all blocks have the values of one
-        completed election.
+        An elected trainer may die before it has sent all values. The values of a newer election therefore replace those
+        of an older one block by block, and never the other way round. They are valid once all blocks have the values of
+        a single completed election.
         """
         if self._span_of[number].updates or self._is_restored or election < self._elections.get(number, 0):
             return False
@@ -259,13 +258,13 @@ class BlockProtocol:
         return True
 
     def initialized_count(self, election: int) -> int:
-        """Return the number of blocks that have the first values of this election."""
+        """Return the number of blocks with first values of this election."""
         return sum(known == election for known in self._elections.values())
 
     # pushes
 
     def prepare(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Needs:
-        """Return the copies and memory that ``push`` will need. Changes only the state of cuts."""
+        """Return the copies and the memory that ``push`` is going to need. Changes only the state of cuts."""
         if (push.member, push.trainer, push.generation) not in self._senders:
             return _NOTHING_NEEDED
         span = self._span_of[first]
@@ -278,7 +277,7 @@ class BlockProtocol:
     def push(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Pushed | Split:
         """Push to all blocks of a span.
 
-        A repeated push is answered, but not applied again.
+        A repeated push is answered but not applied again.
 
         Returns:
             The result, or ``Split`` if the blocks differ. In that case the caller pushes to each new span.
@@ -321,9 +320,9 @@ class BlockProtocol:
     def _refuse_sum(self, span: BlockSpan, push: Push, base_version: int, having: bytes) -> Pushed:
         """Reject a sum because the blocks already have some of its batches.
 
-        In synchronous mode the sender still arrives at the round. Other blocks may have accepted the sum and moved on
-        to the next round. If the sender did not arrive here, it would be in two rounds at once, and two such trainers
-        could wait for each other forever.
+        In sync mode the sender still arrives at the round. Other blocks may have accepted the sum and opened the next
+        round. A sender that did not arrive here would take part in two rounds at once, and two such senders could wait
+        for each other forever.
         """
         if not self.is_synchronous:
             return Pushed(Outcome.PARTLY_APPLIED, span.rounds.version, (), having)
@@ -396,7 +395,7 @@ class BlockProtocol:
     # pulls
 
     def pull(self, number: int, member: int, min_version: int) -> Pull:
-        """Return READY if a block's values can be read now. ``member`` is 0 for read-only clients."""
+        """Return READY if a block's values can be read now; ``member`` is 0 for clients that only read."""
         return self._span_of[number].rounds.pull(member, min_version)
 
     # views
@@ -428,7 +427,7 @@ class BlockProtocol:
         if verdict.switch is not None:
             self._set_mode(verdict.switch)
         self._senders = frozenset((m.member, m.trainer, m.generation) for m in self._view.members)
-        # A mode starts at a round that no block has reached yet, whoever the members are.
+        # Regardless of the members, a mode may only start at a round that no block has reached.
         highest = self.version_range()[1] if verdict.refuses_mode else self.highest_open_round()
         return ViewApplied(verdict, verdict.reply(request.serial, highest), effects)
 
@@ -461,19 +460,19 @@ class BlockProtocol:
         return CutBegun(self._next_cut, [number for number, version in versions.items() if cut.is_due(number, version)])
 
     def copy(self, cut: int, number: int) -> CopyBlocks | None:
-        """Copy a block now, or its whole span if spans are copied at once. None if it is not due or already copied."""
+        """Copy a block now, or its whole span if spans are copied at once. None if the block needs no copy now."""
         known, span = self._cuts.get(cut), self._span_of[number]
         if known is None or not known.is_due(number, span.rounds.version):
             return None
         return self._copied(span, cut, span.numbers if span.is_copied_at_once else (number,))
 
     def end_cut(self, cut: int) -> AppliedBatches | None:
-        """End a complete cut and return the batches that its copies contain. None if the cut was dropped."""
+        """End a complete cut. Return the batches in its copies, or None if the cut was dropped."""
         known = self._cuts.pop(cut, None)
         return None if known is None else known.applied(self._applied)
 
     def drop_cut(self, cut: int) -> None:
-        """Abandon a cut, so that no more blocks are copied for it."""
+        """Abandon a cut. No more blocks are copied for it."""
         self._cuts.pop(cut, None)
 
     def _copies_due(self, span: BlockSpan) -> list[CopyBlocks]:
@@ -496,7 +495,7 @@ class BlockProtocol:
     # blocks that move to another pserver
 
     def release(self, numbers: range) -> ReleasedBlocks | Split | Unmovable:
-        """Remove adjacent blocks and return their state. If their span has other blocks, returns ``Split``; call again.
+        """Remove adjacent blocks and return their state, or return ``Split`` if their span has others; then call again.
 
         Raises:
             MessageError: The blocks are not in one span of this pserver.
@@ -530,7 +529,7 @@ class BlockProtocol:
         )
 
     def adopt(self, released: ReleasedBlocks) -> Unmovable | None:
-        """Insert blocks that another pserver has released. Returns ``Unmovable`` if nothing was changed.
+        """Add blocks that another pserver has released. If this returns ``Unmovable``, nothing has changed.
 
         Raises:
             CorruptError, MessageError: As ``AppliedBatches.adopt``.
@@ -552,11 +551,10 @@ class BlockProtocol:
     # applied batches
 
     def applied(self) -> AppliedBatches:
-        """Return a copy of the applied batches."""
         return self._applied.copy()
 
     def set_task_counts(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """Set epochs' numbers of tasks, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
+        """Set the numbers of tasks in epochs, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
 
         Raises:
             MessageError: An epoch has more tasks.
@@ -565,7 +563,7 @@ class BlockProtocol:
             self._applied.set_task_count(epoch, task_count)
 
     def restore(self, applied: AppliedBatches, blocks: Restored) -> Sequence[Split]:
-        """Restore the state of all blocks from a checkpoint, before any client has seen the blocks.
+        """Restore the state of all blocks from a checkpoint, before clients can see the blocks.
 
         Args:
             applied: Batches that the blocks contain.
@@ -603,7 +601,7 @@ class BlockProtocol:
 
 
 def around(blocks: range, part: range) -> list[range]:
-    """Split a range of blocks into the blocks before ``part``, ``part``, and the blocks after it; omit empty ranges."""
+    """Divide a range of blocks into those before ``part``, ``part`` itself, and those after it; omit empty ranges."""
     ranges = (range(blocks.start, part.start), part, range(part.stop, blocks.stop))
     return [numbers for numbers in ranges if numbers]
 

@@ -1,27 +1,27 @@
 """State machine of a pserver's lifecycle, and its answers to requests in each state.
 
-In the usual order, a pserver acquires an index, waits for the model's declaration, allocates its blocks, gets values,
-serves, and ends. In a resumed job it waits until a trainer has declared the model again, because the optimizer may have
-new settings, and the old settings must never be used.
+A pserver acquires an index, waits until the model is declared, allocates its blocks, gets values, serves, and ends. In
+a resumed job it waits until a trainer has declared the model again. That declaration may change the optimizer's
+settings, and the old ones must then not be used.
 
-**Values.** When the blocks are allocated, the job's state in etcd determines how they get values:
+**Values.** When the blocks have been allocated, the job's state in etcd determines where their values come from:
 
-* No election is completed. The model has no first values yet, so the pserver *waits* for them, and members can join.
-* An election is completed, and there are checkpoints. The pserver is a replacement and *restores* the newest readable
-  checkpoint. Until then nothing, not even a view, sees its blocks, because a block without a version cannot tell from
-  which round to wait for a member. If no checkpoint is readable, the job has failed, but only if etcd itself, read
-  after the store, still names the same checkpoints: a cached copy of etcd may lag, and retention may have deleted the
-  checkpoints that it names. The pserver retries an unreachable store forever, since starting without the values would
-  be worse.
-* An election is completed, and there has never been a checkpoint. The values were lost with the predecessor. The
-  pserver *lacks* them and reports this to the master, which has the model initialized again
+* No election is complete. The model has no first values yet, so the pserver *waits* for them. Members can join.
+* An election is complete, and there are checkpoints. The pserver is a replacement and *restores* the newest readable
+  checkpoint. Until then nothing, not even a view, sees its blocks, because only a block with a version can tell from
+  which round it must wait for a member. If no checkpoint is readable, the job has failed, unless etcd names other
+  checkpoints in the meantime: a cached copy of etcd may lag behind, and retention may have deleted the checkpoints that
+  it names. If the store is unreachable, the pserver retries forever, because starting without the values would be
+  worse.
+* An election is complete, and there has never been a checkpoint. The values were lost together with the predecessor.
+  The pserver *lacks* them and reports this to the master, which has the model initialized again
   (``domain.recovery.reinitialization``).
 
-Values belong to an election: they are its first values or descend from them. A pserver whose values belong to a
-different election than the completed one in etcd therefore ends, and its successor starts over. A pserver also ends if
-its blocks may have been seen and their values turn out to be in a checkpoint.
+Values belong to an election: they are the first values that its winner sent, or were derived from them by updates. A
+pserver whose values belong to a different election than the completed one in etcd therefore ends, and its successor
+starts over. A pserver also ends if clients may have seen its blocks and a checkpoint turns out to have their values.
 
-**The end.** An ended machine never changes again and answers no requests. The process exits as soon as it can.
+**The end.** A machine that has ended never changes again and answers no requests. The process exits as soon as it can.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from flightedl.messages.control import AppliedReply, OfMaster, OrderNumber, Snap
 from flightedl.messages.declarations import DeclaredModel
 
 _SERVING = (State.SERVING, State.DRAINING)
-#: States in which clients can see the blocks: they have values, or wait for first values.
+#: States in which clients can see the blocks, because these have values or wait for first values.
 _VISIBLE = (State.WAITING, *_SERVING)
 _MADE = (State.RESTORING, State.LACKING, *_VISIBLE)
 _WAITING_FOR = {
@@ -96,7 +96,7 @@ class PserverLife:
         self._facts = Facts()
         #: Highest known generation of a master.
         self.newest_master = 0
-        #: Hash of the declared model's plan, once this process has computed the same plan.
+        #: Hash of the declared model's plan; empty until this process has computed the plan itself.
         self._plan_hash: str | None = None
         #: The model whose blocks this pserver holds.
         self._model: DeclaredModel | None = None
@@ -104,22 +104,22 @@ class PserverLife:
         self._is_compiling = False
         #: True if clients may have seen the blocks before they had values.
         self._was_visible = False
-        #: The newest election that has begun to send first values.
+        #: The newest election whose first values have begun to arrive.
         self._given = 0
-        #: True if all blocks have the first values of that election.
+        #: True if all blocks have received the first values of that election.
         self._is_given = False
-        #: The election and the checkpoints of the restore in progress.
+        #: The election whose values are being restored, and the checkpoints that may be loaded.
         self._wanted: tuple[int, Restore] | None = None
-        #: Checkpoints that the last search failed to load; None while it is running.
+        #: Checkpoints that the last search failed to load; None during a search.
         self._found_none: tuple[Skipped, ...] | None = None
-        #: Reason why the checkpoints cannot be read at the moment.
+        #: Why the checkpoints cannot be read at the moment.
         self._trouble = ""
-        #: The election whose values the blocks have, or should have.
+        #: Election whose values the blocks have or are about to get.
         self.election: int | None = None
         self.checkpoint: int | None = None
         self.skipped: tuple[Skipped, ...] = ()
         self._is_lease_over = False
-        #: The newest checkpoint order at the time when the pserver was asked to end.
+        #: Newest checkpoint order when the pserver was asked to end.
         self._before_drain: OrderNumber | None = None
         self._why_ended = ""
         self._handlers: dict[type[Event], Callable[..., Effects]] = {
@@ -166,7 +166,7 @@ class PserverLife:
             return self._seek_values()
         if self.state in _SERVING and election not in {None, self.election}:
             return self._end("the model was initialized again")
-        # A search in progress is completed first; then the newest facts are used.
+        # A search in progress is completed first. Then the newest facts are used.
         return ()
 
     def _begin_to_build(self) -> Effects:
@@ -320,7 +320,7 @@ class PserverLife:
 
     @property
     def is_visible(self) -> bool:
-        """True if the blocks are allocated, and have values or wait for first values."""
+        """True if the blocks are allocated, and either have values or wait for first values."""
         return self.state in _VISIBLE
 
     @property
@@ -330,7 +330,7 @@ class PserverLife:
 
     @property
     def waiting_for(self) -> str:
-        """Description of what the pserver is waiting for; empty if it is not waiting."""
+        """Description, for users, of what the pserver is waiting for; empty if it is not waiting."""
         if self.state is State.RESTORING:
             return f"the checkpoints: {self._trouble}" if self._trouble else "the checkpoint to be loaded"
         if self.is_compiling:
@@ -338,7 +338,7 @@ class PserverLife:
         return _WAITING_FOR.get(self.state, "")
 
     def require_lease(self) -> None:
-        """Raise ReplacedError if the lease is not held, and NotReadyError if the process is ending."""
+        """Raise ReplacedError if the lease is lost, and NotReadyError if the process is about to end."""
         if self.state in _SERVING and not self._is_lease_over:
             return
         if self._is_lease_over or self.state is State.NO_INDEX:
@@ -347,10 +347,10 @@ class PserverLife:
             raise self._not_ready("")
 
     def require_blocks(self, plan_hash: str) -> None:
-        """Raise NotReadyError if the blocks are not allocated, and FencedError if the trainer has another plan."""
+        """Raise NotReadyError if the blocks are not allocated, and FencedError if the trainer's plan is different."""
         if self.state not in _VISIBLE:
             if self.state in {State.NO_INDEX, State.NO_MODEL}:
-                # The requesting trainer has only just declared the model.
+                # The trainer that sends the request has only just declared the model.
                 raise self._not_ready("has not read the model's declaration yet")
             raise self._not_ready(f"is waiting for {self.waiting_for}")
         assert self._plan_hash is not None, "there are no blocks without a plan"
@@ -362,22 +362,22 @@ class PserverLife:
         return self.state in _SERVING and plan_hash == self._plan_hash
 
     def require_values(self, plan_hash: str) -> None:
-        """Raise the errors of ``require_blocks``, and NotReadyError while the blocks wait for first values."""
+        """Raise the errors of ``require_blocks``, or NotReadyError while the blocks wait for first values."""
         self.require_blocks(plan_hash)
         if self.state not in _SERVING:
             raise self._not_ready(f"is waiting for {self.waiting_for}")
 
     @property
     def accepts_first_values(self) -> bool:
-        """True if the pserver accepts first values. Once it is serving, it has them already."""
+        """True if the pserver accepts first values. A pserver that serves already has them."""
         return self.state is State.WAITING
 
     def first_value_count(self, election: int, block_count: int) -> int:
-        """Return the number of blocks with an election's values, given the number that received first values."""
+        """Return how many blocks have an election's values, given how many have received first values."""
         return self._block_count if self.is_serving and election == self.election else block_count
 
     def check_request(self, request: OfPlan) -> None:
-        """Check that a master's request is for this shard plan, and that the master is not deposed.
+        """Raise an error if a master's request is for another shard plan, or if the master has been deposed.
 
         Raises:
             FencedError: The plan is different, or the master is deposed.
@@ -391,14 +391,14 @@ class PserverLife:
             if request.master_generation < self.newest_master:
                 raise FencedError(f"master {request.master_generation} is deposed: {self.newest_master} leads")
             self.observe_master(request.master_generation)
-        # Stale views and orders are recognized by their numbers.
+        # Outdated views and orders are recognized by their numbers.
         elif isinstance(request, ViewRequest):
             self.observe_master(request.master_generation)
         elif isinstance(request, SnapshotRequest):
             self.observe_master(request.order.master_generation)
 
     def observe_master(self, generation: int) -> None:
-        """Record that a master of this generation exists or existed."""
+        """Record that a master of this generation exists or has existed."""
         self.newest_master = max(self.newest_master, generation)
 
     def require_visible(self) -> None:
@@ -407,7 +407,7 @@ class PserverLife:
             raise self._not_ready(f"is waiting for {self.waiting_for}")
 
     def require_snapshots(self) -> None:
-        """Raise NotReadyError if the blocks have no values to copy or report."""
+        """Raise NotReadyError if the blocks have no values that could be copied or reported."""
         if self.state not in _SERVING:
             raise self._not_ready("has no values yet")
 
@@ -415,7 +415,7 @@ class PserverLife:
         return NotReadyError(f"pserver {self.index} {f'is ending: {self._why_ended}' if self._why_ended else text}")
 
     def applied(self, summary: Callable[[], AppliedSummary]) -> AppliedReply:
-        """Return the batches that all blocks have applied, which the master compares with its completed tasks.
+        """Return the batches that all blocks have applied. The master compares them with its finished tasks.
 
         Args:
             summary: Returns the summary of the applied batches; called only if there are values.

@@ -11,32 +11,32 @@ from flightedl.messages.declarations import DeclaredModel
 
 
 class State(enum.Enum):
-    """States of a pserver, in the usual order."""
+    """States of a pserver, in the order in which they usually occur."""
 
     NO_INDEX = "it has no index"
     NO_MODEL = "the job has no model"
     BUILDING = "its blocks are being allocated"
     RESTORING = "it is loading a checkpoint"
-    #: The model has first values, but those of this pserver's blocks are lost and in no checkpoint.
+    #: The model has first values, but this pserver's blocks have lost theirs, and no checkpoint contains them.
     LACKING = "its values are lost"
     WAITING = "it is waiting for first values"
     SERVING = "it has values"
-    #: Like SERVING, until a checkpoint contains everything that was pushed.
+    #: Like SERVING, but only until a checkpoint contains everything that has been pushed.
     DRAINING = "it is about to end"
     ENDED = "the process is ending"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """State of the job in etcd, as far as this process has read it."""
+    """State of the job in etcd, as last read by this process."""
 
-    #: The declared model, which may be from an earlier run; None if none was read.
+    #: The declared model, possibly from an earlier run of the job; None if none was found.
     model: DeclaredModel | None = None
-    #: The election (its create_revision) that gave the model its first values; None if it has no first values.
+    #: Election (its create_revision) that gave the model its first values; None if it has none yet.
     election: int | None = None
-    #: Checkpoints that may be loaded; None if there are none.
+    #: Checkpoints that this pserver may load; None if there are none.
     loadable: range | None = None
-    #: Loadable checkpoints that some pserver failed to load.
+    #: Checkpoints that were loadable but that some pserver failed to load.
     rejected: frozenset[int] = frozenset()
     #: Generation of the active master; 0 if there is none.
     master: int = 0
@@ -55,33 +55,33 @@ class IndexAcquired:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The job's state in etcd was read."""
+    """The process has read the job's state in etcd."""
 
     facts: Facts
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """Answer to ``Build``: this process has computed the shard plan of the model."""
+    """Answer to ``Build``: this process has computed the model's shard plan."""
 
     plan_hash: str
 
 
 @dataclass(frozen=True, slots=True)
 class CompilingBegan:
-    """Kernels that the blocks need are missing from the cache and are being compiled, which may take minutes."""
+    """The cache lacks kernels that the blocks need. They are being compiled, which may take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksMade:
-    """Answer to ``MakeBlocks``: the blocks are allocated and have no values yet."""
+    """Answer to ``MakeBlocks``: the blocks are allocated, but have no values yet."""
 
     block_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed:
-    """An unexpected error prevents the blocks from being allocated or filled."""
+    """The blocks could not be allocated or filled, because of an unexpected error."""
 
     why: str
 
@@ -103,7 +103,7 @@ class NothingLoadable:
 
 @dataclass(frozen=True, slots=True)
 class StoreUnreachable:
-    """Answer to ``Restore``: the store cannot be read at the moment."""
+    """Answer to ``Restore``: the store is unreadable at the moment."""
 
     why: str
 
@@ -129,7 +129,7 @@ class FirstValuesBegin:
 
 @dataclass(frozen=True, slots=True)
 class FirstValuesReceived:
-    """First values of an election were received; ``block_count`` blocks have them now."""
+    """First values of an election have arrived; ``block_count`` blocks have them now."""
 
     election: int
     block_count: int
@@ -137,25 +137,25 @@ class FirstValuesReceived:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The process was asked to end and has a short time for a last checkpoint."""
+    """The process was asked to end. It has a short time for a last checkpoint."""
 
-    #: The newest checkpoint order that the process knows.
+    #: The newest checkpoint order that the process has received.
     order: OrderNumber | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadAsked:
-    """The master wants all pservers to return to one checkpoint, or to have no values."""
+    """The master wants all pservers to load the same checkpoint, or to start without values."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseOver:
-    """The lease has expired, so another process may hold the index."""
+    """The lease has expired, so another process may hold the index now."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksLost:
-    """Values and protocol state of the blocks are no longer consistent."""
+    """The blocks' values and their protocol state no longer agree."""
 
     why: str
 
@@ -186,7 +186,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Compute the shard plan of the model, then report ``PlanMade``."""
+    """Compute the model's shard plan, then report ``PlanMade``."""
 
     model: DeclaredModel
 
@@ -200,7 +200,7 @@ class MakeBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Load the newest readable checkpoint of these, then report the result."""
+    """Load the newest readable one of these checkpoints, then report the result."""
 
     loadable: range
     rejected: frozenset[int] = frozenset()
@@ -208,7 +208,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait a short time because etcd or the store is unreachable, then report ``PauseOver``."""
+    """Wait for a short time, because etcd or the store is unreachable, then report ``PauseOver``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,30 +218,30 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Report to the master that this pserver's values of the election are lost."""
+    """Tell the master that this pserver's values of the election are lost."""
 
     election: int
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Accept pushes and pulls: the blocks have values that descend from this election's first values."""
+    """Accept pushes and pulls: the blocks have this election's first values, or values derived from them by updates."""
 
     election: int
-    #: The checkpoint that was loaded; None if the values are the first values.
+    #: The checkpoint that was loaded; None if the blocks have first values.
     checkpoint: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the process without a successor, because the job cannot continue."""
+    """End the process. It needs no successor, because the job cannot continue."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartAgain:
-    """End the process, so that a successor starts without this process's values."""
+    """End the process, so that a successor starts without its values."""
 
     why: str
 

@@ -1,16 +1,16 @@
-"""Searches for the checkpoint that a pserver loads: the newest allowed and readable one.
+"""Search for the checkpoint that a pserver loads: the newest one that is allowed and readable.
 
-Any checkpoint of the model is correct, because it stores the applied batches together with the values; an older one
-only means that more batches are repeated. A torn, truncated or modified checkpoint is therefore skipped and reported,
-and the one before it is tried.
+Any checkpoint of the model is correct, because it stores the applied batches together with the values; if it is older,
+more batches are repeated. If a checkpoint is torn, truncated or modified, it is skipped and reported, and the one
+before it is tried.
 
-Only checkpoints that etcd names are allowed. A deposed master may have left newer ones, and older ones may belong to a
-model that has since been initialized a second time. Checkpoints that any pserver failed to load are not allowed either,
-because otherwise pservers that all return to one checkpoint would never agree on it. Retention ignores them, too. If a
-file is damaged, all checkpoints whose increments depend on it are skipped unread.
+Only checkpoints named in etcd are allowed. Newer ones may come from a deposed master, and older ones may belong to a
+model that has been initialized again since. Checkpoints that any pserver failed to load are not allowed either:
+otherwise, pservers that must all load the same checkpoint might never agree on one. If a file is damaged, all
+checkpoints whose increments depend on it are skipped without being read.
 
-The search requests one action at a time (a ``Step``) and is called with the result. If no listed checkpoint could be
-loaded, it lists the store once more, because retention may have deleted files while they were being read.
+The search requests one action at a time (a ``Step``), and the caller reports the result. If no listed checkpoint can be
+loaded, the search lists the store once more, because retention may have deleted files while they were being read.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class ListFiles:
 
 @dataclass(frozen=True, slots=True)
 class ReadManifest:
-    """Read the manifest of a checkpoint, then call ``manifest_read``, or ``unusable`` if there is none."""
+    """Read the manifest of a checkpoint. Then call ``manifest_read``, or ``unusable`` if there is no manifest."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBlocks:
-    """Load this pserver's blocks from the files of a checkpoint, then call ``loaded`` or ``unusable``."""
+    """Load this pserver's blocks from the checkpoint's files. Then call ``loaded`` or ``unusable``."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The blocks of this checkpoint are loaded. Newer checkpoints in ``skipped`` were not usable."""
+    """The blocks of this checkpoint have been loaded. The newer checkpoints in ``skipped`` were unusable."""
 
     number: int
     skipped: tuple[Skipped, ...]
@@ -72,9 +72,9 @@ class CheckpointSearch:
         self._loadable = loadable
         self._rejected = rejected
         self._sizes: dict[str, int] = {}
-        #: Checkpoints in the newest listing, newest first.
+        #: Checkpoints in the latest listing, newest first.
         self._listed: tuple[int, ...] = ()
-        #: Listed checkpoints that have not been tried yet.
+        #: Listed checkpoints that remain to be tried.
         self._left: tuple[int, ...] = ()
         self._skipped: list[Skipped] = []
         #: Files that could not be read.
@@ -85,7 +85,7 @@ class CheckpointSearch:
         return ListFiles()
 
     def listed(self, sizes: Mapping[str, int]) -> Step:
-        """Accept a listing of all files of the store: name -> size in bytes."""
+        """Accept a listing of the store's files: name -> size in bytes."""
         self._sizes = {name: size for name, size in sizes.items() if self._may_load(number_of(name))}
         found = candidates(self._sizes)
         if found == self._listed:
@@ -106,7 +106,7 @@ class CheckpointSearch:
         return ReadManifest(self._left[0])
 
     def manifest_read(self, data: bytes) -> Step:
-        """Accept the bytes of the requested manifest."""
+        """Accept the manifest that was requested."""
         found = examine(self._left[0], data, self._sizes, self._job)
         if isinstance(found, Skipped):
             return self._skip(found)
@@ -115,7 +115,7 @@ class CheckpointSearch:
         return LoadBlocks(found) if damaged is None else self.unusable(f"it also needs {damaged}")
 
     def unusable(self, reason: str, file: str = "") -> Step:
-        """Skip this checkpoint, because what was requested is missing or damaged; ``file`` names the damaged file."""
+        """Skip this checkpoint, because what was requested is missing or damaged. ``file`` names the damaged file."""
         if file:
             self._damaged.add(file)
         return self._skip(Skipped(self._left[0], reason))
@@ -126,5 +126,5 @@ class CheckpointSearch:
         return self._next()
 
     def loaded(self) -> Step:
-        """End the search: all blocks are loaded."""
+        """End the search: all blocks have been loaded."""
         return Found(self._left[0], tuple(self._skipped))
