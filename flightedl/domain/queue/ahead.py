@@ -1,22 +1,22 @@
-"""Promises of next-epoch tasks, so that trainers can read their first batches before the epoch begins.
+"""Promises of tasks of the next epoch, so that trainers can read their first batches before the epoch begins.
 
 Rules:
 
-* When all tasks of an epoch are assigned, a trainer that asks for work is *promised* at most ``PROMISED_COUNT`` tasks
-  of the next epoch, the first ones that are not promised to another trainer. The trainer may read them, but does not
-  hold them. A promise has no attempt number, so the task cannot be trained, reported or lost. Promises are not stored.
-* When the epoch begins, promised tasks wait like any others. A trainer gets the tasks promised to it first. Other
-  trainers get them only if no other tasks are left, so no task waits for a trainer that does not return.
-* A growing dataset has no promises, because the order of its next epoch may change.
+* When all tasks of an epoch are assigned, a trainer that asks for work is *promised* up to ``PROMISED_COUNT`` tasks of
+  the next epoch: the first ones not promised to another trainer. The trainer may read them, but does not hold them. A
+  promise has no attempt number, so its task cannot be trained on, reported or lost. Promises are not stored.
+* When the epoch begins, promised tasks wait like all others. A trainer gets its promised tasks first. Other trainers
+  get them only if there are no other tasks, so no task waits for a trainer that does not come back.
+* There are no promises if the dataset grows, because the order of the next epoch may then change.
 
-Not guaranteed: that promises are kept. A trainer that is assigned other tasks has read the promised ones in vain.
+Not guaranteed: that promises are kept. If a trainer is assigned other tasks, it has read the promised ones in vain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-#: Number of tasks promised to a trainer: the one to train first, and the one to read ahead.
+#: Number of tasks promised to a trainer: one to train on first, and one to read ahead.
 PROMISED_COUNT = 2
 
 
@@ -31,7 +31,7 @@ class Promises:
         self._count = 0
 
     def make(self, trainer: str, epoch: int, size: int) -> list[int]:
-        """Promise positions of an epoch of ``size`` tasks that has not begun; repeated calls return the same ones."""
+        """Promise positions of an epoch of ``size`` tasks that has not begun. Repeated calls return the same ones."""
         if epoch != self._epoch:
             self._epoch, self._by_trainer, self._count = epoch, {}, 0
         if trainer not in self._by_trainer:
@@ -41,11 +41,11 @@ class Promises:
         return self._by_trainer[trainer]
 
     def count(self, epoch: int) -> int:
-        """Return the end of the promised positions of an epoch."""
+        """Return the position after the last promised one of an epoch."""
         return self._count if epoch == self._epoch else 0
 
     def next_of(self, trainer: str, epoch: int) -> int | None:
-        """Remove and return the first position of an epoch that is still promised to a trainer, or None."""
+        """Remove and return the first position of an epoch that is promised to a trainer, or None if there is none."""
         mine = self._by_trainer.get(trainer) if epoch == self._epoch else None
         return mine.pop(0) if mine else None
 

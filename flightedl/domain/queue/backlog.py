@@ -2,11 +2,11 @@
 
 Rules:
 
-* Attempt numbers increase along a backlog. The first piece *runs*; each other piece *waits* until all earlier ones have
+* Attempt numbers increase along a backlog. The first piece *runs*; the others *wait* until all pieces before them have
   been reported.
-* Complete tasks with consecutive positions, consecutive attempts and the same number of failures form one *row*. Pieces
-  assigned together therefore take about 25 bytes of storage, however many there are. A part of a task is a separate
-  row.
+* Complete tasks form one *row* if their positions and attempts are consecutive and they have failed equally often.
+  Pieces that were assigned together therefore take up about 25 bytes in storage, however many there are. A part of a
+  task is a row of its own.
 * Rows are as long as possible, so equal backlogs are stored as equal rows.
 """
 
@@ -19,24 +19,24 @@ from itertools import islice
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.values import BatchRange
 
-#: [epoch, first position, number of tasks, failures, first attempt]. The row of a part of a task, or of a task with
-#: some batches done, also has [first batch, end batch, first done batch, end of done batches, …].
+#: [epoch, first position, number of tasks, failures, first attempt]. If the row is a part of a task, or a task with
+#: some batches done, it also has [first batch, end batch, first done batch, end of done batches, …].
 Row = list[int]
 _PART_LENGTH = 7
 
 
 @dataclass(slots=True)
 class Holder:
-    """A trainer that holds a piece."""
+    """A trainer that holds an assigned piece."""
 
     trainer: str
     attempt: int
     generation: int = 0
-    #: Time at which the piece began to run; None if it waits or its clock is stopped.
+    #: Time at which the piece began to run; None if it waits or its clock has stopped.
     since_s: float | None = None
-    #: Time of the last known progress, or the start time if there was none.
+    #: Time of the last known progress, or the start time if there has been no progress.
     progress_s: float | None = None
-    #: False if the piece had already been running for an unknown time before ``since_s``.
+    #: False if the piece was already running at ``since_s``, for an unknown time.
     is_timed: bool = True
 
 
@@ -47,7 +47,7 @@ class Pending:
     piece: BatchRange
     task: int
     holders: list[Holder] = field(default_factory=list)
-    #: Done batches of the unfinished piece; used only for data without a model.
+    #: Batches of the unfinished piece that are done. Used only for data without a model.
     done: IntervalSet = field(default_factory=IntervalSet)
 
     def holder(self, attempt: int) -> Holder:
@@ -60,12 +60,11 @@ class Backlog:
     __slots__ = ("generation", "pieces", "rows")
 
     def __init__(self, generation: int = 0) -> None:
-        #: Generation of the registration that holds the pieces. A later registration with the same name does not hold
-        #: them.
+        #: Generation of the registration that holds the pieces. Later registrations of the same name do not hold them.
         self.generation = generation
-        #: Attempt -> piece, in increasing order of attempts. Read-only for other classes.
+        #: Attempt -> piece, in increasing order of attempts. Other classes must not change this.
         self.pieces: dict[int, Pending] = {}
-        #: Compact form of ``pieces``, in the same order.
+        #: ``pieces`` in compact form and in the same order.
         self.rows: list[Row] = []
 
     @property
@@ -80,7 +79,7 @@ class Backlog:
         return islice(reversed(self.pieces.items()), len(self.pieces) - 1)
 
     def append(self, attempt: int, pending: Pending) -> None:
-        """Append a piece, whose attempt number must be higher than all others."""
+        """Append a piece. Its attempt number must be above all others."""
         self.pieces[attempt] = pending
         _add(self.rows, pending, attempt)
 

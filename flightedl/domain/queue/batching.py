@@ -1,12 +1,12 @@
 """The batches of a task, as pure functions of the task.
 
-A task contains ``records`` consecutive records, numbered from 0. Its batches are ranges of *positions*. Without
-shuffling, position p is record p; with shuffling, it is record ``record_order(...)[p]``. Both orders are identical on
-every trainer and for every version of Python and NumPy, so (epoch, task, batch) identifies a batch's records.
+A task contains ``records`` consecutive records, numbered from 0, and its batches are ranges of *positions*. Position p
+is record p without shuffling, and record ``record_order(...)[p]`` with shuffling. The order is the same on every
+trainer and for every version of Python and NumPy, so (epoch, task, batch) identifies a batch's records.
 
-Records are sorted by the splitmix64 hash of their numbers, with a key derived from (seed, epoch, task); ties are broken
-by the number. This needs only wrapping uint64 arithmetic and a stable sort, not a random number generator whose output
-may change between versions.
+Records are sorted by a hash of their numbers, and equal hashes by number. The hash is that of splitmix64, with a key
+derived from (seed, epoch, task). This needs only wrapping uint64 arithmetic and a stable sort, and no random number
+generator whose output may change between versions.
 
 Not guaranteed: cryptographic quality.
 """
@@ -23,7 +23,7 @@ _SECOND = 0x94D049BB133111EB
 
 
 def batch_count(records: int, batch_size: int, *, drop_last: bool = False) -> int:
-    """Return the number of batches in ``records`` records; with ``drop_last``, only full batches are counted.
+    """Return the number of batches in ``records`` records. If ``drop_last`` is true, only full batches count.
 
     Raises:
         ValueError: the number of records is negative, or the batch size is below 1.
@@ -34,7 +34,7 @@ def batch_count(records: int, batch_size: int, *, drop_last: bool = False) -> in
 
 
 def batch_range(records: int, batch_size: int, batch: int) -> range:
-    """Return the positions of one batch; the last batch of a task may be shorter.
+    """Return the positions in one batch. The last batch of a task may be smaller.
 
     Raises:
         ValueError: there is no such batch.
@@ -45,7 +45,7 @@ def batch_range(records: int, batch_size: int, batch: int) -> range:
 
 
 def record_order(records: int, seed: int, epoch: int, task: int) -> npt.NDArray[np.int64]:
-    """Return the shuffled order of a task's records.
+    """Return the order of a shuffled task's records.
 
     Args:
         records: Number of records in the task.
@@ -70,7 +70,7 @@ def _mixed(value: int) -> int:
 
 
 def _mixed_all(numbers: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
-    """Return outputs ``numbers + 1`` of the splitmix64 stream that starts at ``key``: (n,) uint64, wrapping."""
+    """Return outputs ``numbers + 1`` of the splitmix64 stream that starts at ``key``: (n,) uint64. Wraps around."""
     value = (numbers + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)

@@ -1,14 +1,14 @@
-"""Search for the batches that cause a piece to fail.
+"""Search for the batches that make a piece fail.
 
 A piece that has failed fewer than ``limit`` times is retried unchanged. After that it is *suspect* and is split at each
-failure: around the failing batch if that batch is known, otherwise in halves, so that finding one of n batches takes
+failure: around the failing batch if that batch is known, otherwise in halves. Finding one of n batches thus takes
 log2(n) failures. A single suspect batch is retried ``confirmations`` times, each time by a trainer that holds nothing
-else, and is then quarantined. The confirmations are needed because the pieces of a trainer that dies for another reason
-also count as failed.
+else, and is then quarantined. These retries are needed because a trainer's pieces also count as failed if it dies for
+another reason.
 
-A failure reported by the trainer is attributed to the batch. The loss of a trainer (it died, its lease ended, or it
-exceeded the timeout) is weaker evidence, because machines are also removed for other reasons. A loss counts against a
-single suspect batch only if no trainer without a suspect has been lost since the previous loss with that batch. It
+A failure that a trainer reports is blamed on the batch. The loss of a trainer (it died, its lease ended, or it exceeded
+the timeout) is weaker evidence, because machines also disappear for other reasons. A loss therefore counts against a
+single suspect batch only if, since the previous loss with that batch, no trainer without a suspect has been lost. It
 takes twice as many losses as reported failures to quarantine a batch.
 """
 
@@ -18,30 +18,30 @@ from dataclasses import replace
 
 from flightedl.domain.queue.values import BatchRange
 
-#: Number of lost trainers that count as one reported failure.
+#: Number of trainer losses that weigh as much as one reported failure.
 LOSSES_PER_REPORT = 2
 
 
 class Losses:
-    """Counts losses of trainers with and without suspects.
+    """Counts losses of trainers, with and without suspect batches.
 
     The first loss with a batch never counts, because nothing is known about the time before it. Losses are not stored,
-    so after a restart of the master the next loss with a batch is treated as its first.
+    so after a restart of the master the next loss with a batch counts as the first one.
     """
 
     __slots__ = ("_elsewhere", "_seen")
 
     def __init__(self) -> None:
-        #: Number of losses of trainers that held no suspect.
+        #: Number of losses of trainers that held no suspect batch.
         self._elsewhere = 0
-        #: (epoch, position, batch) -> value of ``_elsewhere`` when a trainer that held this suspect was last lost.
+        #: (epoch, position, batch) of a suspect -> value of ``_elsewhere`` when a trainer that held it was last lost.
         self._seen: dict[tuple[int, int, int], int] = {}
 
     def happened_elsewhere(self) -> None:
         self._elsewhere += 1
 
     def counts(self, piece: BatchRange) -> bool:
-        """True if the loss of a trainer that held this suspect batch counts against the batch."""
+        """Record the loss of a trainer that held this suspect batch. True if the loss counts against the batch."""
         place = piece.epoch, piece.position, piece.first_batch
         before, self._seen[place] = self._seen.get(place), self._elsewhere
         return before == self._elsewhere
@@ -51,7 +51,7 @@ class Losses:
 
 
 def after_failure(piece: BatchRange, batch: int | None, limit: int, confirmations: int) -> tuple[BatchRange, ...]:
-    """Return the pieces to retry after a piece has failed; empty if it must be quarantined.
+    """Return the pieces to retry in place of a failed piece; empty if the piece must be quarantined.
 
     Args:
         piece: The failed piece; its failures include this one.
@@ -68,7 +68,7 @@ def after_failure(piece: BatchRange, batch: int | None, limit: int, confirmation
         middle = (first + end) // 2
         stretches = [(first, middle, limit), (middle, end, limit)]
     else:
-        # The batches around a known failing batch are probably not at fault, so they are not suspects yet.
+        # The batches around a failing batch are probably not at fault, so they are not suspect yet.
         stretches = [(first, batch, limit - 1), (batch, batch + 1, limit), (batch + 1, end, limit - 1)]
     return tuple(
         replace(piece, first_batch=start, end_batch=stop, failures=failures)

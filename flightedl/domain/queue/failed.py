@@ -1,14 +1,13 @@
-"""Quarantined batches, which are not retried automatically.
+"""Quarantined batches. They are not retried automatically.
 
 Rules:
 
-* Every quarantined batch is in ``failed``, or in ``dropped`` once a user has dropped it. Both contain ranges of batches
-  per task, so a task whose batches have all failed is a single entry.
-* The trainer and the error are kept for the newest ``DETAILS_LIMIT`` pieces, with the error truncated to
-  ``ERROR_LIMIT`` characters. For older pieces only the ranges are known. The master logs each piece when it is
-  quarantined.
-* When there are more than ``limit`` ranges, the oldest range of an earlier epoch is forgotten. Forgotten batches are
-  treated as done; only the number of forgotten entries is kept.
+* A quarantined batch is in ``failed``, or in ``dropped`` if a user has dropped it. Both contain ranges of batches per
+  task, so a task in which all batches failed is a single entry.
+* The trainer and the error are kept for the newest ``DETAILS_LIMIT`` pieces, with the error cut to ``ERROR_LIMIT``
+  characters. For older pieces only the ranges are kept. The master logs each piece when it quarantines it.
+* If there are more than ``limit`` ranges, the oldest range of an earlier epoch is forgotten. Its batches are then
+  treated as done, and only the number of forgotten ranges is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Row = list[int]
 
 
 def shortened(error: str) -> str:
-    """Return an error's message, truncated and without invalid characters."""
+    """Return an error's message, cut to the limit and without invalid characters."""
     text = error.encode("utf-8", "replace").decode()
     return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
 
@@ -120,7 +119,7 @@ class FailedPieces:
         self.forgotten = 0
         #: Incremented by every change.
         self.serial = 0
-        #: Cache of the stored form: (its serial, its bytes). Most events do not change this table.
+        #: Cache of the encoded table, as (serial, bytes). Most events do not change the table.
         self.encoded: tuple[int, bytes] | None = None
 
     def at(self, place: Place) -> tuple[IntervalSet, IntervalSet]:
@@ -147,7 +146,7 @@ class FailedPieces:
         self.details = [piece for piece in self.details if self.failed.at((piece.epoch, piece.position))]
 
     def select(self, is_selected: Callable[[Place], bool], batch: int | None) -> list[tuple[Place, int, int]]:
-        """Return (place, first batch, end batch) of failed ranges in selected tasks; only ``batch`` if it is given."""
+        """Return (place, first batch, end batch) of failed ranges in some tasks, or only of ``batch`` if given."""
         found: list[tuple[Place, int, int]] = []
         for place, batches in self.failed:
             if is_selected(place):

@@ -1,22 +1,22 @@
-"""Number of pieces that a trainer may hold: enough to continue while the master is briefly down, without hoarding.
+"""How many pieces a trainer may hold: enough to keep working while the master is briefly down, but no hoard.
 
-A trainer may always hold two pieces: the running one and the next. It may hold more under these rules:
+A trainer may always hold two pieces: the one that runs and the next one. These rules allow it to hold more:
 
-* up to four short pieces, provided that this is no more than an equal share of the epoch's remaining tasks, assigned or
-  not. The master answers a report only after storing it. In that time a trainer can finish several short tasks, so with
-  only one task in reserve it would run out of work;
-* more than that, if it asks for them, up to its share: the epoch's unassigned tasks divided by twice the number of
+* up to four short pieces, as long as this is no more than an equal share of the epoch's remaining tasks, assigned or
+  not. The master answers a report only after it has stored it. In the meantime a trainer can finish several short
+  tasks, so one task in reserve would not be enough;
+* more pieces, if it requests them, up to its share: the epoch's unassigned tasks divided by twice the number of
   trainers (guided self-scheduling). Shares shrink toward the end of the epoch, so that all trainers finish at about the
   same time;
-* at most ``HOLDING_CEILING`` pieces, and at most as many rows as fit into about 150 stored bytes. Each request adds a
-  row, so a trainer that asks for a few pieces at a time soon has to finish some of them before it gets more. Pieces
-  requested together form a single row, however many there are.
+* at most ``HOLDING_CEILING`` pieces, and at most as many rows as fit into about 150 bytes in storage. Each request adds
+  a row, so a trainer that requests only a few pieces at a time soon has to finish some of them before it gets more.
+  Pieces requested together form a single row, however many there are.
 
-After each report, a trainer requests enough pieces to last for ``cover_s``, the time for which a master may be down. It
-requests all missing pieces as soon as a third of them is missing, so it holds at most three rows. Because at least two
-thirds are always present, the number of pieces that it aims for is one and a half times the number that it needs.
+After each report, a trainer aims for enough pieces to last for ``cover_s``, the time for which a master may be down. It
+requests the missing pieces once a third of the number is missing, so it holds at most three rows. Because at least two
+thirds are always there, the number that it aims for is one and a half times what it needs.
 
-Not guaranteed: that a trainer gets its full share. It never gets more than it requests.
+Not guaranteed: that a trainer gets its full share. It never gets more pieces than it requests.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from flightedl.domain.queue.backlog import Backlog
 #: Number of pieces that a trainer may always hold.
 HOLDING_FLOOR = 2
 HOLDING_CEILING = 64
-#: Number of short pieces that a trainer may hold, so that it has work until its report is answered.
+#: Number of short pieces that a trainer may hold, so that it does not run out of work before its report is answered.
 _SHORT_FLOOR = 4
-#: Typical number of seconds until a report is answered.
+#: Time, in seconds, that it usually takes until a report is answered.
 _ANSWER_S = 0.1
-#: A backlog gets no further row if it already stores more integers than three rows of complete tasks need.
+#: A backlog gets no more rows once it has more integers in storage than three rows of complete tasks.
 _NUMBERS_LIMIT = 15
 
 
 def may_hold_more(backlog: Backlog, todo: int, out: int, trainer_count: int, task_s: float | None) -> bool:
-    """True if a trainer may get one more piece.
+    """True if a trainer may get another piece.
 
     Args:
         backlog: The trainer's pieces.
@@ -56,7 +56,7 @@ def may_hold_more(backlog: Backlog, todo: int, out: int, trainer_count: int, tas
 
 
 def _floor(task_s: float | None) -> int:
-    """Return the number of pieces that a trainer may hold regardless of its share, including the running one."""
+    """Return how many pieces a trainer may hold regardless of its share, including the running piece."""
     if task_s is None:
         return HOLDING_FLOOR
     return min(max(1 + math.ceil(_ANSWER_S / max(task_s, 1e-3)), HOLDING_FLOOR), _SHORT_FLOOR)
@@ -76,6 +76,6 @@ def wanted_count(pace_s: float | None, cover_s: float) -> int:
 
 
 def count_to_ask_for(wanted: int, held: int) -> int:
-    """Return the number of pieces that a trainer should request now; 0 if less than a third is missing."""
+    """Return how many pieces a trainer should request now; 0 if fewer than a third of its pieces are missing."""
     missing = wanted - held
     return missing if missing >= math.ceil(wanted / 3) else 0

@@ -1,9 +1,9 @@
-"""Tasks of a mixture: every task contains records of all sources in proportion to their weights.
+"""Tasks of a mixture: each task contains records of all sources, in proportion to the sources' weights.
 
-A source is the stream of records in its chunks, in order. Task t covers records ``R t`` to ``R (t + 1)`` of the mixture
-and takes the next records of each stream. After any number of tasks, each source has contributed its share to within a
-few records. Within a task, records are shuffled as in any other task. The result depends only on the arguments, so a
-task and a batch identify a position in a mixture.
+A source is the stream of records in its chunks, in order. Task t consists of records ``R t`` to ``R (t + 1)`` of the
+mixture, which are the next records of each stream. After any number of tasks, each source has contributed its share to
+within a few records. The records of a task are shuffled as in any other task. Because the result depends only on the
+arguments, a task and a batch identify a position in the mixture.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
 
-#: End of an epoch: when the first source is exhausted ("first"), when every record was used once ("all"), or when every
-#: record was used and shorter sources were repeated ("repeat").
+#: When an epoch ends: when the first source is exhausted ("first"), when every record has been used once ("all"), or
+#: when every record has been used and shorter sources have been repeated ("repeat").
 STOPS = ("first", "all", "repeat")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
-    """Pieces of chunks, grouped by task. Arrays have the shape (piece count,), except for ``firsts``."""
+    """Pieces of chunks, grouped by task. All arrays except ``firsts`` have the shape (piece count,)."""
 
     chunks: Numbers
-    #: Number of records of the chunk before the piece.
+    #: Number of the chunk's records before the piece.
     skipped: Numbers
     #: Number of records in the piece.
     records: Numbers
-    #: Index of each task's first piece, (task count,).
+    #: Index of the first piece of each task, (task count,).
     firsts: Numbers
 
 
@@ -60,7 +60,7 @@ def mixed(
     greatest = int(np.argmax(shares))
     each = records_per_task or max(1, round(records[sources == greatest].mean() / shares[greatest]))
     ends = np.minimum(np.arange(-(-total // each) + 1) * each, total)
-    # Rounding the cumulative shares, rather than each share, gives every task its exact number of records.
+    # The cumulative shares are rounded instead of each share, so that every task has exactly its number of records.
     edges = np.rint(np.outer(np.concatenate([[0.0], np.cumsum(shares[:-1]), [1.0]]), ends)).astype(np.int64)
     given = np.maximum.accumulate(np.diff(edges, axis=0), axis=1)
     if stop == "repeat":
@@ -82,7 +82,7 @@ def mixed(
 
 
 def _pieces(records: Numbers, given: Numbers, *, is_cut: bool) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Return the task, the chunk, the number of skipped records and the number of records of each piece of one source.
+    """Return four arrays with one entry per piece of a source: task, chunk, records skipped, number of records.
 
     Args:
         records: Records of the source's chunks.

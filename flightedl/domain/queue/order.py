@@ -1,16 +1,16 @@
-"""Dispatch order of an epoch's tasks, which remains valid while tasks are being added.
+"""Order in which an epoch's tasks are assigned. It stays valid when tasks are added.
 
 Rules:
 
-* An epoch has one position per task. The ``base`` tasks that existed when it began are in the order of a keyed
-  permutation (the identity without shuffling). Tasks that join a running epoch follow in the order of their arrival;
-  from the next epoch on they are shuffled with the others. The order of an epoch is therefore fully described by two
-  numbers, ``base`` and ``size``.
-* The sizes of earlier epochs are kept while a pserver may restart from a checkpoint that lacks these epochs. Only
-  changes of the size are stored, so a dataset that never grew needs one entry. The newest entries are in ``recent``.
+* An epoch has one position per task. A keyed permutation (the identity if the epoch is not shuffled) orders the
+  ``base`` tasks that existed when the epoch began. Tasks that are added to a running epoch follow in the order of their
+  arrival; from the next epoch on they are shuffled with the others. Two numbers, ``base`` and ``size``, thus describe
+  the order of an epoch completely.
+* The sizes of earlier epochs are kept, because a pserver may restart from a checkpoint that lacks these epochs. Only
+  changes of the size are stored, so a dataset that never grew takes one entry. The newest entries are in ``recent``.
   They move in groups to ``older``, which is stored separately because it rarely changes.
 
-Not guaranteed: that epochs before the newest ``REMEMBERED`` changes can be reopened; ``find`` raises for older epochs.
+Not guaranteed: that epochs before the newest ``REMEMBERED`` changes can be reopened. ``find`` raises an error for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_o
 from flightedl.errors import NotFoundError
 
 REMEMBERED = 10_000
-#: Number of entries that move to ``older`` together; at least as many remain in ``recent``.
+#: Number of entries that move to ``older`` at once. At least as many remain in ``recent``.
 _PUT_AWAY = 16
 
 
@@ -35,7 +35,7 @@ SizeRow = tuple[int, int, int]
 
 
 class EpochOrder:
-    """The bijection between positions and tasks of one epoch.
+    """Bijection between the positions and the tasks of one epoch.
 
     Args:
         base: Number of tasks at the beginning of the epoch.
@@ -49,7 +49,7 @@ class EpochOrder:
         self.base = base
         self.size = size
         self._permutation = None if key is None else KeyedPermutation(base, key)
-        #: Cache for ``at``, which is called twice for each assigned task.
+        #: Cache for ``at``, which is called twice per assigned task.
         self._last = (-1, -1)
 
     def at(self, position: int) -> int:
@@ -67,7 +67,7 @@ class EpochOrder:
         return self._permutation.position_of(task)
 
     def positions(self, tasks: IntervalSet) -> IntervalSet:
-        """Return the positions of ``tasks``. O(tasks), unless they cover the base or the order is the identity."""
+        """Return the positions of ``tasks``. Takes O(tasks), unless they cover the base or nothing is shuffled."""
         if self._permutation is None or tasks.covers(0, self.base):
             return tasks.copy()
         found = tasks.within(self.base, self.size)
@@ -78,7 +78,7 @@ class EpochOrder:
 
 
 def _runs(values: Integers) -> Iterable[tuple[int, int]]:
-    """Return the half-open runs of consecutive integers in increasing ``values``, (n,) int64, n >= 1."""
+    """Return the runs of consecutive integers in ``values``, (n,) int64, n >= 1, increasing, as half-open ranges."""
     breaks = np.flatnonzero(np.diff(values) != 1) + 1
     starts = values[np.concatenate(([0], breaks))]
     ends = values[np.concatenate((breaks - 1, [values.size - 1]))] + 1
@@ -86,7 +86,7 @@ def _runs(values: Integers) -> Iterable[tuple[int, int]]:
 
 
 class EpochSizes:
-    """Number of tasks in each epoch, up to the current one.
+    """Number of tasks in each epoch up to the current one.
 
     Args:
         recent: Recent rows, in increasing order. Each row is valid until the first epoch of the next one.
@@ -106,7 +106,7 @@ class EpochSizes:
 
     @property
     def older(self) -> list[SizeRow]:
-        """The older rows, which change only in ``put_away``."""
+        """The older rows. Only ``put_away`` changes them."""
         return self._rows[: self._older_count]
 
     @property
@@ -134,7 +134,7 @@ class EpochSizes:
             self._rows.append((epoch, size, size))
 
     def grow(self, epoch: int, task_count: int, is_begun: bool) -> None:
-        """Add tasks. ``is_begun`` is True if some tasks of the current ``epoch`` have already been assigned."""
+        """Add tasks. ``is_begun`` is True if tasks of the current ``epoch`` have already been assigned."""
         base = self.find(epoch)[0] if is_begun else task_count
         row = (epoch, base, task_count)
         if self._rows[-1][0] == epoch:
@@ -143,9 +143,9 @@ class EpochSizes:
             self._rows.append(row)
 
     def put_away(self, needed_epoch: int) -> bool:
-        """Move the oldest recent rows to ``older`` if there are many. True if ``older`` was changed.
+        """Move the oldest recent rows to ``older`` if there are too many. True if this changed ``older``.
 
-        Also forgets the oldest rows beyond the limit, except those of ``needed_epoch`` and later epochs.
+        Also forgets the oldest rows above the limit, unless ``needed_epoch`` or a later epoch needs them.
         """
         if len(self._rows) - self._older_count < 2 * _PUT_AWAY:
             return False
@@ -158,5 +158,5 @@ class EpochSizes:
 
 @lru_cache(maxsize=16)
 def order_of(base: int, size: int, seed: int | None, epoch: int) -> EpochOrder:
-    """Return the order of one epoch; it is not shuffled if ``seed`` is None."""
+    """Return the order of one epoch. The epoch is not shuffled if ``seed`` is None."""
     return EpochOrder(base, size, None if seed is None else key_of(seed, epoch))

@@ -1,18 +1,17 @@
-"""Assigned pieces: the holders of each piece, their attempt numbers, and the times at which pieces began to run.
+"""Assigned pieces: their holders, their attempt numbers, and the times at which they began to run.
 
 Rules:
 
-* An attempt number identifies one holder of one piece. A piece has one holder, or two if a copy of it was assigned.
+* An attempt number identifies one holder of one piece. A piece has a second holder if a copy of it was assigned.
 * A holder is one *registration* of a trainer, identified by its name and generation. All pieces held under a name
   belong to the same registration.
 * A trainer works on its pieces in the order of their attempts: the first piece of its backlog *runs*, the others
-  *wait*. A piece's clock starts when the piece begins to run, that is, when it is assigned to an idle trainer, or when
-  the previous piece is reported or taken back.
-* After a restart of the master, the clock of a running piece is stopped until ``start_clocks``, and the piece's
-  duration remains unknown.
+  *wait*. A piece begins to run, and its clock starts, when it is assigned to an idle trainer, or when the piece before
+  it is reported or taken back.
+* After a restart of the master, the clocks of running pieces are stopped until ``start_clocks``, and the durations of
+  these pieces remain unknown.
 
-Not guaranteed: that a trainer has not begun a waiting piece. The trainer's report of the running piece may be in
-flight.
+Not guaranteed: that a trainer has not begun a waiting piece, because its report of the running piece may be in flight.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ class PendingPieces:
     def __init__(self) -> None:
         #: Attempt -> its piece, in increasing order of attempts.
         self._by_attempt: dict[int, Pending] = {}
-        #: Trainer -> its backlog; never an empty one.
+        #: Trainer -> its backlog, which is never empty.
         self._backlogs: dict[str, Backlog] = {}
-        #: (epoch, position) -> the assigned pieces of that task; never an empty list.
+        #: (epoch, position) -> the assigned pieces of that task, at least one.
         self._by_place: dict[tuple[int, int], list[Pending]] = {}
-        #: Epoch -> number of assigned pieces; never 0.
+        #: Epoch -> number of assigned pieces, at least 1.
         self._epochs: dict[int, int] = {}
-        #: Attempt -> holder, for exactly the pieces whose clock is running, ordered by start time.
+        #: Attempt -> holder, ordered by start time, for exactly those pieces whose clock is running.
         self._running: dict[int, Holder] = {}
-        #: True if the clocks of some running pieces are stopped.
+        #: True if the clock of some running piece is stopped.
         self._has_standing = False
 
     def __iter__(self) -> Iterator[Pending]:
@@ -96,7 +95,7 @@ class PendingPieces:
     def hand_out(
         self, piece: BatchRange, task: int, holder: Holder, now: float | None, done: Iterable[tuple[int, int]] = ()
     ) -> Pending:
-        """Assign a piece to its first holder. ``now`` is None if it was assigned earlier, at an unknown time."""
+        """Assign a piece to its first holder. ``now`` is None if this happened earlier, at an unknown time."""
         pending = Pending(piece, task, done=IntervalSet(done))
         self._by_place.setdefault((piece.epoch, piece.position), []).append(pending)
         self._epochs[piece.epoch] = self._epochs.get(piece.epoch, 0) + 1
@@ -122,7 +121,7 @@ class PendingPieces:
             self._backlogs[holder.trainer].renew()
 
     def drop_holder(self, pending: Pending, attempt: int, now: float, *, failed: bool) -> None:
-        """Remove a holder of a piece; the holder then begins its next piece. A piece without holders is removed too."""
+        """Remove a holder, which then begins its next piece. A piece without holders is removed as well."""
         holder = pending.holder(attempt)
         pending.holders.remove(holder)
         del self._by_attempt[attempt]
@@ -137,7 +136,8 @@ class PendingPieces:
         if failed:
             pending.piece = replace(pending.piece, failures=pending.piece.failures + 1)
         if pending.holders:
-            self._backlogs[pending.holders[0].trainer].renew()  # The rows contain the number of failures.
+            # The rows must be rebuilt, because they contain the number of failures.
+            self._backlogs[pending.holders[0].trainer].renew()
             return
         place = (pending.piece.epoch, pending.piece.position)
         self._by_place[place].remove(pending)
@@ -161,7 +161,7 @@ class PendingPieces:
         self._has_standing = False
 
     def progressed(self, trainer: str, now: float) -> None:
-        """Record that a trainer has finished a batch of its running piece, if it has one."""
+        """Record that a trainer has finished a batch of its running piece. Does nothing if it has no running piece."""
         if (backlog := self._backlogs.get(trainer)) is not None:
             backlog.pieces[backlog.first_attempt].holder(backlog.first_attempt).progress_s = now
 
@@ -170,12 +170,12 @@ class PendingPieces:
         self._running[holder.attempt] = holder
 
     def running(self) -> Iterator[tuple[Holder, Pending]]:
-        """Yield every running piece whose clock is running, earliest start first."""
+        """Yield all running pieces whose clock is running, starting with the earliest."""
         for attempt, holder in self._running.items():
             yield holder, self._by_attempt[attempt]
 
     def copyable_waiting(self, epoch: int, failures_below: int) -> Pending | None:
-        """Return the last waiting piece that may be copied from the longest backlog, or None."""
+        """Return the last copyable waiting piece of the longest backlog, or None."""
         found: Pending | None = None
         longest = 1
         for backlog in self._backlogs.values():
@@ -186,7 +186,7 @@ class PendingPieces:
         return found
 
     def copyable_running(self, epoch: int, failures_below: int) -> tuple[Pending, float] | None:
-        """Return the piece that has been running longest and may be copied, with its start time, or None."""
+        """Return the copyable piece that has been running longest, with its start time, or None."""
         for attempt, holder in self._running.items():
             pending = self._by_attempt[attempt]
             if _is_copyable(pending, epoch, failures_below) and holder.since_s is not None:

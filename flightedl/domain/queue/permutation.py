@@ -1,20 +1,20 @@
-"""A keyed permutation of 0 … size-1 that needs no memory, used as the dispatch order of an epoch.
+"""A keyed permutation of 0 … size-1 that takes no memory. It orders the tasks of an epoch.
 
 Rules:
 
 * ``at(position)`` and ``position_of(task)`` are inverses of each other for every size and key, and each takes O(1)
   time.
-* The order is the same in every release, with every version of Python and NumPy, and on every processor, because it
-  uses only integers modulo 2**64 and an explicit mixing function (the finalizer of splitmix64, Steele, Lea and Flood
-  2014). Golden values in the tests verify it. Changing the number of rounds or the mixing function changes the stored
-  format.
+* The order is the same in every release, for every version of Python and NumPy, and on every processor, because it is
+  computed from integers modulo 2**64 with an explicit mixing function (the finalizer of splitmix64, Steele, Lea and
+  Flood 2014). Tests compare it with golden values. A change in the number of rounds or in the mixing function would be
+  a change of the stored format.
 
-A Feistel network over ``bits = bit_length(size - 1)`` bits is a bijection of 0 … 2**bits - 1, for any round function. A
-value outside 0 … size-1 passes through the network again until it is inside (cycle walking, Black and Rogaway 2002). As
-2**bits < 2 * size, this takes less than two passes on average. The two halves are updated in turn, so their widths may
-differ by one bit.
+A Feistel network over ``bits = bit_length(size - 1)`` bits is a bijection of 0 … 2**bits - 1 for any round function. If
+the result is outside 0 … size-1, it is passed through the network again until it is inside (cycle walking, Black and
+Rogaway 2002). As 2**bits < 2 * size, this takes fewer than two passes on average. The network changes its two halves in
+turn, so their widths may differ by one bit.
 
-Not guaranteed: secrecy, or that every one of the size! orders can occur.
+Not guaranteed: secrecy. Nor can each of the size! orders occur.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def mix(value: int) -> int:
 
 
 def key_of(*parts: int) -> int:
-    """Derive a 64-bit key from integers, each taken modulo 2**64; their order matters."""
+    """Derive a 64-bit key from integers, which are taken modulo 2**64. Their order matters."""
     key = 0
     for part in parts:
         key = mix((key + _GOLDEN + mix(part & _MASK)) & _MASK)
@@ -49,7 +49,7 @@ def key_of(*parts: int) -> int:
 
 
 class KeyedPermutation:
-    """A bijection of 0 … size-1 chosen by ``key`` (taken modulo 2**64)."""
+    """A bijection of 0 … size-1, selected by ``key`` (taken modulo 2**64)."""
 
     __slots__ = ("_high_mask", "_keys", "_low_bits", "_low_mask", "size")
 
@@ -64,7 +64,7 @@ class KeyedPermutation:
         self._keys = tuple(key_of(key, number) for number in range(_ROUNDS))
 
     def at(self, position: int) -> int:
-        """Return the element at ``position``. Raises IndexError outside 0 … size-1."""
+        """Return the element at ``position``. Raises IndexError if it is outside 0 … size-1."""
         self._check(position)
         value = position
         while True:
@@ -73,7 +73,7 @@ class KeyedPermutation:
                 return value
 
     def position_of(self, element: int) -> int:
-        """Return the position of ``element``. Raises IndexError outside 0 … size-1."""
+        """Return the position of ``element``. Raises IndexError if it is outside 0 … size-1."""
         self._check(element)
         value = element
         while True:

@@ -1,11 +1,12 @@
-"""Reopening of done tasks whose updates were lost with a pserver.
+"""Repeats done tasks whose updates were lost with a pserver.
 
-Reopened tasks are stored as runs of positions. Usually there are few runs, because done tasks are contiguous in
-*dispatch order*: they are all tasks below the cursor, except for a few open ones. A checkpoint contains the tasks that
-were done at an earlier cursor, so the tasks to reopen form a few runs, however many tasks there are. If there are more
-runs than the limit, for example after reopening arbitrary tasks, the narrowest gaps between the runs are reopened as
-well. Doing so costs only time, because pservers answer repeated batches with "already applied". A gap is filled only if
-all its tasks are done.
+Reopened tasks are stored as runs of positions. There are usually few runs, because done tasks are contiguous in
+*dispatch order*: all tasks below the cursor are done, except for a few open ones. A checkpoint contains the tasks that
+were done at an earlier cursor, so the tasks to reopen also form few runs, however many tasks there are.
+
+If there are more runs than the limit, for example because arbitrary tasks were reopened, the narrowest gaps between the
+runs are reopened as well. This costs only time, because pservers answer repeated batches with "already applied". A gap
+can be filled only if all of its tasks are done.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from flightedl.domain.queue.state import QueueState
 from flightedl.domain.queue.values import BatchRange
 from flightedl.errors import UsageError
 
-#: Maximum number of runs of reopened tasks per epoch.
+#: Maximum number of runs of reopened tasks in an epoch.
 RUNS_LIMIT = 128
 
 Stretches = Iterable[tuple[int, int]]
 
 
 def reopen(state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, Stretches]) -> int:
-    """Reopen the done batches of ``tasks`` and ``parts``; see ``TaskQueue.reopen``."""
+    """Reopen the done batches of ``tasks`` and ``parts`` (see ``TaskQueue.reopen``)."""
     wanted, batches = _checked(state, epoch, tasks, parts)
     positions = state.order(epoch).positions(wanted).within(0, state.begun(epoch))
     blocked = state.incomplete_positions(epoch)
@@ -54,9 +55,9 @@ def reopen(state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, 
 
 
 def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int) -> IntervalSet:
-    """Return ``positions`` with the narrowest gaps filled, so that at most ``limit`` runs remain.
+    """Return ``positions`` after filling the narrowest gaps, so that at most ``limit`` runs remain.
 
-    Gaps that contain obstacles are not filled, so more than ``limit`` runs may remain.
+    Gaps that contain obstacles are not filled, so the result may have more than ``limit`` runs.
     """
     if positions.interval_count <= limit:
         return positions
@@ -65,7 +66,7 @@ def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int)
     gaps = [gap for gap in gaps if not obstacles.overlaps(*gap)]
     gaps.sort(key=lambda gap: gap[1] - gap[0])
     filled = sorted(gaps[: positions.interval_count - limit])
-    # Rebuild the list once, because filling each gap separately would move the rest of the list each time.
+    # Rebuild the list once. Filling each gap separately would move the rest of the list each time.
     joined = dict(filled)
     merged: list[tuple[int, int]] = []
     for start, end in intervals:
@@ -79,7 +80,7 @@ def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int)
 def _checked(
     state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, Stretches]
 ) -> tuple[IntervalSet, dict[int, IntervalSet]]:
-    """Validate the arguments of ``reopen``. Return (tasks, position -> batches of tasks that have been assigned)."""
+    """Validate the arguments of ``reopen``. Return (tasks, position -> batches) for tasks that have been assigned."""
     size = state.epoch_size(epoch)
     try:
         wanted = IntervalSet(tasks)
@@ -104,7 +105,7 @@ def _checked(
 
 
 def _reopen_batches(state: QueueState, epoch: int, position: int, wanted: IntervalSet) -> int:
-    """Reopen the done batches among ``wanted`` of one task. Return 1 if there are any, otherwise 0."""
+    """Reopen those done batches of one task that are in ``wanted``. Return 1 if there are any, otherwise 0."""
     done = wanted.copy()
     for batches in (*state.open_batches(epoch, position), *state.failed.at((epoch, position))):
         done.difference_update(batches)

@@ -1,11 +1,11 @@
-"""Data of a task queue, with queries on it and its invariants.
+"""Data of a task queue, with its queries and invariants.
 
-The tests verify these invariants with ``check`` after every event:
+Tests verify these invariants with ``check`` after every event:
 
-* Every batch of every begun epoch is in exactly one state: *todo* (its position is at or above the cursor, or it
-  waits), *pending*, *failed* (or *dropped*), or *done* if it is in none of these states.
-* No table contains tasks of later epochs, or tasks of the current epoch at or above the cursor.
-* The current epoch is incomplete, because the event that completes an epoch also ends it.
+* Each batch of each begun epoch is in exactly one state: *todo* (its position is at or above the cursor, or it waits),
+  *pending*, *failed* (or *dropped*), or *done* if it is in none of the others.
+* No table contains tasks of later epochs, or tasks of the current epoch that are at or above the cursor.
+* The current epoch is incomplete, because the event that completes an epoch also ends the epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flightedl.messages.tasks import Assignment
 
 
 class QueueState:
-    """The queue's tables and counters. ``TaskQueue`` contains the rules by which they change."""
+    """Tables and counters of the queue. ``TaskQueue`` contains the rules for changing them."""
 
     __slots__ = (
         "average_count",
@@ -60,7 +60,7 @@ class QueueState:
         self.revision = 0
         #: The epoch whose tasks are being assigned; ``settings.epochs`` once all epochs have ended.
         self.epoch = 0
-        #: The first position of the epoch that has not been assigned yet.
+        #: First position of the epoch that has not been assigned yet.
         self.cursor = 0
         self.next_attempt = 1
         self.sizes = EpochSizes([(0, settings.task_count, settings.task_count)])
@@ -69,29 +69,29 @@ class QueueState:
         #: Not stored.
         self.clock = WorkClock()
         self.pending = PendingPieces()
-        #: Promises for the next or the current epoch; not stored.
+        #: Promises for the current or the next epoch; not stored.
         self.promises = Promises()
         self.waiting = WaitingPieces(settings.attempts_limit, self.batch_count)
         self.failed = FailedPieces(settings.failed_limit)
         self.losses = Losses()
-        #: (epoch, position) -> attempts of a task's finished pieces, kept while other pieces of the task are open.
+        #: (epoch, position) -> attempts in which pieces of a task were finished, while its other pieces are open.
         self.finished_parts: dict[tuple[int, int], list[int]] = {}
-        #: True if the job was stopped, in which case only due tasks are assigned.
+        #: True if the job was stopped. Only due tasks are then assigned.
         self.is_stopped = False
-        #: Epoch -> positions of open tasks that must be done even though the job is stopped; never an empty set.
+        #: Epoch -> positions of open tasks that must be done even though the job is stopped; the set is never empty.
         self.due: dict[int, IntervalSet] = {}
-        #: Moving average of the duration of complete tasks; None until a first task is done.
+        #: Moving average of the duration of complete tasks; None until a complete task is done.
         self.average_s: float | None = None
         #: Number of averaged tasks.
         self.average_count = 0
-        #: Duration of the most recently finished complete task; not stored.
+        #: Duration of the last complete task that was finished; not stored.
         self.last_s: float | None = None
         self.copies = 0
 
     # order and sizes
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return the dispatch order of an epoch. Raises NotFoundError if the epoch was forgotten."""
+        """Return the order of an epoch's tasks. Raises NotFoundError if the epoch has been forgotten."""
         return order_of(*self.sizes.find(epoch), self.seeds.find(epoch), epoch)
 
     @property
@@ -99,15 +99,15 @@ class QueueState:
         return self.sizes.task_count
 
     def epoch_size(self, epoch: int) -> int:
-        """Return the number of tasks of a begun epoch. Raises NotFoundError if the epoch was forgotten."""
+        """Return the number of tasks in a begun epoch. Raises NotFoundError if the epoch has been forgotten."""
         return self.sizes.find(epoch)[1]
 
     def seed_of(self, epoch: int) -> int | None:
-        """Return the seed that shuffles an epoch's tasks and their records; None if they are not shuffled."""
+        """Return the seed that shuffles an epoch's tasks and records; None if they are not shuffled."""
         return self.seeds.find(epoch)
 
     def assignment(self, pending: Pending, attempt: int) -> Assignment:
-        """Return a piece as the message sent to the holder with this attempt number."""
+        """Return a piece as the message to the holder with this attempt number."""
         return self._assignment(pending.piece, pending.task, attempt)
 
     def _assignment(self, piece: BatchRange, task: int, attempt: int) -> Assignment:
@@ -123,7 +123,7 @@ class QueueState:
         )
 
     def begun(self, epoch: int) -> int:
-        """Return the end of the range of an epoch's positions that have been assigned."""
+        """Return the end of an epoch's assigned positions."""
         return self.cursor if epoch == self.epoch else self.epoch_size(epoch)
 
     @property
@@ -135,11 +135,11 @@ class QueueState:
         return self.epoch + (self.cursor > 0)
 
     def todo(self, epoch: int) -> int:
-        """Return the number of unassigned complete tasks of an epoch, excluding suspects. O(1)."""
+        """Return the number of an epoch's unassigned complete tasks that are not suspect. O(1)."""
         return self.epoch_size(epoch) - self.begun(epoch) + self.waiting.count_complete(epoch)
 
     def next_order(self) -> EpochOrder | None:
-        """Return the order of the next epoch; None if there is no next epoch or its order may still change."""
+        """Return the order of the next epoch; None if there is no next epoch, or its order may still change."""
         if self.is_last or not self.growth_ended:
             return None
         count = self.sizes.task_count
@@ -172,7 +172,7 @@ class QueueState:
 
     @property
     def is_past_last(self) -> bool:
-        """True if all epochs have ended; reopened tasks may still be open."""
+        """True if all epochs have ended. Reopened tasks may still be open."""
         ended = self.settings.epochs is not None and self.epoch >= self.settings.epochs
         return ended or (self.sizes.task_count == 0 and self.growth_ended)
 
@@ -186,7 +186,7 @@ class QueueState:
 
     @property
     def next_epoch(self) -> int | None:
-        """The epoch whose tasks are assigned next; None if no task remains to be done."""
+        """The epoch from which the next task is assigned; None if no task remains."""
         if self.is_stopped:
             return min({*self.due, *self.pending.epochs}, default=None)
         lowest = self.lowest_open_epoch
@@ -200,7 +200,7 @@ class QueueState:
 
     @property
     def is_over(self) -> bool:
-        """True if no task remains to be done: either all are done, or the job was stopped and none is due."""
+        """True if no task remains: all are done, or the job was stopped and none is due."""
         return self.next_epoch is None
 
     @property
@@ -209,23 +209,23 @@ class QueueState:
 
     @property
     def has_more(self) -> bool:
-        """True if this or an earlier epoch has unassigned tasks, or if all epochs have ended."""
+        """True if this or an earlier epoch has unassigned tasks. Also true if all epochs have ended."""
         if self.is_past_last or self.cursor < self.epoch_size(self.epoch):
             return True
         return self.waiting.lowest_epoch is not None
 
     @property
     def has_todo(self) -> bool:
-        """True if the epoch whose tasks are assigned next (maybe before the current one) has unassigned pieces."""
+        """True if the epoch from which tasks are assigned next, maybe an earlier one, has unassigned pieces."""
         if (epoch := self.next_epoch) is None:
             return False
         has_new = epoch == self.epoch and not self.is_past_last and self.cursor < self.epoch_size(epoch)
         return has_new or self.waiting.is_open(epoch)
 
     def should_end_now(self, now: float) -> bool:
-        """True if only running pieces of the epoch remain, and all have run for about as long as the last task took.
+        """True if the epoch has only running pieces, all of which have run for about as long as the last task took.
 
-        The duration of the last task is scaled to the size of each piece, minus half a batch. O(trainers).
+        The duration of the last task is scaled to the size of each piece, less half a batch. O(trainers).
         """
         now = self.clock.at(now)
         last_s = self.last_s
@@ -248,7 +248,7 @@ class QueueState:
 
     @property
     def is_complete(self) -> bool:
-        """True if the current epoch may end: it and all earlier epochs have no open tasks, and none can be added."""
+        """True if the current epoch may end: neither it nor an earlier one has open tasks, and none can be added."""
         if self.is_past_last or self.cursor < self.epoch_size(self.epoch) or self.lowest_open_epoch is not None:
             return False
         return self.growth_ended or (self.epoch_size(self.epoch) > 0 and not self.is_last)
@@ -262,7 +262,7 @@ class QueueState:
         }
 
     def longest_running(self, count: int, now: float) -> list[tuple[str, BatchRange, int, float]]:
-        """Return (trainer, piece, task, seconds) of the ``count`` pieces that have run longest."""
+        """Return (trainer, piece, task, seconds) for the ``count`` pieces that have been running longest."""
         now = self.clock.at(now)
         return [
             (holder.trainer, pending.piece, pending.task, now - (holder.since_s or 0.0))
@@ -276,7 +276,7 @@ class QueueState:
         return bool(self.pending.held_by(trainer))
 
     def is_current(self, trainer: str, attempt: int, generation: int = 0) -> bool:
-        """True if this registration of a trainer holds a piece under this attempt. O(1)."""
+        """True if this registration of a trainer holds a piece with this attempt number. O(1)."""
         return self.pending.is_holder(trainer, generation, attempt)
 
     def registrations(self) -> dict[str, int]:
@@ -285,13 +285,13 @@ class QueueState:
     # queries for people
 
     def unfinished(self, limit: int) -> list[tuple[int, int]]:
-        """Return (epoch, task) of up to ``limit`` tasks that keep a stopped job from ending."""
+        """Return (epoch, task) for up to ``limit`` tasks that prevent a stopped job from ending."""
         due = ((epoch, at) for epoch, positions in self.due.items() for run in positions for at in range(*run))
         places = {*itertools.islice(due, limit), *self.pending.places()}
         return [(epoch, self.order(epoch).at(position)) for epoch, position in sorted(places)[:limit]]
 
     def counts(self) -> Counts:
-        """Return the number of tasks in each state, for the current or the last epoch. O(open and failed pieces)."""
+        """Return the number of tasks in each state, in the current or the last epoch. O(open and failed pieces)."""
         epoch = self.epoch
         if self.settings.epochs is not None:
             epoch = min(epoch, self.settings.epochs - 1)
@@ -346,18 +346,18 @@ class QueueState:
             raise UsageError(f"epoch {epoch + 1} has not begun")
 
     def incomplete_positions(self, epoch: int) -> set[int]:
-        """Return the positions of an epoch's tasks that are pending, split, or have failed or dropped batches."""
+        """Return the positions of an epoch's tasks that are pending or split, or have failed or dropped batches."""
         places = [*self.pending.places(), *self.failed.failed.places(), *self.failed.dropped.places()]
         places += [(piece.epoch, piece.position) for piece in self.waiting.pieces]
         return {position for place, position in places if place == epoch}
 
     def incomplete(self, epoch: int) -> IntervalSet:
-        """Return the tasks at an epoch's ``incomplete_positions``. Raises NotFoundError if the epoch was forgotten."""
+        """Return the tasks at an epoch's ``incomplete_positions``. Raises NotFoundError for a forgotten epoch."""
         order = self.order(epoch)
         return IntervalSet.of(order.at(position) for position in self.incomplete_positions(epoch))
 
     def open_batches(self, epoch: int, position: int) -> tuple[IntervalSet, IntervalSet]:
-        """Return (waiting batches, pending batches) of the task at an assigned position."""
+        """Return (waiting batches, pending batches) of the task at a position that has been assigned."""
         waiting = IntervalSet((piece.first_batch, piece.end_batch) for piece in self.waiting.at(epoch, position))
         pending = self.pending.at(epoch, position)
         out = IntervalSet((each.piece.first_batch, each.piece.end_batch) for each in pending)

@@ -1,15 +1,15 @@
-"""Stored form of a task queue, as JSON.
+"""A task queue in its stored form, as JSON.
 
 Rules:
 
-* There are two documents. The *dispatch* document changes with every assignment. It contains a fixed part, the name of
-  each trainer once, and about 30 bytes per row. Consecutive tasks that were assigned together, or that are waiting,
-  form one row; see ``backlog`` and ``waiting``. The *failures* document changes only when a piece is quarantined,
-  retried or dropped, or when old sizes of epochs are moved to it. The dispatch document contains its serial number, so
-  that a pair of documents from different times is detected.
-* Times are not stored, because they have no meaning in another process.
-* A document with an unknown version, or with missing or unknown fields, raises CorruptError.
-* A restored queue is checked against all invariants before it is used.
+* There are two documents. The *dispatch* document changes with every assignment. It contains a fixed part, each
+  trainer's name once, and about 30 bytes per row. Consecutive tasks form one row if they were assigned together, or if
+  they are waiting (see ``backlog``, ``waiting``). The *failures* document changes only when a piece is quarantined,
+  retried or dropped, or when old sizes of epochs move to it. The dispatch document contains the serial number of the
+  failures document, to detect documents that do not belong together.
+* Times are not stored, because they mean nothing in another process.
+* A document with an unknown version, an unknown field or a missing field raises CorruptError.
+* All invariants of a restored queue are checked before the queue is used.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class HeldDocument(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The backlog of one registration of a trainer."""
 
     generation: Natural
-    #: See ``backlog``. A piece with two holders appears in the rows of both.
+    #: Rows as in ``backlog``. A piece with two holders is in the rows of both.
     rows: list[list[Natural]]
 
 
 class DispatchDocument(_Document, kw_only=True):
-    """The queue's counters and open tasks."""
+    """Counters of the queue, and its open tasks."""
 
     #: (first epoch, seed or None), see ``seeds``.
     seeds: list[tuple[Natural, Natural | None]]
@@ -56,7 +56,7 @@ class DispatchDocument(_Document, kw_only=True):
     epoch: Natural
     cursor: Natural
     next_attempt: Natural
-    #: Recent epoch sizes: (first epoch, base, size), see ``order``.
+    #: Recent sizes of epochs, as in ``order``: (first epoch, base, size).
     sizes: list[tuple[Natural, Natural, Natural]]
     growth_ended: bool = False
     #: Trainer -> its backlog, which is never empty.
@@ -65,9 +65,9 @@ class DispatchDocument(_Document, kw_only=True):
     runs: list[tuple[Natural, Natural, Natural, Natural]] = []
     #: Other waiting pieces: (epoch, position, first batch, end batch, failures).
     parts: list[tuple[Natural, Natural, Natural, Natural, Natural]] = []
-    #: Finished pieces of tasks that have other open pieces: (epoch, position, attempts).
+    #: Finished pieces of tasks with other, open pieces: (epoch, position, attempts).
     finished_parts: list[tuple[Natural, Natural, list[Natural]]] = []
-    #: Positions of tasks that must be done even though the job is stopped: (epoch, ``IntervalSet.encode``).
+    #: Positions of tasks that must be done even though the job is stopped, as (epoch, ``IntervalSet.encode``).
     due: list[tuple[Natural, bytes]] = []
     average_s: float | None = None
     average_count: Natural = 0
@@ -76,7 +76,7 @@ class DispatchDocument(_Document, kw_only=True):
 
 
 class FailuresDocument(_Document, kw_only=True):
-    """Data that rarely changes: quarantined batches and old epoch sizes."""
+    """Data that rarely changes: quarantined batches, and old sizes of epochs."""
 
     serial: Natural
     #: (epoch, position, first batch, end batch, …).
@@ -84,7 +84,7 @@ class FailuresDocument(_Document, kw_only=True):
     dropped: list[list[Natural]] = []
     details: list[FailedPiece] = []
     forgotten: Natural = 0
-    #: Older epoch sizes, in the same form as in the dispatch document.
+    #: Older sizes of epochs, in the same form as the recent ones.
     sizes: list[tuple[Natural, Natural, Natural]] = []
 
 
@@ -116,7 +116,7 @@ def _decoded(data: bytes | msgspec.Raw, kind: type[Document]) -> Document:
     return document
 
 
-#: Attributes that have the same names in the state and in the dispatch document.
+#: Attributes with the same names in the state and in the dispatch document.
 _COUNTERS = (
     *("revision", "epoch", "cursor", "next_attempt"),
     *("growth_ended", "average_s", "average_count", "copies"),
@@ -174,9 +174,9 @@ def _encode_failures(state: QueueState) -> bytes:
 
 
 def restore(state: QueueState, data: bytes, failures: bytes | None, *, may_reseed: bool) -> None:
-    """Fill a new ``state`` from its documents. If ``failures`` is None, ``data`` contains both documents.
+    """Fill a new ``state`` from its documents. ``data`` contains both if ``failures`` is None.
 
-    With ``may_reseed``, epochs that have not begun get the seed in the settings.
+    If ``may_reseed`` is true, epochs that have not begun get the seed in the settings.
 
     Raises:
         CorruptError: the documents cannot be read, or do not belong together.
@@ -206,7 +206,7 @@ def _both_of(data: bytes) -> tuple[DispatchDocument, FailuresDocument]:
 
 
 def progress_of(queue: bytes) -> tuple[int, int, int]:
-    """Return (epoch, number of done or failed tasks, number of tasks) for the last begun epoch of a stored queue.
+    """Return (epoch, number of done or failed tasks, number of tasks) for the last epoch that a stored queue began.
 
     Raises:
         CorruptError: ``queue`` is not an output of ``encode``.
@@ -224,7 +224,7 @@ def progress_of(queue: bytes) -> tuple[int, int, int]:
 
 
 def is_over(dispatch: bytes, epochs: int | None) -> bool:
-    """True if a stored queue was done, that is, no task of ``epochs`` epochs is open.
+    """True if a stored queue was done: none of the tasks in ``epochs`` epochs is open.
 
     Raises:
         CorruptError: ``dispatch`` is not a dispatch document.
@@ -309,7 +309,7 @@ def _restore_held(state: QueueState, document: DispatchDocument) -> None:
 
 
 def _pieces_of(state: QueueState, row: list[int]) -> list[tuple[int, BatchRange, list[tuple[int, int]]]]:
-    """Return (attempt, piece, done ranges) for each piece of a row."""
+    """Return (attempt, piece, done ranges) for each piece in a row."""
     epoch, position, count, failures, attempt, *stretch = row
     if stretch:
         first, end, *done = stretch

@@ -1,47 +1,50 @@
-"""The task queue: assigns the batches of each epoch to trainers, so that each is done exactly once.
+"""The task queue: assigns the batches of each epoch to trainers so that each batch is done exactly once.
 
 Rules:
 
-* Methods take events with the time ``now`` (monotonic seconds, from one clock per process) and return values. An
-  invalid event raises one of ``flightedl.errors`` and changes nothing.
+* Methods take events along with the time ``now`` (monotonic seconds, from one clock per process), and return values. An
+  invalid event raises one of the errors in ``flightedl.errors`` and changes nothing.
 * A trainer is identified by its name and the *generation* of its registration. All pieces held under a name belong to
   one generation. Reports from another generation are rejected, and that generation gets no pieces until
-  ``trainer_departed`` has taken back those of the old generation.
-* A *piece* is a range of batches of one task, usually all of them. Each assignment of a piece has a new *attempt*
-  number, which distinguishes current reports from stale ones.
+  ``trainer_departed`` has taken back those of the old one.
+* A *piece* is a range of batches of one task, usually all of them. Each assignment of a piece gets a new *attempt*
+  number, which distinguishes current reports from outdated ones.
 * A trainer works on its pieces in the order of assignment. Its oldest unreported piece *runs*; the clock of this piece
-  starts when the previous one is reported. All other pieces wait in the trainer's backlog, see ``pending``.
-* A piece is taken back if its trainer returns it (``give_back``, not counted as a failure), fails (``fail``), departs
-  (``trainer_departed``), or exceeds the timeout (``tick``). The timeout is a multiple of tasks' average duration or,
-  until the first task is finished, a limit on the time without progress. Clocks are stopped while pservers are down,
-  see ``clock``. When a trainer departs or a timeout expires, its entire backlog is taken back. Only pieces that may be
+  starts when the one before it is reported. All other pieces wait in the trainer's backlog (see ``pending``).
+* A piece is taken back if its trainer returns it (``give_back``, which does not count as a failure), fails (``fail``),
+  departs (``trainer_departed``), or exceeds the timeout (``tick``). The timeout is a multiple of the average duration
+  of tasks; until the first task is finished, it limits the time without progress. Clocks are stopped while pservers are
+  down (see ``clock``).
+* When a trainer departs or a timeout expires, the trainer's entire backlog is taken back, but only pieces that may be
   at fault count as failed: the running one and, if the trainer died, the next one, whose records it may have been
   reading. Waiting pieces are assigned before new ones, so only a few are waiting at any time.
-* The number of a trainer's pieces is limited, so that no trainer hoards near the end of an epoch: see ``fair_share``.
-* Epochs are a barrier. No task of an epoch is assigned while an earlier epoch has open pieces, including reopened ones.
-  Trainers may read ahead the tasks of the next epoch that were promised to them: see ``ahead``.
-* For data without a model, a piece that is taken back no longer includes its done batches (``note_done``).
-* A piece that has failed ``attempts_limit`` times is *suspect*. It is split, around the failing batch if it is known,
-  otherwise in halves, until single batches are left. A batch that fails ``confirmations`` more times is quarantined.
-  The loss of a trainer counts less than a reported failure, and does not count at all while other trainers are also
-  being lost: see ``bisection``. Suspects are assigned only to trainers that hold nothing else, and such a trainer gets
-  nothing else until the suspect is done, so no valid piece is quarantined because another piece killed its trainer.
-  They are assigned last in their epoch, or first once ``SUSPECTS_LIMIT`` of them are waiting.
+* The number of pieces that a trainer holds is limited, so that no trainer hoards near the end of an epoch (see
+  ``fair_share``).
+* Epochs are barriers: no task of an epoch is assigned while an earlier epoch has open pieces, including reopened ones.
+  Trainers may read ahead those tasks of the next epoch that were promised to them (see ``ahead``).
+* For data without a model, done batches (``note_done``) are removed from a piece that is taken back.
+* A piece that has failed ``attempts_limit`` times is *suspect*. It is split, around the failing batch if that batch is
+  known, otherwise in halves, until single batches are left. A batch that then fails ``confirmations`` more times is
+  quarantined. The loss of a trainer weighs less than a reported failure, and nothing while other trainers are being
+  lost too (see ``bisection``).
+* A suspect is assigned only to a trainer that holds nothing else, and the trainer gets nothing else until the suspect
+  is done. So no valid piece is quarantined because another piece killed its trainer. Suspects are assigned last in
+  their epoch, or first if ``SUSPECTS_LIMIT`` of them are waiting.
 * Near the end of an epoch, an idle trainer gets a copy of the last waiting piece of the longest backlog. If no piece is
-  waiting, it gets a copy of the piece that has been running longest, provided that this is clearly longer than average.
-  The first trainer to finish wins.
+  waiting, it gets a copy of the piece that has been running longest, if this is clearly longer than average. The first
+  trainer to finish the piece wins.
 * Data without a model is never assigned to two trainers at the same time, because duplicates would not be detected. Its
-  pieces are not copied, and a piece is taken back only after ``stuck_after_s``. See ``deduplicate``.
+  pieces are not copied, and a piece is taken back only after ``stuck_after_s`` (see ``deduplicate``).
 * A stopped job (``stop``) begins no new tasks. It still assigns tasks that are *due*: reopened tasks, and tasks that
   only some blocks have applied (``claim``). The job is over when no task is pending or due.
 * ``reopen`` repeats done tasks whose updates a pserver has lost. They are stored as a limited number of runs of
-  positions. If there are more runs than the limit, the narrowest gaps of done tasks between them are reopened too,
-  which is harmless, because pservers answer their batches with "already applied".
+  positions. If there are more runs than the limit, done tasks in the narrowest gaps between them are reopened as well.
+  This does no harm, because pservers answer their batches with "already applied".
 
-Cost: an event is O(log(open pieces) + length of a backlog), looking for a copy is O(trainers), and ``encode`` is O(open
-rows). None of these costs depends on the number of tasks.
+Cost: an event takes O(log(open pieces) + length of a backlog), a search for a piece to copy takes O(trainers), and
+``encode`` takes O(open rows). No cost depends on the number of tasks.
 
-Not guaranteed: that trainers work on their pieces in order, or that the batches of a finished piece were actually
+Not guaranteed: that trainers work on their pieces in order, or that the batches of a finished piece have really been
 applied. The caller decides which reports to accept.
 """
 
@@ -77,18 +80,18 @@ from flightedl.errors import CorruptError, FencedError, JobFailedError, NotFound
 from flightedl.messages.tasks import Assignment
 
 SUSPECTS_LIMIT = 16
-#: Number of pieces that may be at fault when a trainer dies: the running one, and the one being read ahead.
+#: Number of pieces that may be at fault when a trainer dies: the one that runs, and the one being read ahead.
 _BEGUN_COUNT = 2
-#: Number of tasks over which the duration is averaged.
+#: Number of tasks whose durations the moving average covers.
 _AVERAGED_COUNT = 10
 _RETRY_FLOOR_S = 0.05
-#: A task counts as slow if it takes this many seconds longer than the average.
+#: A task counts as slow if it takes this many seconds longer than the average task.
 _COPY_AFTER_S = 0.05
 _RETRY_CEILING_S = 1.0
 
 
 class TaskQueue(QueueState):
-    """The task queue of one dataset; see the module's rules. Not thread-safe."""
+    """The task queue of one dataset; see the module's docstring for the rules. Not thread-safe."""
 
     __slots__ = ()
 
@@ -103,7 +106,7 @@ class TaskQueue(QueueState):
         trainer_count: int = 1,
         generation: int = 0,
     ) -> TaskGiven | NoTaskNow | EpochsDone:
-        """Assign one piece to a trainer that asks for work.
+        """Assign one piece to a trainer that requests work.
 
         Args:
             trainer: Name of the trainer.
@@ -144,9 +147,9 @@ class TaskQueue(QueueState):
         return self._copy_or_none(trainer, generation, epoch, now, is_idle=not held)
 
     def promise(self, trainer: str) -> tuple[Assignment, ...]:
-        """Return next-epoch tasks that a trainer may read, if this epoch has none left for it; see ``ahead``.
+        """Return tasks of the next epoch that a trainer may read, if this epoch has none left for it (see ``ahead``).
 
-        Their attempts are 0, because the trainer does not hold them.
+        Their attempt number is 0, because the trainer does not hold them.
         """
         if self.cursor < self.epoch_size(self.epoch) or self.waiting.lowest_epoch is not None:
             return ()
@@ -162,7 +165,7 @@ class TaskQueue(QueueState):
     def finish(
         self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
     ) -> Finished | AlreadyDone:
-        """Handle a trainer's report that every batch of a piece is done.
+        """Handle a trainer's report that all batches of a piece are done.
 
         Raises:
             FencedError: the attempt is no longer current, and the piece is not done.
@@ -181,9 +184,9 @@ class TaskQueue(QueueState):
     def note_done(
         self, trainer: str, attempt: int, done: Iterable[tuple[int, int]], now: float, *, generation: int = 0
     ) -> None:
-        """Record that some batches of a trainer's piece are done, so that they are not assigned again.
+        """Record that some batches of a trainer's piece are done, so that they are never assigned again.
 
-        Does nothing if batches are deduplicated or the attempt is no longer current.
+        Does nothing if batches are deduplicated or the attempt is outdated.
         """
         now = self._time(now)
         if self.settings.is_deduplicated or not self.pending.is_holder(trainer, generation, attempt):
@@ -209,7 +212,7 @@ class TaskQueue(QueueState):
         batch: int | None = None,
         generation: int = 0,
     ) -> Effects:
-        """Handle a trainer's report that a piece failed; ``batch`` is the failing batch of the task if known.
+        """Handle a trainer's report that a piece has failed. ``batch`` is the failing batch of the task, if known.
 
         Raises:
             FencedError: the attempt is no longer current, and the piece is not done.
@@ -221,7 +224,7 @@ class TaskQueue(QueueState):
     def give_back(
         self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
     ) -> Effects:
-        """Take back a piece that a trainer returns; this is not counted as a failure.
+        """Take back a piece that a trainer returns. This does not count as a failure.
 
         Raises:
             FencedError: the attempt is no longer current, and the piece is not done.
@@ -231,19 +234,19 @@ class TaskQueue(QueueState):
         return () if pending is None else self._lose(pending, attempt, now, None)
 
     def trainer_departed(self, trainer: str, now: float, is_graceful: bool = False) -> Effects:
-        """Take back all pieces of a trainer that has gone.
+        """Take back all pieces of a trainer that is gone.
 
-        Pieces that the trainer may have begun count as failed, unless ``is_graceful``.
+        Unless ``is_graceful`` is true, the pieces that the trainer may have begun count as failed.
         """
         now = self._time(now)
         self.promises.forget(trainer)
         return self._lose_all(trainer, now, "its trainer died or lost its lease", 0 if is_graceful else _BEGUN_COUNT)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> Effects:
-        """Take back expired pieces together with their trainers' backlogs. Call this about once per second.
+        """Take back pieces that have timed out, with their trainers' backlogs. Call this about once per second.
 
-        Clocks are stopped while ``is_held_up``, because no piece can run while a pserver is down. ``progressed``
-        contains the trainers that have finished a batch since the last call.
+        While ``is_held_up`` is true, clocks are stopped, because no piece can run while a pserver is down.
+        ``progressed`` lists the trainers that have finished a batch since the last call.
         """
         self.clock.go(now, is_stopped=is_held_up)
         now = self._time(now)
@@ -261,7 +264,7 @@ class TaskQueue(QueueState):
     def reopen(
         self, epoch: int, tasks: Iterable[tuple[int, int]], parts: Mapping[int, Iterable[tuple[int, int]]] | None = None
     ) -> int:
-        """Make done batches of some tasks todo again, because their updates were lost.
+        """Return done batches of some tasks to the state todo, because their updates were lost.
 
         Args:
             epoch: An epoch that has begun.
@@ -279,12 +282,12 @@ class TaskQueue(QueueState):
         return reopening.reopen(self, epoch, tasks, parts or {})
 
     def stop(self) -> None:
-        """Stop beginning new tasks. Tasks that are neither pending nor due remain undone."""
+        """Begin no more tasks. Tasks that are neither pending nor due are not done."""
         self.is_stopped = True
         self.revision += 1
 
     def claim(self, epoch: int, tasks: Iterable[int]) -> int:
-        """Make tasks of a begun epoch due, so that they are finished before a stopped job ends.
+        """Make tasks of a begun epoch due, so that they are done before a stopped job ends.
 
         Returns:
             Number of waiting tasks that were not due before.
@@ -293,7 +296,7 @@ class TaskQueue(QueueState):
         count = 0
         for position in sorted(order.position_of(task) for task in tasks):
             if epoch == self.epoch and position >= self.cursor:
-                # The task was assigned after this state had been stored.
+                # The task was assigned after this state was stored.
                 self.waiting.put_run(epoch, self.cursor, position + 1, 0)
                 self.cursor = position + 1
             if self.waiting.at(epoch, position):
@@ -305,9 +308,9 @@ class TaskQueue(QueueState):
         return position in self.due.get(epoch, ())
 
     def deduplicate(self) -> None:
-        """From now on, count repeated batches only once, because trainers have declared a model.
+        """Count repeated batches only once from now on, because trainers have declared a model.
 
-        A batch then counts as done once pservers have applied it, so earlier reports of done batches are dropped.
+        From then on, a batch is done once pservers have applied it, so earlier reports of done batches are dropped.
         """
         if self.settings.is_deduplicated:
             return
@@ -346,7 +349,7 @@ class TaskQueue(QueueState):
         self.revision += 1
 
     def end_growth(self) -> Effects:
-        """Record that a followed dataset is complete, so that its last epoch may end."""
+        """Record that a growing dataset is complete, so that its last epoch may end."""
         if self.growth_ended:
             return ()
         self.growth_ended = True
@@ -354,7 +357,7 @@ class TaskQueue(QueueState):
         return self._advance()
 
     def retry_failed(self, selector: FailedSelector) -> int:
-        """Make quarantined batches todo again, with all their attempts restored; return their number.
+        """Return quarantined batches to the state todo and restore all their attempts. Return their number.
 
         Raises:
             NotFoundError: the selector matches no quarantined batch.
@@ -369,7 +372,7 @@ class TaskQueue(QueueState):
         return count
 
     def drop_failed(self, selector: FailedSelector) -> int:
-        """Drop quarantined batches, which are then no longer listed and never trained on; return their number.
+        """Drop quarantined batches, which are then neither listed nor ever trained on. Return their number.
 
         Raises:
             NotFoundError: the selector matches no quarantined batch.
@@ -384,14 +387,14 @@ class TaskQueue(QueueState):
     # --- storage ---
 
     def encode(self) -> bytes:
-        """Return the queue as one JSON document; see ``encode_parts`` for frequent use."""
+        """Return the queue as one JSON document. For frequent use, see ``encode_parts``."""
         return storage.encode(self)
 
     def encode_parts(self) -> tuple[bytes, bytes]:
-        """Return (dispatch, failures), two documents to be written in one transaction.
+        """Return (dispatch, failures): two documents that must be written in one transaction.
 
-        The first document changes with every assignment and takes at most 4 kB + 200 B per live trainer. The second
-        changes only if batches were quarantined, retried or dropped, or if the dataset has grown many times.
+        The first document changes with every assignment and has at most 4 kB + 200 B per live trainer. The second
+        changes only if batches are quarantined, retried or dropped, or if the dataset has grown many times.
         """
         return storage.encode_parts(self)
 
@@ -399,10 +402,10 @@ class TaskQueue(QueueState):
     def decode(
         cls, data: bytes, settings: QueueSettings, failures: bytes | None = None, *, may_reseed: bool = False
     ) -> TaskQueue:
-        """Decode a queue that was written by ``encode``, or by ``encode_parts`` if ``failures`` is given.
+        """Decode a queue written by ``encode``, or by ``encode_parts`` if ``failures`` is given.
 
-        Timeouts of pending pieces restart at the first event. ``settings.epochs`` may have changed. A followed dataset
-        keeps its stored number of tasks until ``grow``.
+        The timeouts of pending pieces restart at the first event. ``settings.epochs`` may have changed. A growing
+        dataset keeps its stored number of tasks until ``grow``.
 
         Args:
             data: The document, or the dispatch document.
@@ -417,7 +420,7 @@ class TaskQueue(QueueState):
         """
         queue = cls(settings)
         storage.restore(queue, data, failures, may_reseed=may_reseed)
-        # If epochs were added, the previous last epoch, which waited for more tasks, may end now.
+        # The former last epoch was waiting for more tasks. Since epochs have been added, it may end now.
         queue._advance()
         try:
             queue.check()
@@ -429,7 +432,7 @@ class TaskQueue(QueueState):
 
     @property
     def timeout_s(self) -> float:
-        """Number of seconds that a piece may run, or may run without progress if ``_limiting_average_s`` is None."""
+        """Seconds for which a piece may run, or may run without progress if ``_limiting_average_s`` is None."""
         settings, average_s = self.settings, self._limiting_average_s
         if average_s is None:
             return settings.stuck_after_s
@@ -437,11 +440,11 @@ class TaskQueue(QueueState):
 
     @property
     def _limiting_average_s(self) -> float | None:
-        """Average duration of tasks, on which the limit for a piece is based; None if only progress is monitored."""
+        """Average duration of tasks, from which the limit for a piece follows; None if only progress is monitored."""
         return self.average_s if self.settings.is_deduplicated else None
 
     def _time(self, now: float) -> float:
-        """Return the work clock's time, and start the stopped clocks of running pieces."""
+        """Return the time on the work clock, and start stopped clocks of running pieces."""
         at = self.clock.at(now)
         self.pending.start_clocks(at)
         return at
@@ -461,7 +464,7 @@ class TaskQueue(QueueState):
         )
 
     def _next_piece(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
-        """Remove the next piece of ``epoch`` that a trainer may get from its table; return it, or None."""
+        """Remove the next piece of ``epoch`` that a trainer may get from its table and return it, or return None."""
         if self.is_stopped:
             return self.waiting.take_of(epoch, self.due.get(epoch, IntervalSet()), has_suspects=is_idle)
         if self.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:
@@ -483,9 +486,9 @@ class TaskQueue(QueueState):
     def _copy_or_none(
         self, trainer: str, generation: int, epoch: int, now: float, is_idle: bool
     ) -> TaskGiven | NoTaskNow:
-        """Assign a copy of a piece to a trainer, if there is a piece to copy.
+        """Assign a copy of a piece to a trainer, if any piece may be copied.
 
-        Only idle trainers get copies, so no trainer gets a copy of a piece that it already holds.
+        Only idle trainers get copies, so no trainer gets a copy of a piece that it holds.
         """
         if not is_idle or self.is_stopped or not self.settings.is_deduplicated:
             return NoTaskNow(_RETRY_CEILING_S)
@@ -541,7 +544,7 @@ class TaskQueue(QueueState):
         return None
 
     def _lose_all(self, trainer: str, now: float, error: str, blamed_count: int) -> Effects:
-        """Take back a trainer's backlog. The first ``blamed_count`` pieces count as failed."""
+        """Take back a trainer's backlog. Its first ``blamed_count`` pieces count as failed."""
         effects: list[Effect] = []
         held = tuple(self.pending.held_by(trainer).items())
         limit = self.settings.attempts_limit
@@ -561,7 +564,7 @@ class TaskQueue(QueueState):
         *,
         is_reported: bool = False,
     ) -> Effects:
-        """Take back a piece from a holder. The piece counts as failed unless ``error`` is None."""
+        """Take back a piece from a holder. It counts as failed unless ``error`` is None."""
         self.revision += 1
         trainer, piece, settings = pending.holder(attempt).trainer, pending.piece, self.settings
         confirmations = settings.confirmations
@@ -601,7 +604,7 @@ class TaskQueue(QueueState):
         return (Quarantined(failed), *self._settle(piece.epoch, piece.position))
 
     def _settle(self, epoch: int, position: int) -> Effects:
-        """Record that a piece is closed. If it was the last open piece of its task or epoch, end that too."""
+        """Record that a piece is closed. If it was the last open piece of its task or epoch, end the task or epoch."""
         self.revision += 1
         if not self.pending.at(epoch, position) and not self.waiting.at(epoch, position):
             self.finished_parts.pop((epoch, position), None)
@@ -632,8 +635,8 @@ class TaskQueue(QueueState):
 
     def _note_duration(self, pending: Pending, attempt: int, now: float) -> None:
         holder = pending.holder(attempt)
-        # If several pieces are reported together, their individual durations are unknown; all but the first appear to
-        # take 0 s.
+        # If several pieces are reported together, their separate durations are unknown; all but the first seem to take
+        # 0 s.
         duration_s = 0.0 if holder.since_s is None else now - holder.since_s
         if duration_s <= 0 or not holder.is_timed or not pending.piece.is_complete_task:
             return

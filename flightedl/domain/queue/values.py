@@ -1,6 +1,6 @@
 """Inputs and outputs of the task queue: settings, pieces, answers and effects.
 
-Answers are meant for the trainer that asks. Effects are meant for the master, which logs them or acts on them.
+Answers go to the trainer that asks. Effects go to the master, which logs them or acts on them.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class QueueSettings:
 
     @property
     def shuffled_by(self) -> int | None:
-        """The seed, below 2**64; None without shuffling."""
+        """The seed, below 2**64; None if the data is not shuffled."""
         return self.seed & _SEED_MASK if self.shuffle else None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """Batches ``first_batch`` to ``end_batch`` (exclusive) of the task at one position of an epoch's order."""
+    """Batches ``first_batch`` to ``end_batch`` (exclusive) of the task at a position in an epoch's order."""
 
     epoch: int
     position: int
@@ -98,7 +98,7 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class TaskGiven:
-    """A piece was assigned. ``is_copy`` is True if another trainer also holds the piece; the first to finish wins."""
+    """A piece was assigned. If ``is_copy``, another trainer holds it too, and the first to finish it wins."""
 
     assignment: Assignment
     is_copy: bool = False
@@ -106,7 +106,7 @@ class TaskGiven:
 
 @dataclass(frozen=True, slots=True)
 class NoTaskNow:
-    """No piece is available to this trainer now, but one may become available later."""
+    """There is no piece for this trainer now, but there may be one later."""
 
     retry_after_s: float
 
@@ -118,7 +118,7 @@ class EpochsDone:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone:
-    """The piece was already done, either because this report is a repetition or because another trainer finished it."""
+    """The piece was already done: the report is a repetition, or another trainer has finished the piece."""
 
 
 # --- effects ---
@@ -126,14 +126,14 @@ class AlreadyDone:
 
 @dataclass(frozen=True, slots=True)
 class EpochFinished:
-    """Every task of ``epoch`` is done or failed. Emitted again whenever a reopened epoch is finished again."""
+    """All tasks of ``epoch`` are done or failed. Emitted again when a reopened epoch has been finished again."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class FailedPiece:
-    """A quarantined range of batches. It is not trained on in this epoch unless a user retries it."""
+    """A quarantined range of batches. They are not trained on in this epoch unless a user retries them."""
 
     epoch: int
     position: int
@@ -154,11 +154,11 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A running piece has exceeded its timeout. It was taken back, together with its trainer's backlog."""
+    """A running piece has exceeded its timeout. It was taken back along with its trainer's backlog."""
 
     trainer: str
     assignment: Assignment
-    #: Duration of the piece, the limit, and the settings that determine the limit.
+    #: Duration of the piece, its limit, and the settings from which the limit follows.
     reason: str = ""
 
 
@@ -179,11 +179,11 @@ class Finished:
 class Counts(TaskCounts, frozen=True, kw_only=True):
     """Number of tasks of the current epoch by state; todo + pending + done + failed = total.
 
-    A split task is counted once, in the first of these states that one of its pieces has: pending, todo, failed, done.
+    A split task is counted once, in the first of these states that any of its pieces has: pending, todo, failed, done.
     """
 
     epoch: int
-    #: Number of ``todo`` tasks that had already been assigned before.
+    #: Number of ``todo`` tasks that have been assigned before.
     retries: int
     #: Number of tasks of earlier epochs that were reopened and are not done yet.
     reopened: int
@@ -191,7 +191,7 @@ class Counts(TaskCounts, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskBatches:
-    """The batches of one task of an epoch, by state, as half-open ranges."""
+    """Batches of one task in an epoch, by state, as half-open ranges."""
 
     todo: tuple[tuple[int, int], ...]
     pending: tuple[tuple[int, int], ...]
@@ -202,7 +202,7 @@ class TaskBatches:
 
 @dataclass(frozen=True, slots=True)
 class FailedSelector:
-    """Selection of quarantined batches; None matches any."""
+    """A selection of quarantined batches. None matches everything."""
 
     epoch: int | None = None
     task: int | None = None

@@ -1,14 +1,14 @@
-"""Pieces that were assigned before and are waiting to be assigned again.
+"""Pieces that have been assigned before and wait to be assigned again.
 
 Rules:
 
-* Complete tasks are stored as *runs* of positions with their number of failures, so that a million reopened tasks can
-  be a single entry. Parts of tasks, and pieces that have failed often, are stored individually.
-* A piece that has failed ``attempts_limit`` times or more is *suspect*. The caller assigns suspects only to trainers
-  that hold nothing else, so that the next failure is certainly due to this piece. All other pieces are *ready* for any
-  trainer.
-* Earlier epochs are served first, and lower positions first within an epoch. A split task is thus finished before the
-  next one begins, so only a few pieces are waiting at any time.
+* Complete tasks are stored as *runs* of positions with their number of failures, so a million reopened tasks can be a
+  single entry. Parts of tasks and pieces that have failed often are stored individually.
+* A piece that has failed at least ``attempts_limit`` times is *suspect*. The caller assigns suspects only to trainers
+  that hold nothing else, so that the next failure is certain to be due to the suspect. All other pieces are *ready* for
+  any trainer.
+* Earlier epochs are served first, and within an epoch lower positions first. Thus a split task is finished before the
+  next one begins, and only a few pieces wait at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Runs:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._failures: list[int] = []
-        #: Number of positions in all runs.
+        #: Number of positions in all runs together.
         self.size = 0
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
@@ -40,7 +40,7 @@ class Runs:
         return index >= 0 and position < self._ends[index]
 
     def add(self, start: int, end: int, failures: int) -> None:
-        """Add the positions [start, end), none of which may already be in a run."""
+        """Add the positions [start, end), which must not be in any run."""
         index = bisect_left(self._starts, start)
         self.size += end - start
         low, high = index, index
@@ -64,7 +64,7 @@ class Runs:
         return failures
 
     def replace_unfailed(self, positions: IntervalSet) -> None:
-        """Replace the runs without failures by ``positions``, which must be disjoint from the other runs."""
+        """Replace the runs without failures with ``positions``, which must be disjoint from all other runs."""
         kept = [run for run in self if run[2]]
         self.__init__()  # type: ignore[misc]
         for start, end, failures in sorted([*kept, *((start, end, 0) for start, end in positions)]):
@@ -76,7 +76,7 @@ def _place(piece: BatchRange) -> tuple[int, int, int]:
 
 
 class WaitingPieces:
-    """All waiting pieces of all epochs.
+    """The waiting pieces of all epochs.
 
     Args:
         suspect_from: Number of failures at which a piece becomes suspect.
@@ -88,7 +88,7 @@ class WaitingPieces:
     def __init__(self, suspect_from: int, batch_count: Callable[[int, int], int]) -> None:
         self._suspect_from = suspect_from
         self._batch_count = batch_count
-        #: Epoch -> complete tasks that are not suspect; never an empty set.
+        #: Epoch -> complete tasks that are not suspect; the set is never empty.
         self._runs: dict[int, Runs] = {}
         #: Parts of tasks that are not suspect, by place.
         self._parts: list[BatchRange] = []
@@ -148,13 +148,13 @@ class WaitingPieces:
         return IntervalSet((start, end) for start, end, failures in runs if failures == 0)
 
     def replace_unfailed(self, epoch: int, positions: IntervalSet) -> None:
-        """Replace the complete tasks that have never failed by those at ``positions``, which must not be waiting."""
+        """Replace the complete tasks that have never failed with those at ``positions``, which must not be waiting."""
         self._runs.setdefault(epoch, Runs()).replace_unfailed(positions)
         if not self._runs[epoch].size:
             del self._runs[epoch]
 
     def take_ready(self, epoch: int, excluded: Collection[int] = ()) -> BatchRange | None:
-        """Remove and return the first ready piece of ``epoch``, skipping complete tasks at ``excluded`` positions."""
+        """Remove and return the first ready piece of ``epoch``, except complete tasks at ``excluded`` positions."""
         runs = self._runs.get(epoch, ())
         complete = next((each for start, end, _ in runs for each in range(start, end) if each not in excluded), None)
         part = self._parts[0] if self._parts and self._parts[0].epoch == epoch else None
@@ -163,7 +163,7 @@ class WaitingPieces:
         return None if complete is None else self.take_complete(epoch, complete)
 
     def take_of(self, epoch: int, positions: IntervalSet, *, has_suspects: bool) -> BatchRange | None:
-        """Remove and return the first piece of ``epoch`` at ``positions``, suspects only if ``has_suspects``."""
+        """Remove and return the first piece of ``epoch`` at ``positions``; a suspect only if ``has_suspects``."""
         runs = IntervalSet((start, end) for start, end, _ in self._runs.get(epoch, ()))
         if complete := runs.intersection(positions):
             return self.take_complete(epoch, next(iter(complete))[0])
@@ -174,11 +174,11 @@ class WaitingPieces:
         return None
 
     def take_complete(self, epoch: int, position: int) -> BatchRange | None:
-        """Remove and return the complete task at a position if it is waiting and not suspect."""
+        """Remove and return the complete task at a position, if it is waiting and not suspect."""
         runs = self._runs.get(epoch)
         if runs is None or position not in runs:
             return None
-        # This call may fail, so it must precede any change.
+        # This call may raise an error, so it must come before any change.
         batch_count = self._batch_count(epoch, position)
         failures = runs.take(position)
         if not runs.size:
@@ -192,6 +192,6 @@ class WaitingPieces:
 
 
 def _slice(pieces: list[BatchRange], low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int, int]:
-    """Return (index, number) of the pieces whose place is at least ``low`` and below ``high``."""
+    """Return (index, number) for the pieces whose place is at least ``low`` and below ``high``."""
     start = bisect_left(pieces, low, key=_place)
     return start, bisect_left(pieces, high, key=_place) - start

@@ -1,22 +1,22 @@
-"""Comparison of every pserver's applied batches with the done tasks, after each epoch and before the job ends.
+"""Comparison of all pservers' applied batches with the done tasks, after each epoch and before the job ends.
 
 A task counts as done when a trainer reports it as finished. If such a report were wrong for any reason, batches would
-go missing unnoticed. The master therefore asks every pserver for its applied batches and reopens missing tasks.
+be missing unnoticed. The master therefore asks all pservers for their applied batches, and reopens missing tasks.
 
 Rules:
 
-* An audit covers the epochs that had ended when it began. Answers to earlier questions are ignored (``serial``).
-* An audit begins when an epoch has ended, and when all epochs have ended, for the state of the queue at that time
+* An audit covers the epochs that had ended when it began. Answers to earlier audits are ignored (``serial``).
+* An audit begins when an epoch has ended. At the end of the last epoch, it covers the queue in its current state
   (``revision``). Repeating missing tasks changes this state, so another audit follows.
-* Every current process answers for itself. If a pserver is replaced, the new process is asked too.
-* An audit is *clean* if all pservers have answered and no task was missing. The job may be reported as done only after
-  a clean audit.
-* A stopped job ends in the middle of an epoch, where tasks may remain undone. But a task with a batch that some blocks
-  have applied and others have not is *torn* (``torn``) and must be finished before the job ends.
-* If tasks are still missing after ``ROUNDS_LIMIT`` consecutive audits, the job fails.
+* Each process answers for itself. If a pserver is replaced, the new process is asked too.
+* An audit is *clean* if all pservers have answered and no task was missing. Only after a clean audit may the job be
+  reported as done.
+* A stopped job ends in the middle of an epoch, in which some tasks may remain undone. But a task is *torn* if only some
+  blocks have applied one of its batches (``torn``); torn tasks must be finished before the job ends.
+* If tasks are still missing after ``ROUNDS_LIMIT`` audits in a row, the job fails.
 
-Not guaranteed: that the other batches of tasks with quarantined batches were applied, because pservers report only
-complete tasks; nor that pservers have applied each batch only once, which ``applied`` ensures.
+Not guaranteed: that, in a task with quarantined batches, all other batches were applied, because pservers report only
+complete tasks. Nor does an audit show that batches were applied only once; ``applied`` ensures that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.recovery.replay import AppliedSummary, tasks_to_reopen, torn_tasks
 
-#: Number of consecutive audits at the end of a job that may find missing tasks.
+#: Number of audits in a row, at the end of a job, that may find missing tasks.
 ROUNDS_LIMIT = 10
 
 
@@ -37,20 +37,20 @@ class Audit:
         self._pserver_count = pserver_count
         self._serial = 0
         self._end_epoch = 0
-        #: The queue's revision when the newest audit began.
+        #: Revision of the queue when the newest audit began.
         self._revision = -1
-        #: Pserver index -> (generation of the process that has answered, its applied tasks).
+        #: Pserver index -> (generation of the process that answered, its applied tasks).
         self._answered: dict[int, tuple[int, AppliedSummary]] = {}
         self._has_found = False
         self._is_last = False
         self._rounds = 0
-        #: Number of done tasks that were found to be missing, in all audits.
+        #: Number of done tasks that turned out to be missing, in all audits.
         self.missing_count = 0
 
     def epochs_ended(self, end_epoch: int, revision: int, *, is_last: bool) -> bool:
         """Begin an audit of the epochs before ``end_epoch`` if one is due. True if the pservers must be asked.
 
-        If ``is_last``, all epochs have ended, and every change of the queue's ``revision`` requires a new audit.
+        If ``is_last``, all epochs have ended, and each change of the queue's ``revision`` requires another audit.
         """
         is_new = end_epoch > self._end_epoch or (is_last and (revision != self._revision or not self._is_last))
         if not is_new:
@@ -89,7 +89,7 @@ class Audit:
         return tasks_to_reopen(summary, self._end_epoch, task_count_of)
 
     def torn(self, task_count_of: Callable[[int], int]) -> dict[int, list[int]]:
-        """Return the torn tasks by epoch; empty while an answer is missing."""
+        """Return the torn tasks by epoch; empty until all pservers have answered."""
         if not self._is_last or len(self._answered) < self._pserver_count:
             return {}
         return torn_tasks([summary for _, summary in self._answered.values()], self._end_epoch, task_count_of)
@@ -100,9 +100,9 @@ class Audit:
             self.missing_count += reopened
 
     def is_clean(self, revision: int, generations: Mapping[int, int]) -> bool:
-        """True if no pserver lacks a task that is done at ``revision``.
+        """True if no pserver lacks any of the tasks that are done at ``revision``.
 
-        ``generations`` are those of the current processes, by index.
+        ``generations`` maps pserver indices to the generations of the current processes.
         """
         return (
             self._is_last

@@ -1,9 +1,9 @@
-"""Lives of a model: which evaluations, saved files and ``once`` names belong to the current model.
+"""Lives of a model, which tell whether an evaluation, a saved file or a ``once`` name belongs to the current model.
 
-A life begins when the model is initialized. Results of one life are invalid in the next one, whose model has different
-values. The number of a life is that of the election whose winner initialized the model, so it increases from life to
-life. 0 means unknown: either the job has no model yet, or the name was stored before lives were introduced. Such a name
-belongs to the first life that asks for it.
+A life begins when the model is initialized. Its results are invalid in the next life, in which the model has other
+values. A life's number is the election whose winner initialized the model, so numbers increase from life to life. The
+number 0 means unknown: there is no model yet, or the name was stored by a version without lives. Names with number 0
+belong to the first life that asks for them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from flightedl.errors import BegunAnewError
 
 
 class PresentLife:
-    """The current life of the model, as known to one owner of names."""
+    """The current life of the model, as known to an owner of names."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
 
     def enter(self, life: int) -> bool:
-        """Use a name in a life. True if the life is new, in which case names of the previous life must be dropped.
+        """Use a name in a life. True if the life is new; names of the previous life must then be dropped.
 
         Raises:
             BegunAnewError: ``life`` is over.
@@ -30,10 +30,10 @@ class PresentLife:
         return is_new
 
     def end(self, life: int) -> None:
-        """End a life. The number of the next life is not known yet."""
+        """End a life. The next life's number is not known yet."""
         self.number = max(self.number, life + 1)
 
 
 def name_in(life: int, name: str) -> str:
-    """Return the key of a name in a life."""
+    """Return the key under which a name is stored in a life."""
     return f"{life}/{name}" if life else name

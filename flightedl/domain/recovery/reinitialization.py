@@ -1,8 +1,8 @@
-"""Initialization of the model from scratch after a pserver has died with values that are in no checkpoint.
+"""Initialization of the model from scratch, after a pserver died with values that no checkpoint contains.
 
-Before the first checkpoint, or in a job without checkpoints, a pserver that dies loses its values. Its successor
-*lacks* them: an election shows that the model was initialized, but there is nothing to load. Reinitializing only a part
-of the model would leave it inconsistent, so the whole model is initialized again:
+In a job without checkpoints, or before the first one, a pserver that dies loses its values. Its successor *lacks* them:
+an election shows that the model was initialized, but there is nothing to load. If only a part of the model were
+reinitialized, the model would be inconsistent, so all of it is initialized again:
 
 1. The master restarts all pservers that have values, so that their successors lack them as well.
 2. When all pservers lack the values of the same election, the master forgets which pservers are *settled*, then deletes
@@ -11,8 +11,8 @@ of the model would leave it inconsistent, so the whole model is initialized agai
    restarted, because only the user's script can initialize a model, and one of them is elected.
 4. Pservers announce that no batch is applied, so every task is assigned again.
 
-Only the deletion is stored. If the master dies before the deletion, its successor gets the same answers from the same
-pservers. Each answer contains the election's revision, so a late answer about an old election cannot end a newer one.
+Only the deletion is stored. If the master dies before it, its successor gets the same answers from the same pservers.
+Each answer names the election, so a late answer about an old election cannot end a newer one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LostValues:
-    """A pserver process that lacks the values of an election, which is identified by its create_revision."""
+    """A pserver process that lacks the values of an election (its create_revision)."""
 
     generation: int
     election: int
@@ -38,7 +38,7 @@ class RestartServers:
 
 @dataclass(frozen=True, slots=True)
 class Reinitialize:
-    """Delete the election if all these processes (index -> generation) are still alive."""
+    """Delete the election, provided that all these processes (index -> generation) are still alive."""
 
     election: int
     generations: Mapping[int, int]
@@ -52,7 +52,7 @@ def next_step(
     *,
     may_be_saved: bool,
 ) -> RestartServers | Reinitialize | None:
-    """Return the next step for pservers that lack their values, or None if there is no step yet.
+    """Return the next step for pservers that lack their values, or None if none is due yet.
 
     Args:
         pserver_count: Number of the job's pservers.
@@ -61,7 +61,7 @@ def next_step(
         settled: Index -> generation of the processes that have values.
         may_be_saved: True if there is a checkpoint, or one that may still become complete.
     """
-    # A report may arrive after its process has received values. A settled process lacks nothing.
+    # The report may arrive after the process has received values. A settled process lacks nothing.
     now = {
         index: each for index, each in lacking.items() if present.get(index) == each.generation != settled.get(index)
     }

@@ -1,20 +1,20 @@
-"""Repetition of tasks after a pserver was restored from an older state.
+"""Repetition of tasks after a pserver has restarted from an older state.
 
 **Replay.** ``PserverRecovery`` knows the current process (generation) of each pserver index. A process is *settled*
-once its applied batches have been compared with the queue's done tasks and the missing tasks have been reopened.
+once the master has compared its applied batches with the queue's done tasks and reopened the missing tasks.
 
 * A report of a finished piece names, for each pserver, the *lowest* generation that acknowledged one of the piece's
   batches. The report is accepted only if none of these generations is older than the current process. Otherwise the
   older process has gone, and everything since its last checkpoint is lost: the piece is taken back (``give_back``), and
   the report is answered as lost.
-* A report that names a newer process than the master knows is accepted, because that process will announce its applied
-  batches, which include those in the report.
-* A pserver repeats its announcement until the master has stored, *in one transaction*, the reopened queue and the fact
-  that the process is settled. In the meantime it may already serve trainers.
-* The master does not report the job as done until all pservers are settled, because tasks may still be reopened.
+* A report that names a newer process than the master knows is accepted. That process will announce its applied batches,
+  and they include those in the report.
+* A pserver repeats its announcement until the master has stored, *in one transaction*, both the reopened queue and the
+  fact that the process is settled. The pserver may serve trainers even before that.
+* The master reports the job as done only when all pservers are settled, because tasks may be reopened until then.
 
-Invariant for each index: either its process is settled and has applied all done tasks, or the process will announce its
-applied batches.
+Invariant for each index: its process is settled and has applied all done tasks, or it is going to announce its applied
+batches.
 
 **Rollback.** With ``recovery="rollback"`` the other pservers return to the checkpoint that the new process loaded. Each
 restarts and thus gets a new generation, above the *floor*. The new generation fences out pushes and reports in flight,
