@@ -58,7 +58,7 @@ def report_lines(seen: Observations, findings: Sequence[Finding], waiting: Seque
     lines = [f"job {seen.job}: {summary(seen)}"]
     for finding in findings:
         name, color = _MARKS[finding.severity]
-        lines += ["", f"{click.style(f'{name:<8}', fg=color, bold=True)} {finding.text}"]
+        lines += ["", f"{click.style(f'{name:<8}', fg=color, bold=True)} {finding.text} [{finding.cause}]"]
         if finding.advice:
             lines.append(f"         {finding.advice}")
         lines += [f"           {line}" for line in _main_thread(finding.stack)]

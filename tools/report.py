@@ -67,7 +67,7 @@ def _text(text: object) -> str:
 def _finding(found: Finding) -> str:
     stack = f"<pre>{_text(found.stack)}</pre>" if found.stack else ""
     kind = found.severity.name.lower()
-    text = f"<p><strong>{kind}: {_text(found.text)}</strong></p><p>{_text(found.advice)}</p>"
+    text = f"<p><strong>{kind}: {_text(found.text)} [{found.cause}]</strong></p><p>{_text(found.advice)}</p>"
     return f'<article class="{kind}">{text}{stack}</article>'
 
 

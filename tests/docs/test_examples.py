@@ -112,7 +112,7 @@ def run(page: Path, group: str, **given: object) -> None:
         example.run(namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_without_a_server_run(page: Path, folder: Path) -> None:
     run(page, "", fe=fe, np=np, job=JobOfOne())
 

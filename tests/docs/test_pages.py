@@ -14,6 +14,7 @@ import pytest
 import flightedl as fe
 from flightedl.client.progress import Totals
 from flightedl.client.progress import figures as trainer_figures
+from flightedl.domain.diagnosis.findings import Cause
 from flightedl.formats.registry import FORMATS
 from flightedl.master.metrics import MEASURES as OF_MASTERS
 from flightedl.master.metrics import figures as master_figures
@@ -36,6 +37,7 @@ from .pages import PAGES, ROOT, sections, without_fences
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`]+)`")
+ALERTS = re.findall(r"- alert: (\w+)", (ROOT / "deploy" / "monitoring" / "alerts.yaml").read_text())
 LINKED = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md"]
 
 #: Attributes that only the session calls: public within the package, but undocumented.
@@ -89,8 +91,11 @@ def test_every_link_has_a_target(page: Path) -> None:
 
 
 def test_every_page_is_in_the_index_and_the_index_in_the_readme() -> None:
-    targets = set(_LINK.findall((ROOT / "docs" / "index.md").read_text()))
-    assert {page.name for page in PAGES} - {"index.md"} <= targets
+    for index in (page for page in PAGES if page.name == "index.md"):
+        targets = {target.partition("#")[0] for target in _LINK.findall(index.read_text())}
+        below = {path.relative_to(index.parent).as_posix() for path in PAGES if path.parent == index.parent}
+        below |= {f"{path.parent.name}/index.md" for path in index.parent.glob("*/index.md")}
+        assert below - {"index.md"} <= targets, f"{index} lacks a page of its directory"
     assert "docs/index.md" in _LINK.findall((ROOT / "README.md").read_text())
 
 
@@ -127,8 +132,8 @@ def test_every_public_name_has_a_reference_section(name: str) -> None:
     """Optimizers, schedules and initializers name their settings in the signature, and explain them in the page."""
     section = api(f"`{name}`")
     described = re.sub(r"^```.*?^```$", "", section, flags=re.DOTALL | re.MULTILINE)
-    assert described.strip(), f"{name} needs a docstring"
     value = NAMES[name]
+    assert described.strip() or isinstance(value, property), f"{name} needs a docstring"
     if isinstance(value, type | property) and name not in {"fe.Sync", "fe.Async", "fe.Evict", "fe.LocalCluster"}:
         return
     for argument in inspect.signature(value).parameters if callable(value) else ():
@@ -145,7 +150,7 @@ def test_every_extra_for_users_has_its_row() -> None:
     assert sorted(rows) == sorted(extras.keys() - {"test", "unit", "frameworks", "docs", "lint"})
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_installs_flightedl_from_an_index(page: Path) -> None:
     assert not re.search(r"pip install '?flightedl\b", page.read_text())
 
@@ -163,6 +168,28 @@ def test_the_tables_of_settings_are_current() -> None:
 @pytest.mark.parametrize("kind", SETTINGS.values(), ids=lambda kind: kind.__name__)
 def test_every_setting_has_a_comment(kind: type) -> None:
     assert [name for name, text in comments(kind).items() if not text] == []
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_every_finding_has_a_page(cause: str) -> None:
+    check_page("findings", cause)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_has_a_page(name: str) -> None:
+    check_page("alerts", name)
+
+
+def check_page(folder: str, name: str) -> None:
+    page = ROOT / "docs" / folder / f"{name}.md"
+    assert page.exists(), f"write {page.relative_to(ROOT)}: what it means, how to check, what to do"
+    assert list(sections(page))[1:] == ["What it means", "How to check", "What to do"]
+    assert all(text.strip() for text in sections(page).values())
+
+
+@pytest.mark.parametrize(("folder", "names"), [("findings", {*Cause}), ("alerts", {*ALERTS})])
+def test_every_such_page_has_a_source(folder: str, names: set[str]) -> None:
+    assert {page.stem for page in PAGES if page.parent.name == folder} == names | {"index"}
 
 
 def test_operations_lists_every_metric() -> None:

@@ -33,7 +33,7 @@ WAITS = [Wait("round 7 of pserver-1", "t1", 12.4)]
 def test_findings_include_advice_and_the_position_of_the_script() -> None:
     lines = report_lines(SEEN, [FOUND], WAITS)
     assert lines[0] == "job demo: training, epoch 1, 3 of 9 tasks done, 0 of 2 pservers, 0 trainers, 0 records/s"
-    assert any("harmful" in line and "on one batch" in line for line in lines)
+    assert any("harmful" in line and line.endswith("[trainer_is_slow]") for line in lines)
     assert "           train.py:9 slow" in lines
     assert "  round 7 of pserver-1 waits 12 s for t1" in lines
 

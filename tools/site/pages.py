@@ -34,7 +34,13 @@ CONTENTS: dict[str, tuple[str, ...]] = {
         "docs/glossary.md",
     ),
     "Reference": ("docs/api.md", "docs/commands.md", "docs/settings.md", "schemas/README.md"),
-    "Operations": ("docs/operations.md", "docs/security.md", "docs/recorded-runs.md"),
+    "Operations": (
+        "docs/operations.md",
+        "docs/alerts/index.md",
+        "docs/findings/index.md",
+        "docs/security.md",
+        "docs/recorded-runs.md",
+    ),
     "Development": ("CONTRIBUTING.md", "docs/mutation-testing.md", "CHANGELOG.md"),
 }
 
