@@ -18,7 +18,7 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (19_867, 16_000, ("flightedl/domain",)),
+    "domain": (19_910, 16_000, ("flightedl/domain",)),
     "client, torch": (11_928, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (10_171, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_826, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),

@@ -1,7 +1,8 @@
 """A pserver's decisions about blocks that leave it or arrive.
 
 The caller holds the content of the blocks. It carries out the effects in order, under the block's lock, and before its
-next call for the block.
+next call for the block. Messages and most effects are about a unit (see ``values.Move``), identified by its first
+block.
 
 Rules:
 
@@ -18,8 +19,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum
+from itertools import groupby
 from typing import TypeVar
 
 import msgspec
@@ -56,7 +58,7 @@ class Serves(Enum):
 
 
 class Leaving(msgspec.Struct, frozen=True, array_like=True):
-    """A block that is being copied to another pserver."""
+    """A unit that is being copied to another pserver."""
 
     block: int
     attempt: int
@@ -65,16 +67,28 @@ class Leaving(msgspec.Struct, frozen=True, array_like=True):
     #: Number of updates sent after the copy.
     sent: int = 0
     is_frozen: bool = False
+    #: Number of blocks.
+    count: int = 1
+
+    @property
+    def blocks(self) -> range:
+        return range(self.block, self.block + self.count)
 
 
 class Arriving(msgspec.Struct, frozen=True, array_like=True):
-    """A block that is staged."""
+    """A unit that is staged."""
 
     block: int
     attempt: int
     #: Number of updates received after the copy.
     received: int = 0
     is_complete: bool = False
+    #: Number of blocks.
+    count: int = 1
+
+    @property
+    def blocks(self) -> range:
+        return range(self.block, self.block + self.count)
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
@@ -120,8 +134,8 @@ class MovingBlocks:
         """Return the answer to a push for this block."""
         if block not in self.state.blocks:
             return Serves.ELSEWHERE
-        leaving = _find(self.state.leaving, block)
-        return Serves.FROZEN if leaving is not None and leaving.is_frozen else Serves.HERE
+        is_frozen = any(leaving.is_frozen and block in leaving.blocks for leaving in self.state.leaving)
+        return Serves.FROZEN if is_frozen else Serves.HERE
 
     def answers_for(self, version: int) -> bool:
         """Return True if the process has the blocks that this version of the owners assigns to it.
@@ -148,23 +162,30 @@ class MovingBlocks:
         if holder != self._generation:
             return [End()]
         self.state = replace(self.state, revision=revision, version=owners.version)
-        effects = [*self._adopt_or_release(owners), *self._end_attempts(stored)]
+        effects = list(self._adopt_or_release(owners))
+        if End() in effects:
+            return effects
+        effects += self._end_attempts(stored)
         return effects + (self._begin_copies(stored) if stored is not None else [])
 
     def _adopt_or_release(self, owners: Owners) -> Iterable[Effect]:
-        own = set(owners.blocks_of(self._index))
-        for block in sorted(set(self.state.blocks) - own):
-            yield Release(block)
-            self._set_blocks(set(self.state.blocks) - {block})
-            self._leave(block, None)
-        for block in sorted(own - set(self.state.blocks)):
-            arriving = _find(self.state.arriving, block)
-            if arriving is None or not arriving.is_complete or arriving.attempt != owners.attempts[block]:
-                yield End()
-                return
-            yield Adopt(block)
-            self._set_blocks(set(self.state.blocks) | {block})
-            self._arrive(block, None)
+        own, here = set(owners.blocks_of(self._index)), set(self.state.blocks)
+        for run in _runs(here - own):
+            yield Release(run.start, len(run))
+        self._set_blocks(here & own)
+        for leaving in self.state.leaving:
+            if leaving.block not in own:
+                self._leave(leaving.block, None)
+        new = own - here
+        for arriving in self.state.arriving:
+            is_whole = arriving.is_complete and arriving.attempt == owners.attempts[arriving.block]
+            if is_whole and new.issuperset(arriving.blocks):
+                new.difference_update(arriving.blocks)
+                yield Adopt(arriving.block)
+                self._set_blocks({*self.state.blocks, *arriving.blocks})
+                self._arrive(arriving.block, None)
+        if new:
+            yield End()
 
     def _end_attempts(self, stored: StoredIntent | None) -> Iterable[Effect]:
         attempt = 0 if stored is None else stored.attempt
@@ -185,17 +206,17 @@ class MovingBlocks:
         copies: list[Effect] = []
         for move in intent.moves:
             is_begun = _find(self.state.leaving, move.block) is not None
-            if move.source == self._index and move.block in self.state.blocks and not is_begun:
+            if move.source == self._index and not is_begun and set(self.state.blocks).issuperset(move.blocks):
                 copies.append(self._begin_copy(stored.attempt, move, intent.generation_of(move.destination)))
         return copies
 
     def _begin_copy(self, attempt: int, move: Move, generation: int | None) -> Copy:
         assert generation is not None, "an intent names the generation of each destination"
-        self._leave(move.block, Leaving(move.block, attempt, generation))
-        return Copy(attempt, move.block, generation)
+        self._leave(move.block, Leaving(move.block, attempt, generation, count=move.count))
+        return Copy(attempt, move.block, generation, move.count)
 
     def updated(self, block: int) -> Update | None:
-        """Return the message that sends an applied update to the destination; None if the block is not leaving."""
+        """Return the message that sends applied updates to the destination; None if no such unit is leaving."""
         leaving = _find(self.state.leaving, block)
         if leaving is None:
             return None
@@ -205,14 +226,14 @@ class MovingBlocks:
         return Update(leaving.attempt, block, leaving.generation, leaving.sent)
 
     def freeze(self, block: int, digest: bytes) -> Last | None:
-        """Freeze a block that is leaving, or repeat the last message.
+        """Freeze a unit that is leaving, or repeat the last message.
 
         Args:
-            block: Number of the block.
-            digest: Digest of the content, which does not change while the block is frozen.
+            block: First block of the unit.
+            digest: Digest of the content, which does not change while the unit is frozen.
 
         Returns:
-            The message to the destination; None if the block does not leave.
+            The message to the destination; None if the unit does not leave.
         """
         leaving = _find(self.state.leaving, block)
         if leaving is None:
@@ -221,9 +242,9 @@ class MovingBlocks:
         return Last(leaving.attempt, block, leaving.generation, leaving.sent, digest)
 
     def give_up(self, block: int) -> Transaction | None:
-        """Return the transaction that ends the attempt to move a leaving block.
+        """Return the transaction that ends the attempt to move a leaving unit.
 
-        Whatever its outcome, only a read thaws the block, because the master may already have committed the move.
+        Whatever its outcome, only a read thaws the unit, because the master may already have committed the move.
         """
         leaving = _find(self.state.leaving, block)
         return None if leaving is None else Transaction(leaving.attempt, None)
@@ -236,7 +257,7 @@ class MovingBlocks:
             digest: Digest of the staged content, for ``Last``.
 
         Returns:
-            The effect to carry out before the next message of this block; None if there is none.
+            The effect to carry out before the next message of this unit; None if there is none.
         """
         block = message.block
         if message.generation != self._generation or block in self.state.blocks:
@@ -245,7 +266,7 @@ class MovingBlocks:
         if isinstance(message, Copy):
             if arriving is not None and arriving.attempt >= message.attempt:
                 return None
-            self._arrive(block, Arriving(block, message.attempt))
+            self._arrive(block, Arriving(block, message.attempt, count=message.count))
             return Stage(block)
         if arriving is None or arriving.attempt != message.attempt:
             return None
@@ -267,6 +288,13 @@ class MovingBlocks:
 
     def _arrive(self, block: int, arriving: Arriving | None) -> None:
         self.state = replace(self.state, arriving=_with(self.state.arriving, block, arriving))
+
+
+def _runs(blocks: Iterable[int]) -> Iterator[range]:
+    """Yield the ranges of adjacent blocks, ascending."""
+    for _, pairs in groupby(enumerate(sorted(blocks)), lambda pair: pair[1] - pair[0]):
+        run = [block for _, block in pairs]
+        yield range(run[0], run[-1] + 1)
 
 
 _Each = TypeVar("_Each", Leaving, Arriving)

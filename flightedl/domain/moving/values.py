@@ -9,11 +9,21 @@ NONE = 0
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """Move of one block."""
+    """Move of a *unit*: adjacent blocks that are copied, frozen and committed together.
+
+    A unit is identified by its first block. Buckets that moved one by one would have different histories afterwards, so
+    each push would have to be decided for each of them.
+    """
 
     block: int
     source: int
     destination: int
+    #: Number of blocks.
+    count: int = 1
+
+    @property
+    def blocks(self) -> range:
+        return range(self.block, self.block + self.count)
 
 
 class Intent(msgspec.Struct, frozen=True, array_like=True):
@@ -30,7 +40,7 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
         return dict(self.generations).get(index)
 
     def move_of(self, block: int) -> Move | None:
-        """Return the move of a block, or None."""
+        """Return the move of the unit that begins with this block, or None."""
         return next((move for move in self.moves if move.block == block), None)
 
 
@@ -53,7 +63,8 @@ class Owners(msgspec.Struct, frozen=True, array_like=True):
     def moved(self, move: Move, attempt: int) -> Owners:
         """Return the next version, after one move."""
         pservers, attempts = list(self.pservers), list(self.attempts)
-        pservers[move.block], attempts[move.block] = move.destination, attempt
+        for block in move.blocks:
+            pservers[block], attempts[block] = move.destination, attempt
         return Owners(self.version + 1, tuple(pservers), tuple(attempts))
 
     def blocks_of(self, index: int) -> list[int]:
@@ -81,16 +92,17 @@ class Transaction(msgspec.Struct, frozen=True):
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """Copy of a block's content for another pserver. Includes all updates applied so far."""
+    """Copy of a unit's content for another pserver. Includes all updates applied so far."""
 
     attempt: int
     block: int
     #: Generation of the receiving pserver.
     generation: int
+    count: int = 1
 
 
 class Update(msgspec.Struct, frozen=True):
-    """An update applied after the copy. Updates are numbered from 1."""
+    """Changes of the content since the copy or the previous update. Updates are numbered from 1."""
 
     attempt: int
     block: int
@@ -99,7 +111,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Last(msgspec.Struct, frozen=True):
-    """End of the updates: the block is frozen after ``count`` updates, and its content has this digest."""
+    """End of the updates: the unit is frozen after ``count`` updates, and its content has this digest."""
 
     attempt: int
     block: int
@@ -109,26 +121,27 @@ class Last(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """Message to the master: the destination has staged a frozen block completely."""
+    """Message to the master: the destination has staged a frozen unit completely."""
 
     attempt: int
     block: int
 
 
 class Adopt(msgspec.Struct, frozen=True):
-    """Make the staged content the block's content, and serve the block."""
+    """Make the staged content the content of the unit's blocks, and serve them."""
 
     block: int
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Delete the content of a block that another pserver owns, and redirect its pushes."""
+    """Delete the content of adjacent blocks that another pserver owns, and redirect their pushes."""
 
     block: int
+    count: int = 1
 
 
 class Thaw(msgspec.Struct, frozen=True):
-    """Resume the waiting pushes of a block that did not move, because its attempt is over."""
+    """Accept pushes to a unit that did not move, because its attempt is over."""
 
     block: int
 

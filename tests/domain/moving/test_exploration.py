@@ -84,7 +84,7 @@ BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
         "the block moves twice",
         (
             swaps(f"{_DIRECTOR}acknowledged", " or message.attempt != stored.attempt", ""),
-            swaps(f"{_SERVER}_adopt_or_release", " or arriving.attempt != owners.attempts[block]", ""),
+            swaps(f"{_SERVER}_adopt_or_release", " and arriving.attempt == owners.attempts[arriving.block]", ""),
         ),
     ),
     "a commit does not compare generations": (
@@ -109,7 +109,7 @@ BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     ),
     "a frozen block is updated": (
         "two batches",
-        (swaps(f"{_SERVER}serves", "leaving is not None and leaving.is_frozen", "False"),),
+        (swaps(f"{_SERVER}serves", "leaving.is_frozen and block in leaving.blocks", "False"),),
     ),
 }
 

@@ -191,7 +191,8 @@ def _carry_out(world: World, process: Process, effects: list[Effect]) -> World:
                 staged=_put(process.staged, effect.block, None),
             )
         elif isinstance(effect, Release):
-            process = replace(process, contents=_put(process.contents, effect.block, None))
+            for block in range(effect.block, effect.block + effect.count):
+                process = replace(process, contents=_put(process.contents, block, None))
         elif isinstance(effect, Discard):
             process = replace(process, staged=_put(process.staged, effect.block, None))
         elif isinstance(effect, Copy):
