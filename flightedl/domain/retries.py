@@ -1,7 +1,7 @@
-"""Classification of errors that are worth a retry, and limits of retries.
+"""Classification of errors that are worth retrying, and limits of retries.
 
-Errors of this package are classified by their class, those of file systems and of stores' libraries by type, errno and
-HTTP status. Unknown errors count as transient: another attempt does no harm, and attempts are bounded.
+Errors of this package are classified by class; errors of file systems and of stores' libraries by type, errno and HTTP
+status. Unknown errors count as transient, because another attempt does no harm and the number of attempts is limited.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 
 from flightedl.errors import FlightedlError, OutcomeUnknownError, ReplacedError, UnregisteredError
 
-#: A store's library found no credentials.
+#: A store's library has found no credentials.
 CREDENTIALS_ERRORS = frozenset({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"})
 
 _PERMANENT_OF_FILES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _MISTAKES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _PERMANENT_NAMES = CREDENTIALS_ERRORS | {"ParamValidationError"}
 _PERMANENT_ERRNOS = frozenset({errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS})
-#: Request timeout, too early, too many requests.
+#: HTTP status codes: request timeout, too early, too many requests.
 _TRANSIENT_CLIENT_STATUSES = frozenset({408, 425, 429})
 
 
 def is_transient(error: BaseException) -> bool:
-    """True if an attempt that looks up server and registration again may succeed.
+    """True if another attempt, which looks up the server and the registration again, may succeed.
 
-    It may succeed if there was no answer, if the outcome is unknown, or if only the addressee or the trainer's
-    registration was out of date. Any other FencedError is permanent, because the sender itself is out of date.
+    A retry may succeed if there was no answer, if the outcome is unknown, or if only the recipient or the trainer's
+    registration was outdated. Any other FencedError is permanent, because the sender itself is outdated.
     """
     if isinstance(error, FlightedlError):
         return error.retryable or isinstance(error, OutcomeUnknownError | ReplacedError | UnregisteredError)
@@ -40,7 +40,7 @@ def is_transient(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Retry policy: pauses that double, and a time limit.
+    """A retry policy: pauses that double, and a time limit.
 
     Args:
         limit_s: Maximum seconds between the starts of the first and the last attempt.
@@ -53,19 +53,19 @@ class Patience:
     longest_pause_s: float = 5.0
 
     def pause_s(self, error: BaseException, failures: int, elapsed_s: float) -> float | None:
-        """Return the seconds to wait before the next attempt, or None to give up.
+        """Return the seconds to wait before the next attempt, or None if there is to be none.
 
         Args:
             error: Error of the last attempt.
             failures: Number of consecutive failed attempts, at least 1.
             elapsed_s: Seconds since the start of the first attempt.
         """
-        # A float's exponent is bounded, too.
+        # Limit the exponent, because a float cannot exceed about 2**1024.
         pause_s = min(self.first_pause_s * 2.0 ** min(failures - 1, 100), self.longest_pause_s)
         return pause_s if is_transient(error) and elapsed_s + pause_s <= self.limit_s else None
 
 
 #: Policy for data without which a job cannot continue.
 PATIENT = Patience(limit_s=60.0)
-#: Policy for optional data, and for answers that a user waits for.
+#: Policy for optional data, and for answers for which a user waits.
 BRIEF = Patience(limit_s=2.0)

@@ -3,10 +3,10 @@
 **Replay.** ``PserverRecovery`` knows the current process (generation) of each pserver index. A process is *settled*
 once the master has compared its applied batches with the queue's done tasks and reopened the missing tasks.
 
-* A report of a finished piece names, for each pserver, the *lowest* generation that acknowledged one of the piece's
-  batches. The report is accepted only if none of these generations is older than the current process. Otherwise the
-  older process has gone, and everything since its last checkpoint is lost: the piece is taken back (``give_back``), and
-  the report is answered as lost.
+* For each pserver, a report of a finished piece names the *lowest* generation that acknowledged one of the piece's
+  batches. The report is accepted only if none of these generations is older than the pserver's current process.
+  Otherwise everything that the older process applied since its last checkpoint is lost, so the piece is taken back
+  (``give_back``), and the report is answered as lost.
 * A report that names a newer process than the master knows is accepted. That process will announce its applied batches,
   and they include those in the report.
 * A pserver repeats its announcement until the master has stored, *in one transaction*, both the reopened queue and the
@@ -16,11 +16,11 @@ once the master has compared its applied batches with the queue's done tasks and
 Invariant for each index: its process is settled and has applied all done tasks, or it is going to announce its applied
 batches.
 
-**Rollback.** With ``recovery="rollback"`` the other pservers return to the checkpoint that the new process loaded. Each
-restarts and thus gets a new generation, above the *floor*. The new generation fences out pushes and reports in flight,
-and the announcements of the new processes update the queue. The rollback is over when all processes are above the floor
-and settled. In the meantime no checkpoint is ordered: ``Checkpoints.pserver_up`` is called only for settled processes
-that need not reload.
+**Rollback.** With ``recovery="rollback"``, the other pservers return to the checkpoint that the new process loaded.
+Each of them restarts and thus gets a new generation, above the *floor*. The new generations fence off pushes and
+reports in flight, and the new processes' announcements update the queue. The rollback is over when all processes are
+above the floor and settled. Until then no checkpoint is ordered: ``Checkpoints.pserver_up`` is called only for settled
+processes that need not reload.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _FORMAT = 1
 
 
 class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
-    """Tasks that all blocks of a pserver have applied, and the applied batches of incomplete tasks.
+    """The tasks that all blocks of a pserver have applied, and the applied batches of incomplete tasks.
 
-    Takes one bit per task of incomplete epochs, and a few bytes for all complete epochs together.
+    Takes one bit per task of an incomplete epoch, and a few bytes for all complete epochs together.
     """
 
     #: Complete epochs in increasing order: (first epoch, end epoch, number of tasks in each).
     through: list[tuple[int, int, int]] = []
-    #: Epoch -> one bit per task, lowest task first; only as long as needed.
+    #: Epoch -> bitmap of its tasks, lowest task first, without trailing zero bytes.
     done: dict[int, bytes] = {}
-    #: False if the pserver has no blocks and therefore lacks nothing.
+    #: False if the pserver has no blocks, so that it lacks nothing.
     has_blocks: bool = True
-    #: Epoch -> incomplete task -> bits of the batches that every block has applied; empty if blocks differ.
+    #: Epoch -> incomplete task -> bitmap of the batches that every block has applied; empty if blocks differ.
     parts: dict[int, dict[int, bytes]] = {}
 
     @classmethod
@@ -76,7 +76,7 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
         return any(first <= epoch < end for first, end, _ in self.through)
 
     def done_bits(self, epoch: int) -> int:
-        """Return one bit per task of an incomplete epoch."""
+        """Return an incomplete epoch's tasks as a bitmap."""
         return int.from_bytes(self.done.get(epoch, b""), "little")
 
     def encode(self) -> bytes:
@@ -98,7 +98,7 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
 def tasks_to_reopen(
     summary: AppliedSummary, begun_epochs: int, task_count_of: Callable[[int], int]
 ) -> dict[int, IntervalSet]:
-    """Return the tasks that a pserver lacks, for ``TaskQueue.reopen``, which reopens those that are done.
+    """Return the tasks that a pserver lacks. ``TaskQueue.reopen`` reopens those of them that are done.
 
     Returns:
         Epoch -> its missing tasks; never empty ones. Costs O(tasks / 8) for each incomplete epoch.
@@ -125,7 +125,7 @@ def tasks_to_reopen(
 def torn_tasks(
     summaries: Sequence[AppliedSummary], begun_epochs: int, task_count_of: Callable[[int], int]
 ) -> dict[int, list[int]]:
-    """Return epoch -> torn tasks, in which some blocks have batches that others lack. Omits epochs without any."""
+    """Return epoch -> torn tasks, of which some blocks have batches that others lack. Omits epochs without any."""
     summaries = [each for each in summaries if each.has_blocks]
     open_epochs = IntervalSet()
     for each in summaries:
@@ -146,7 +146,7 @@ def torn_tasks(
 
 
 def _count_or(known: int, task_count_of: Callable[[int], int], epoch: int) -> int:
-    """Return the number of tasks in a complete epoch, or ``known`` if it was forgotten."""
+    """Return the number of tasks in a complete epoch, or ``known`` if the epoch was forgotten."""
     try:
         return task_count_of(epoch)
     except NotFoundError:
@@ -164,7 +164,7 @@ def _clear_bits(bitmap: bytes, count: int) -> IntervalSet:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Restart this process, so that it loads that checkpoint (None for the initial values)."""
+    """Restart this process, so that it loads this checkpoint, or the initial values if it is None."""
 
     generation: int
     checkpoint: int | None
@@ -174,12 +174,12 @@ class _Record(msgspec.Struct, array_like=True):
     format: int
     settled: list[tuple[int, int]]
     floor: int
-    #: The checkpoint that all pservers must load; an empty list if any will do.
+    #: The checkpoint that all pservers must load, as a list of one element. Empty if they may load any.
     pinned: list[int | None]
 
 
 class PserverRecovery:
-    """Current and settled processes of all pservers; see the module. Stored together with the queue.
+    """Current and settled processes of all pservers; see the module's docstring. Stored together with the queue.
 
     Args:
         pserver_count: Number of pservers.
@@ -193,9 +193,9 @@ class PserverRecovery:
         self._known: dict[int, int] = {}
         #: Index -> settled generation.
         self._settled: dict[int, int] = {}
-        #: Processes with lower generations must restart (rollback).
+        #: Processes with lower generations must restart for a rollback.
         self._floor = 0
-        #: (the checkpoint that restarted processes load,); None if there is no rollback.
+        #: (checkpoint that restarted processes load,); None if there is no rollback.
         self._pinned: tuple[int | None] | None = None
 
     def seen(self, index: int, generation: int) -> None:
@@ -213,7 +213,7 @@ class PserverRecovery:
         return not self.to_reload() and all(self.is_settled(index) for index in range(self._pserver_count))
 
     def accepts(self, pservers: Sequence[int]) -> bool:
-        """True if a report is accepted. ``pservers`` are the lowest generations that acknowledged it, by index."""
+        """True if a report is accepted. ``pservers`` maps indices to the lowest generations that acknowledged it."""
         return len(pservers) == self._pserver_count and all(
             generation >= self._known.get(index, 0) for index, generation in enumerate(pservers)
         )
@@ -227,7 +227,7 @@ class PserverRecovery:
         task_count_of: Callable[[int], int],
         checkpoint: int | None = None,
     ) -> dict[int, IntervalSet] | None:
-        """Handle a process's announcement of its applied batches and of the checkpoint that it loaded.
+        """Handle a process's announcement: its applied batches, and the checkpoint that it loaded.
 
         Returns:
             Epoch -> tasks to reopen. The reopened queue and this state must be stored together before the process gets
@@ -248,7 +248,7 @@ class PserverRecovery:
     def _roll_back(self, index: int, generation: int, checkpoint: int | None) -> None:
         before = self._settled.get(index)
         if before is None:
-            # The first process with an index has lost nothing.
+            # The first process of an index has lost nothing.
             return
         if before < self._floor and self._pinned == (checkpoint,):
             # The master restarted this process.
@@ -260,7 +260,7 @@ class PserverRecovery:
         return dict(self._settled)
 
     def reinitialize(self) -> None:
-        """Forget all settled processes and any rollback, because all values are lost."""
+        """Forget which processes are settled, and any rollback, because all values are lost."""
         self._settled.clear()
         self._floor = 0
         self._pinned = None
@@ -278,7 +278,7 @@ class PserverRecovery:
     # storage
 
     def encode(self) -> bytes:
-        """Return the state for a successor. It must be stored in the same transaction as the queue."""
+        """Return the state for a successor. Store it in the same transaction as the queue."""
         pinned = [] if self._pinned is None else list(self._pinned)
         return msgspec.msgpack.encode(_Record(_FORMAT, sorted(self._settled.items()), self._floor, pinned))
 

@@ -1,30 +1,30 @@
 """Detection of an etcd that was restored from an older state.
 
-Generations are revisions of etcd, and a higher generation counts as newer. If etcd is restored from an older backup, or
-lost and recreated, its revisions continue from a lower number. A new process would then look older than the one it
-replaces, and a late report of a lost process would look current. Therefore:
+Generations are revisions of etcd, and higher generations count as newer. If etcd is restored from an older backup, or
+lost and recreated, its revisions continue from a lower number. A new process then looks older than the one that it
+replaces, and a late report of a lost process looks current. Therefore:
 
-1. A process stops using a store that belongs to another cluster, or that answers with a lower revision than the process
-   had seen before it asked. This decision is final for the process (``Witness``).
+1. A process permanently stops using a store that belongs to another cluster, or that answers with a lower revision than
+   one that the process has seen before (``Witness``).
 2. A master starts only if the stored state is at least as new as the newest checkpoint that refers to this store
    (``older_than``).
-3. If a job is resumed on such a store, it begins a new *life*: the revisions of life L start at L * 2**32. All
-   processes of the job add this number to the store's revisions, so generations, elections and conditions remain
-   comparable, and values of earlier lives always count as older.
+3. A job that is resumed on such a store begins a new *life*. In life L, all processes of the job add L * 2**32 to the
+   store's revisions. Generations, elections and conditions thus remain comparable, and those of earlier lives count as
+   older.
 
-Not guaranteed: that an older store is detected if, by the time a process asks again, the store's revision has exceeded
-every revision that the process has seen. This is possible if the backup is only a few writes old. The process's writes
-still require its own key. Nor is a state detected in which only the completion of the newest checkpoint is missing. If
-the previous checkpoint has been deleted by then, the job fails because pservers find no checkpoint. It can be continued
-by ``forget`` and then ``--resume``.
+Not guaranteed: that an older store is detected if its revision has exceeded all those that a process has seen by the
+time the process asks again. This can happen if the backup is only a few writes old; the process's writes still require
+its own key. A state that lacks only the completion of the newest checkpoint is not detected either. If the previous
+checkpoint has been deleted, pservers then find no checkpoint, and the job fails; it can be continued with ``forget``
+and then ``--resume``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Revisions per life: more than most stores need during a job, but few enough to leave room for hundreds of lives in a
-#: member id. A store with more revisions uses several lives, see ``life_after``.
+#: Revisions per life. Few stores need more during a job, and a member id has room for hundreds of lives. A store with
+#: more revisions uses several lives (see ``life_after``).
 LIFE_REVISIONS = 1 << 32
 
 _WHY = "it was restored from an older backup, or lost and recreated"
@@ -44,7 +44,7 @@ class Sighting:
 
 
 def rollback_reason(seen: Sighting, now: Sighting) -> str:
-    """Return why the store observed ``now`` does not continue the one ``seen`` before; empty if it does."""
+    """Return why the store observed ``now`` does not continue the one ``seen`` before; empty if it does continue it."""
     if now.cluster != seen.cluster:
         return f"etcd has cluster id {now.cluster}, but had {seen.cluster} before: {_WHY}"
     if now.revision < seen.revision:
@@ -53,16 +53,16 @@ def rollback_reason(seen: Sighting, now: Sighting) -> str:
 
 
 class Witness:
-    """One process's observations of its store, and if the store still continues them. Its failure is final."""
+    """One process's observations of its store. Once the store has failed to continue them, this result is final."""
 
     def __init__(self) -> None:
-        #: Observation with the highest revision; None before the first one.
+        #: The observation with the highest revision; None before the first one.
         self.seen: Sighting | None = None
-        #: Reason why the store does not continue the observed one; empty if it does.
+        #: Why the store does not continue the observed one; empty if it does.
         self.broken_because = ""
 
     def saw(self, before: Sighting | None, now: Sighting, *, is_current: bool = True) -> str:
-        """Record an answer from the store and return ``broken_because``.
+        """Record an answer of the store, and return ``broken_because``.
 
         Args:
             before: ``seen`` at the time of the request, because answers may arrive in any order.
@@ -84,14 +84,14 @@ class GoOn:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The job must not continue from the stored state, for the given reason."""
+    """The job must not continue from the stored state, for this reason."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class BeginLife:
-    """The stored state must be deleted. The job continues from its newest checkpoint, in a new life.
+    """The stored state must be deleted. The job then continues from its newest checkpoint, in a new life.
 
     Attributes:
         life: Number of the new life.
@@ -133,7 +133,7 @@ def judge(
 
 
 def older_than(present: Sighting, begun_on: str, next_number: int, newest_number: int, newest: Sighting | None) -> str:
-    """Return why a job's stored state is invalid or older than its newest checkpoint; empty if it can be used.
+    """Return why a job's stored state is invalid or older than its newest checkpoint; empty if it is usable.
 
     Args:
         present: The current store, with a revision that includes all lives of the job.
@@ -156,7 +156,7 @@ def older_than(present: Sighting, begun_on: str, next_number: int, newest_number
 
 
 def needs_new_life(present: Sighting, newest: Sighting) -> bool:
-    """True if a job resumed from a checkpoint must begin a new life, so that it is newer than all earlier states."""
+    """True if a job resumed from a checkpoint must begin a new life to be newer than all earlier states."""
     return life_of(present.revision) <= life_of(newest.revision) and bool(rollback_reason(newest, present))
 
 
@@ -166,5 +166,5 @@ def life_of(revision: int) -> int:
 
 
 def life_after(life: int, newest: Sighting | None) -> int:
-    """Return a life later than both the stored one and that of the newest checkpoint."""
+    """Return a life after both the stored one and that of the newest checkpoint."""
     return max(life, 0 if newest is None else life_of(newest.revision)) + 1

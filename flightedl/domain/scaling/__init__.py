@@ -1,4 +1,4 @@
-"""Choice of the number of trainers. This package does not depend on any other.
+"""Choice of the number of trainers. This package depends on no other package.
 
-* ``marginal``: adds trainers while each one increases throughput enough, and removes those that do not
+* ``marginal``: adds trainers as long as each one increases throughput enough, and removes those that do not
 """

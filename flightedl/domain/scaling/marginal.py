@@ -1,35 +1,34 @@
-"""Choice of the number of trainers based on their marginal throughput.
+"""Choice of the number of trainers, based on their marginal throughput.
 
 Additional trainers increase throughput until something else becomes the bottleneck: the pservers, the store, the
-network, or the slowest trainer of a round. Two numbers of trainers, ``lower`` and ``upper``, with throughputs
-``R(lower)`` and ``R(upper)`` in records per second, are therefore compared. The additional trainers are worth their
-cost if
+network, or the slowest trainer of a round. Therefore two numbers of trainers, ``lower`` and ``upper``, are compared by
+their throughputs ``R(lower)`` and ``R(upper)``, in records per second. The additional trainers are worth their cost if
 
     (R(upper) - R(lower)) / (upper - lower)  >=  worth * R(lower) / lower
 
-that is, if each of them adds at least the fraction ``worth`` of the average throughput of the others. A trial changes
-the number, measures, compares, and keeps the new number or reverts it:
+that is, if each of them adds at least the fraction ``worth`` of the other trainers' average throughput. A trial changes
+the number, measures, compares, and then keeps the new number or returns to the old one:
 
-* **Up** by half of the current number. If that number is not worth its cost, it becomes a *ceiling*, and the next trial
-  goes halfway to it. A ceiling expires after ``retry_s``, because conditions change; after that, one more trainer is
+* **Up** by half of the current number. If the new number is not worth its cost, it becomes a *ceiling*, and the next
+  trial goes halfway to it. A ceiling expires after ``retry_s``, because conditions change; then one more trainer is
   tried.
-* **Down** when the average throughput falls below ``worth`` times the best average, minus a margin, because then the
-  last trainers add even less. If all trainers have become slower, the comparison shows this, and the trial is reverted.
+* **Down** when the average throughput falls below ``worth`` times the best average, minus a margin, because the last
+  trainers then add even less. If all trainers have become slower, the comparison shows this and reverts the trial.
 
 Throughput is measured for ``measure_s``, beginning ``settle_s`` after the number of trainers has reached its target,
-because new trainers first have to load. Any disturbance (a trainer starts or stops, the job waits) restarts the
-measurement. If a user changes the number, it becomes the new target; 0 pauses the job.
+because new trainers must load first. Any disturbance, such as a trainer that starts or stops or a job that waits,
+restarts the measurement. If a user changes the number, the user's number becomes the new target; 0 pauses the job.
 
-Trainers that are about to be removed are replaced in advance, within the limits.
+Trainers that are going to be removed are replaced in advance, within the limits.
 
-Not guaranteed: that the best number is found if throughputs differ by less than their noise.
+Not guaranteed: that the best number is found if throughputs differ by less than the noise of the measurements.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Factor applied to ``worth``, so that noise does not start a trial with fewer trainers.
+#: Factor applied to ``worth``, so that noise alone does not start a trial with fewer trainers.
 _MARGIN = 0.8
 
 
@@ -39,13 +38,13 @@ class ScalingLimits:
 
     minimum: int = 1
     maximum: int = 10
-    #: Minimum throughput of an additional trainer, as a fraction (0 to 1) of the average of the others.
+    #: Minimum throughput of an additional trainer, as a fraction (0 to 1) of the other trainers' average.
     worth: float = 0.5
     #: Cost of one trainer per hour.
     hourly_cost: float = 0.0
     #: Maximum cost of all trainers per hour; 0 for no limit.
     hourly_limit: float = 0.0
-    #: Seconds between a change and the beginning of the measurement.
+    #: Seconds from a change of the number to the beginning of the measurement.
     settle_s: float = 30.0
     #: Seconds of a measurement.
     measure_s: float = 60.0
@@ -62,10 +61,10 @@ class ScalingLimits:
 
     @property
     def most(self) -> int:
-        """Maximum number of trainers within the cost limit, but never fewer than the minimum."""
+        """Maximum number of trainers within the cost limit, but at least the minimum number."""
         if not self.hourly_limit:
             return self.maximum
-        # The addend compensates for rounding when the quotient should be an integer.
+        # This addend compensates for rounding errors in quotients that should be integers.
         payable = int(self.hourly_limit / self.hourly_cost + 1e-9)
         return max(self.minimum, min(self.maximum, payable))
 
@@ -74,23 +73,23 @@ class ScalingLimits:
 class Seen:
     """Observation of a job."""
 
-    #: Records of all finished tasks since the start of the job.
+    #: Number of records in all tasks finished since the job started.
     records: int
     #: Number of registered trainers.
     running: int
     #: Number of trainers requested from the cluster.
     wanted: int
-    #: Number of trainers that are about to be removed.
+    #: Number of trainers that are going to be removed.
     leaving: int = 0
-    #: Number of tasks that are not done yet; None if unknown.
+    #: Number of tasks that are not done; None if unknown.
     tasks_left: int | None = None
-    #: True if there are tasks that trainers can get now.
+    #: True if there are tasks that trainers can get at the moment.
     is_training: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Desired number of trainers, and the reason for it."""
+    """Desired number of trainers, and the reason."""
 
     trainers: int
     reason: str
@@ -98,27 +97,27 @@ class Wish:
 
 @dataclass(slots=True)
 class MarginalScaling:
-    """State of the choice between two observations."""
+    """State between two observations."""
 
     limits: ScalingLimits
-    #: Desired number of trainers, excluding replacements; None before the first observation.
+    #: Desired number of trainers without replacements; None before the first observation.
     target: int | None = None
     #: Last requested number, with replacements.
     _asked: int | None = None
     #: Time at which the measurement may begin.
     _settled_at: float | None = None
-    #: (start of the measurement, records at that time).
+    #: (start of the measurement, number of records at that time).
     _begun: tuple[float, int] | None = None
-    #: During a trial: (previous number of trainers, throughput with that number).
+    #: During a trial: (previous number of trainers, throughput with that number); None otherwise.
     _trial: tuple[int, float] | None = None
-    #: (a number of trainers that was not worth its cost, time of that finding).
+    #: (number of trainers that was not worth its cost, time at which this was found).
     _ceiling: tuple[int, float] | None = None
     #: Highest average throughput per trainer.
     _best: float = field(default=0.0)
 
     def look(self, seen: Seen, now: float) -> Wish:
         if not seen.wanted and self.limits.minimum:
-            # Only a user sets the number to 0.
+            # Only users set the number to 0.
             self.target = None
             return Wish(0, "the job was paused by hand")
         if self.target is None or seen.wanted != self._asked:
@@ -145,7 +144,7 @@ class MarginalScaling:
         assert self._trial is None or self._trial[0] != self.target, "a trial changes the number"
 
     def _adopt(self, wanted: int) -> None:
-        """Start from a number of trainers that this class did not choose."""
+        """Adopt a number of trainers that this class did not choose."""
         self.target = max(self.limits.minimum, min(wanted, self.limits.most))
         self._trial = self._ceiling = None
         self._disturb()
@@ -158,7 +157,7 @@ class MarginalScaling:
         return Wish(trainers, reason)
 
     def _measured(self, seen: Seen, now: float) -> float | None:
-        """Return the throughput in records per second, or None while it is being measured."""
+        """Return the throughput in records per second, or None if the measurement is not complete."""
         if self._settled_at is None:
             self._settled_at = now + self.limits.settle_s
         if now < self._settled_at:
@@ -193,18 +192,18 @@ class MarginalScaling:
         return self._try(more, rate, f"{count} trainers process {rate:.0f} records/s: trying more")
 
     def _is_preferred(self, count: int, rate: float, other: int, other_rate: float, now: float) -> bool:
-        """True if the number being tried is better than the previous one."""
+        """True if the number on trial is better than the previous one."""
         (lower, low), (upper, high) = sorted([(count, rate), (other, other_rate)])
         is_worth = lower == 0 or (high - low) / (upper - lower) >= self.limits.worth * low / lower
         if is_worth:
-            # From now on, averages are compared with what is currently achievable.
+            # From now on, compare averages with what can be achieved at present.
             self._best = low / lower if lower else 0.0
         else:
             self._ceiling = upper, now
         return (count == upper) == is_worth
 
     def _next_up(self, count: int, tasks_left: int | None, now: float) -> int:
-        """Return the next number to try, or ``count`` if there is none."""
+        """Return the next number to try, or ``count`` if no number is worth trying."""
         step = max(1, count // 2)
         if self._ceiling is not None:
             ceiling, found_at = self._ceiling

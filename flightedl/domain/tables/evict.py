@@ -1,9 +1,9 @@
-"""Rules for the eviction of rows.
+"""Rules for evicting rows.
 
-Expiry by age is *logical*: a row ceases to exist at the version or epoch that the rule determines, whether or not its
-memory is freed at that time. Reads, pushes and replays therefore agree without any sweep.
+Expiry by age is *logical*: a row stops existing at the version or epoch that the rule determines, even if its memory is
+freed later. Reads, pushes and replays therefore agree without a sweep.
 
-No part of an evicted row is kept. When its id is pushed again, the row is created from scratch, including admission.
+No part of an evicted row is kept. If its id is pushed again, the row is created from scratch, including admission.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Evict(Setting):
 
     @property
     def needs_version(self) -> bool:
-        """True if the rules need the version of a row's last update."""
+        """True if the rules depend on the version of a row's last update."""
         return not (self.unused_versions is None and self.max_rows is None and self.max_bytes is None)
 
     @property
     def needs_epoch(self) -> bool:
-        """True if the rules need the epoch of a row's last update."""
+        """True if the rules depend on the epoch of a row's last update."""
         return self.unused_epochs is not None

@@ -1,9 +1,9 @@
-"""Optimizers of rows: the optimizers that tables support, and two that are only for tables.
+"""Optimizers of rows: those optimizers of parameters that tables support, and two that only tables have.
 
-An update changes only rows with a gradient; Adam in this form is known as *lazy* Adam. The averages of other rows do
-not decay, weight decay applies only to updated rows, and the step number in bias corrections is the row's number of
-updates. So a row depends only on its own history. Otherwise, settings have the same meaning as for dense parameters;
-see ``flightedl.domain.model.optimizers``. Schedules use the number of updates of the table.
+An update changes only rows with a gradient (for Adam, this is known as *lazy* Adam). The averages of other rows do not
+decay, weight decay applies only to updated rows, and the step number in bias corrections is the row's own number of
+updates. So a row depends only on its own history. Apart from this, settings mean the same as for dense parameters (see
+``flightedl.domain.model.optimizers``). Schedules use the number of updates of the table.
 """
 
 # ruff: noqa: RUF009 - number() makes a dataclass field, like field()
@@ -22,7 +22,7 @@ from flightedl.errors import UsageError
 class RowAdagrad(Optimizer):
     """Row-wise Adagrad: each row sums the mean squares of its gradients (FBGEMM's ``rowwise_adagrad``).
 
-    For embeddings, it is as good as Adagrad and needs only 1/dim of its memory.
+    For embeddings, it works as well as Adagrad and needs only 1/dim of Adagrad's memory.
     """
 
     lr: float | Schedule = number(0.01, at_least=0)
@@ -53,7 +53,7 @@ ROW_OPTIMIZERS: tuple[type[Optimizer], ...] = (SGD, Momentum, Adagrad, RowAdagra
 
 
 def counts_updates(optimizer: Optimizer) -> bool:
-    """Return True if the optimizer needs a row's number of updates."""
+    """True if the optimizer needs each row's number of updates."""
     return isinstance(optimizer, Adam | RowAdam)
 
 

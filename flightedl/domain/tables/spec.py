@@ -33,22 +33,22 @@ class TableSpec(Setting):
     dim: int
     optimizer: Optimizer
     init: Init = Zeros()
-    #: Type in which rows are stored; gradients and slots are float32.
+    #: Type in which rows are stored; gradients and slots are always float32.
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    #: Rounding of 16-bit rows. Stochastic rounding is seeded with the batch's identity, so that retries are identical.
+    #: How 16-bit rows are rounded. Stochastic rounding is seeded with the batch's identity, so retries are identical.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     #: Seed of the first values.
     seed: int = number(0, at_least=0, below=2**63)
-    #: Result of reading an id without a row: its initial values, zeros, or an error.
+    #: Result of reading an id that has no row: its initial values, zeros, or an error.
     unknown: Literal["init", "zero", "error"] = "init"
-    #: Number of pushes of an id after which its row is created; the gradients of earlier pushes are dropped.
+    #: The push of an id that creates its row: 1 for the first push. The gradients of earlier pushes are dropped.
     admit_after: int = number(1, at_least=1, at_most=255)
-    #: Counter of pushes before admission: exact, with at most 24 bytes per id, or a count-min sketch.
+    #: How pushes are counted before admission: exactly, with at most 24 bytes per id, or in a count-min sketch.
     admission: Literal["exact", "sketch"] = "exact"
-    #: Size of the sketch, at least 64 KiB, which is divided among the buckets; see ``sketch_error``.
+    #: Size of the sketch, which the buckets share; see ``sketch_error``.
     sketch_bytes: int = number(1 << 22, at_least=1 << 10, at_most=1 << 30)
     evict: Evict | None = None
-    #: Path or URL of a Parquet file with the rows that exist before the first push; empty if there are none.
+    #: Path or URL of a Parquet file with rows that exist before the first push; empty if there are none.
     first_rows: str = ""
 
     def check(self) -> None:
@@ -59,12 +59,12 @@ class TableSpec(Setting):
 
     @property
     def salt(self) -> int:
-        """Salt for the table's ids; see ``placement``."""
+        """Salt for the table's ids (see ``placement``)."""
         return salt_of(self.name)
 
     @property
     def key(self) -> int:
-        """Key of the stream of initial values; see ``domain.model.initial``."""
+        """Key of the random stream of initial values (see ``domain.model.initial``)."""
         return stream_key(self.seed, self.salt)
 
     @property
@@ -74,17 +74,17 @@ class TableSpec(Setting):
 
     @property
     def slot_count(self) -> int:
-        """Number of elements in all slots of a row."""
+        """Number of elements in all slots of a row together."""
         return sum(slot.width(self.dim) for slot in self.optimizer.slots)
 
     def oldest_epoch(self, epoch: int) -> int:
-        """Return the lowest epoch of last update with which a row still exists in ``epoch``; see ``Evict``."""
+        """Return the lowest epoch of the last update with which a row still exists in ``epoch`` (see ``Evict``)."""
         unused = None if self.evict is None else self.evict.unused_epochs
         return 0 if unused is None else max(0, epoch - unused)
 
     @property
     def row_words(self) -> int:
-        """Number of 4-byte words in a row: the id, update count and ages if needed, slots and values."""
+        """Number of 4-byte words in a row: id, slots and values, and the update count and ages if needed."""
         evict = self.evict
         history = (
             self.counts_updates,
@@ -96,7 +96,7 @@ class TableSpec(Setting):
 
     @property
     def bucket_limit(self) -> int | None:
-        """Number of rows that ``evict`` allows in each bucket, at least one; None if there is no limit."""
+        """Maximum number of rows that ``evict`` allows in a bucket, at least one; None if there is no limit."""
         if self.evict is None:
             return None
         limits = [
@@ -107,13 +107,13 @@ class TableSpec(Setting):
         return -(-min(given) // BUCKETS) if given else None
 
     def sketch_error(self, pushes: int) -> float:
-        """Return the 98 % bound on a sketch's overestimate of an id's count after ``pushes`` pushes.
+        """Return the 98 % bound on how much the sketch overestimates an id's count after ``pushes`` pushes.
 
-        The bound is e / width per push (Cormode & Muthukrishnan 2005); conservative update makes it smaller.
+        The bound is e / width per push (Cormode & Muthukrishnan 2005). Conservative updates make it smaller.
         """
         return 2.718281828 * pushes / (self.sketch_bytes // 4)
 
 
 def batch_seed(epoch: int, task: int, batch: int) -> int:
-    """Return the seed for an update's stochastic rounding, derived from its batch or its round's first batch."""
+    """Return the seed for the stochastic rounding of an update, from its batch or the first batch of its round."""
     return (epoch << 40 ^ task << 20 ^ batch) & ((1 << 64) - 1)

@@ -1,10 +1,10 @@
-"""Loop whose batches are done when the user acknowledges them, for trainers without a model on the servers.
+"""A loop for jobs without a model, in which a batch is done when the user acknowledges it.
 
-Batches are handed out in order, regardless of how many are unacknowledged. A task is reported when all of its batches
-were handed out and are done. A task with a batch that is never acknowledged is eventually returned to the master.
+Batches are handed out in order, even if earlier ones are not acknowledged. A task is reported when all of its batches
+have been handed out and are done. A task with a batch that is never acknowledged eventually goes back to the master.
 
 A task may be revoked while the user's code holds some of its batches. These batches keep their places until they are
-acknowledged, so that ``done`` without an argument never means a later batch. Acknowledging them returns ``Done.TAKEN``.
+acknowledged, so ``done`` without an argument never refers to a later batch. Acknowledging them returns ``Done.TAKEN``.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Done(enum.Enum):
 
     #: This trainer has done the batch.
     COUNTED = "counted"
-    #: The batch's task was revoked. Another trainer does the batch, so it must not count here.
+    #: The batch's task was revoked. Another trainer processes the batch, so it must not count here.
     TAKEN = "taken"
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Outcome of a batch that is done, with the report of its task if it was the last one."""
+    """Outcome of a batch that the user acknowledged, with the task's report if it was the task's last batch."""
 
     outcome: Done
     report: Finished | HandBack | None = None
 
 
 class AcknowledgedLoop:
-    """The user's loop. ``held`` always contains the numbers of the tasks that the feed holds now."""
+    """The user's loop. ``held`` always contains the numbers of the tasks that the feed holds at the moment."""
 
     def __init__(self) -> None:
         #: Readings of unreported tasks, and of revoked tasks with unfinished batches, in the order in which they began.
@@ -58,11 +58,11 @@ class AcknowledgedLoop:
 
     @property
     def not_done(self) -> list[HandOut]:
-        """Unfinished batches that were handed out or are about to be handed out, oldest first."""
+        """Unfinished batches that have been handed out or are next to be handed out, oldest first."""
         return [HandOut(reading.task, handed.batch) for reading in self._readings for handed in reading.handed]
 
     def accept(self, item: Item, held: Collection[int]) -> LoopStep:
-        """Accept the next item in reading order; return the next step."""
+        """Accept the next item in reading order, and return the next step."""
         self._forget(held)
         if item.task.number in held:
             if not self._readings or item.task.number != self._readings[-1].task.number:
@@ -88,7 +88,7 @@ class AcknowledgedLoop:
         return HandBack(reading.task)
 
     def done(self, batch: Batch, held: Collection[int]) -> Acknowledged:
-        """Acknowledge a batch, which the feed already knows to be done.
+        """Acknowledge a batch that the feed already knows to be done.
 
         Raises:
             UsageError: the batch is not among ``not_done``.
@@ -116,7 +116,7 @@ class AcknowledgedLoop:
         return reading.end()
 
     def _forget(self, held: Collection[int]) -> None:
-        """Drop revoked tasks whose batches are all acknowledged."""
+        """Drop revoked tasks once all of their batches are acknowledged."""
         self._readings = [each for each in self._readings if each.handed or each.task.number in held]
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The batch that the user's code is working on: its identity, its state, and its outcome."""
+"""The batch on which the user's code works: its identity, its state, and its outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flightedl.messages.parameters import BatchIdentity
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One batch of an attempt at a task, as handed to the user's code."""
+    """A batch in an attempt at a task, as handed to the user's code."""
 
     epoch: int
     task: int
@@ -23,9 +23,9 @@ class Batch(msgspec.Struct, frozen=True):
     batch_count: int
     #: Weight in a synchronous round.
     record_count: int
-    #: Number of the ``AssignedTask``; an attempt that is assigned twice is read twice.
+    #: Number of the ``AssignedTask``. If an attempt is assigned twice, it is read twice.
     reading: int = 0
-    #: The sum in which this batch must be pushed, because some block has or lacks exactly that sum's batches.
+    #: The sum in which this batch must be pushed, because blocks have applied either all or none of that sum's batches.
     again: SumAgain | None = None
 
     def __str__(self) -> str:
@@ -33,10 +33,10 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """The batch, or sum of batches, that a transfer pushes or whose rounds it pulls."""
+    """The batch, or sum of batches, that a transfer pushes, or whose rounds it pulls."""
 
     identity: BatchIdentity
-    #: Number of records: the weight in a synchronous round.
+    #: Number of records, which is the batch's weight in a round.
     weight: int
     #: Number of batches that the trainer has begun since it became a member, including this one.
     step: int = 0
@@ -45,18 +45,18 @@ class Pushed(msgspec.Struct, frozen=True):
 
 
 class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State of a batch that the user's code has finished; the steps report it to the loop when it changes."""
+    """State of a batch that the user's code has finished. The steps report it to the loop whenever it changes."""
 
     reading: int
     number: int
-    #: True if its gradients are in a sum that has not been pushed.
+    #: True if the batch's gradients are in a sum that has not been pushed.
     waits: bool = False
-    #: True if the batch has to be handed out again, as part of ``again`` if that is given.
+    #: True if the batch must be handed out again, as part of ``again`` if that is given.
     must_repeat: bool = False
-    #: Pserver -> its oldest generation that answered for this batch.
+    #: Pserver -> its oldest generation that has answered for this batch.
     generations: dict[int, int] = {}
     again: SumAgain | None = None
-    #: Error of the gradient if it was rejected.
+    #: Why the gradient was rejected, if it was.
     rejection: Exception | None = None
 
     @classmethod
@@ -74,34 +74,34 @@ class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CurrentBatch(msgspec.Struct, eq=False):
-    """State of a batch from the time it is handed out until all blocks have answered; only ``Steps`` changes it.
+    """State of a batch from when it is handed out until all blocks have answered. Only ``Steps`` changes it.
 
-    ``place`` and ``has_gradient`` belong to the driver; no decision depends on them.
+    The driver uses ``place`` and ``has_gradient``; no decision depends on them.
     """
 
     batch: Batch
     pushed: Pushed
-    #: Membership under which it is pushed. Kept after the membership ends, so that pservers reject later pushes.
+    #: Membership under which the batch is pushed. Kept after the membership ends, so that pservers reject later pushes.
     member: int = 0
-    #: Block that has answered for this batch -> version at which its gradient was computed.
+    #: Block that has answered for this batch -> the version from which its gradient was computed.
     answered: dict[int, int] = {}
-    #: Version at which its gradients count as computed, for all blocks; None to use each block's own version.
+    #: Version from which the gradients of all blocks count as computed; None to use each block's own version.
     base_version: int | None = None
-    #: Pserver -> its oldest generation that answered for this batch.
+    #: Pserver -> its oldest generation that has answered for this batch.
     generations: dict[int, int] = {}
-    #: True if the gradient has to be computed and pushed again, because it was too late or the membership was lost.
+    #: True if the gradient must be computed and pushed again, because it was too late or the membership was lost.
     must_repeat: bool = False
-    #: True if its gradients are in a sum that has not been pushed.
+    #: True if the batch's gradients are in a sum that has not been pushed.
     waits: bool = False
-    #: The sum in which it must be pushed when it is handed out again.
+    #: The sum in which the batch must be pushed when it is handed out again.
     again: SumAgain | None = None
-    #: The error that interrupted its push, if a retry cannot help.
+    #: The error that interrupted the push, if a retry cannot help.
     failure: BaseException | None = None
-    #: Error of the newest gradient, if that was rejected before anything was sent.
+    #: Why the newest gradient was rejected before anything was sent; None if it was not.
     rejection: Exception | None = None
-    #: Describes the batch's files and records for people.
+    #: Returns a description, for users, of the batch's files and records.
     place: Callable[[], str] | None = None
-    #: True once the user's code has pushed a gradient for the batch.
+    #: True if the user's code has pushed a gradient for the batch.
     has_gradient: bool = False
 
     @classmethod
@@ -123,13 +123,13 @@ class CurrentBatch(msgspec.Struct, eq=False):
         return self.must_repeat or self.rejection is not None
 
     def note_sum(self, pushed: CurrentBatch) -> None:
-        """Record that every block has the batch, either from this sum or from an earlier push."""
+        """Record that every block has the batch, from this sum or an earlier push."""
         self.waits = False
         for pserver, generation in pushed.generations.items():
             self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
 
     def repeat(self, again: SumAgain | None) -> None:
-        """Repeat the batch in that sum, or, if None, as if it had never begun."""
+        """Repeat the batch in this sum. If it is None, the batch starts again from the beginning."""
         self.waits = False
         self.must_repeat = True
         self.again = again
@@ -140,7 +140,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
         self.rejection = error
 
     def push_failed(self, error: BaseException) -> None:
-        """Repeat the batch even if the user handles the error, because possibly only some blocks have it."""
+        """Repeat the batch even if the user's code handles the error, because only some blocks may have it."""
         self.must_repeat = True
         if not isinstance(error, UnavailableError | KeyboardInterrupt):
             self.failure = error

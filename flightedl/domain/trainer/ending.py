@@ -1,9 +1,9 @@
-"""A trainer's knowledge of the job's end, which ensures that a model read afterwards is the final model.
+"""A trainer's knowledge of the job's end. It ensures that a model that is read after the end is the final one.
 
-With the message that all epochs are done, the master names the *final* processes of the pservers, which have applied
+When all epochs are done, the master tells trainers which processes of the pservers are *final*, that is, have applied
 everything. A process that replaces one of them may have loaded an older checkpoint. Its values are final only after the
-master has checked them and has named the new process. If batches are missing, they are repeated, but not by a trainer
-whose loop has ended: that trainer has to be restarted.
+master has checked them and has named the new process. If batches turn out to be missing, they are repeated, but not by
+a trainer whose loop has ended; that trainer must be restarted.
 
 During training, values are read without this check.
 """
@@ -18,26 +18,26 @@ class JobEnd:
     """The master's statements about the job's end. One thread at a time calls ``replied``; any thread may read."""
 
     def __init__(self) -> None:
-        #: Generation of each final pserver process; None until all epochs are known to be done.
+        #: Pserver -> generation of its final process; None until all epochs are known to be done.
         self._final: tuple[int, ...] | None = None
 
     @property
     def is_known(self) -> bool:
-        """True once the master has said that all epochs are done."""
+        """True if the master has said that all epochs are done."""
         return self._final is not None
 
     def replied(self, reply: TasksReply) -> None:
-        """Note the master's answer to a request for training data."""
+        """Record the master's answer to a request for training data."""
         if reply.outcome == "epochs_done":
             self._final = tuple(reply.pservers)
 
     def may_read(self, index: int, generation: int) -> bool:
-        """True if this process may be read. Otherwise, ask the master for the job's state, and call ``require``."""
+        """True if this process may be read. If False, ask the master for the job's state, and call ``require``."""
         final = self._final
         return final is None or index >= len(final) or final[index] == generation
 
     def require(self, reply: TasksReply, index: int, generation: int) -> None:
-        """Require that the master's newest answer, already passed to ``replied``, names this process as final.
+        """Raise an error unless the master's newest answer, already passed to ``replied``, names this process as final.
 
         Raises:
             NotReadyError: not known yet; look up the pserver again.

@@ -1,25 +1,25 @@
-"""One trainer's tasks: which tasks it holds, when it requests more, and what it reports.
+"""One trainer's tasks: which ones it holds, when it requests more, and what it reports.
 
-The feed holds enough tasks to last until a new master is available if the master dies now; the number is estimated from
-its pace so far (``domain.queue.fair_share``). It holds at least two tasks: the task being trained and the next. Near
-the end of an epoch, it holds no more than two, unless tasks are short. Tasks are begun in the order of assignment. A
-task is begun only when at most one earlier task is unreported, because the master considers a dead trainer's other
-tasks untouched.
+If the master dies, the feed should have enough tasks to last until a new master is available. It estimates their number
+from its pace so far (``domain.queue.fair_share``). It holds at least two tasks, the one being trained on and the next;
+near the end of an epoch it holds no more than two, unless tasks are short. Tasks begin in the order of assignment. A
+task begins only if at most one earlier task is unreported, because the master assumes that a trainer that died had not
+begun its other tasks.
 
-A report is sent at once, because others may be waiting for this trainer to leave; a request is sent when there is room.
-Reports stay in the feed until the master has answered them, so a master's death loses none; attempt numbers make
-repetitions safe. A trainer without tasks lets the master hold its request, so that it learns of new work at once: first
-for ``MOMENT_S``, while it may stay a member (``domain.master.training``), then for longer.
+Reports are sent at once, because other trainers may be waiting for this one to leave. Requests are sent when there is
+room for more tasks. A report stays in the feed until the master has answered it, so none is lost if the master dies;
+repeated reports do no harm. The master holds the request of a trainer without tasks, so that the trainer learns of new
+work at once: first for ``MOMENT_S``, during which it may stay a member (``domain.master.training``), then for longer.
 
-Tasks that this trainer gives up are *handed back* in the next report, never just forgotten, because the master repeats
-an assignment that a request does not list. If the master repeats one all the same (an answer was lost), it arrives as
-another :class:`AssignedTask` and is another *reading*, for which nothing has been read yet. So everything here refers
-to an ``AssignedTask``, not to its attempt.
+Tasks that this trainer gives up are *handed back* in its next report and not just forgotten, because the master repeats
+any assignment that a request does not list. If the master repeats one nevertheless, because an answer was lost, it
+arrives as another :class:`AssignedTask`. This is another *reading*, for which nothing has been read yet. Everything
+here therefore refers to an ``AssignedTask`` and not to its attempt.
 
-Tasks that the master announces for the next epoch may be opened and read early (``begin_ahead``). The feed does not
-hold them: only an assignment begins a task, whether it was read early or not.
+Tasks that the master announces for the next epoch can be opened and read early (``begin_ahead``). The feed does not
+hold them: only an assignment begins a task, even if the task was read early.
 
-The feed does not know which batches were pushed; the caller of ``finished`` is responsible for that.
+The feed does not know which batches were pushed. The caller of ``finished`` is responsible for that.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: Number of tasks that may be in progress at once: one is trained while the next is read.
+#: Number of tasks that may be in progress at once: one is trained on while the next is read.
 BEGUN_COUNT = 2
-#: Number of newest tasks that determine the pace.
+#: Number of newest tasks from which the pace is computed.
 _PACE_COUNT = 4
 _RETRY_S = 0.2
-#: Seconds for which the master may hold the request of a trainer without tasks or reports.
+#: Maximum number of seconds for which the master holds the request of a trainer that has neither tasks nor reports.
 _IDLE_WAIT_S = 2.0
-#: A loop that was left by an exception reports its task within this time.
+#: Seconds within which a loop that an exception has ended reports its task.
 _KEPT_S = 1.0
-#: Seconds for which the connection to the master is kept open after a call.
+#: Seconds for which the connection to the master stays open after a call.
 _OPEN_S = 1.0
-#: Error messages are truncated to this length.
+#: Maximum length of an error message, in characters.
 ERROR_LENGTH = 1000
-#: Minimum interval between reports of unfinished tasks' finished batches. If the master is slow, the interval is
-#: ``_DONE_PAUSES`` times its response time, at most ``_DONE_CEILING_S``.
+#: Minimum number of seconds between reports of batches in unfinished tasks. If the master is slow, the interval is
+#: ``_DONE_PAUSES`` times its response time, but at most ``_DONE_CEILING_S``.
 _DONE_S = 0.2
 _DONE_PAUSES = 4
 _DONE_CEILING_S = 2.0
@@ -67,7 +67,7 @@ _DONE_CEILING_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Reports that the master has not answered."""
+    """Reports that the master has not answered yet."""
 
     finished: tuple[FinishedTask, ...] = ()
     failed: tuple[FailedTask, ...] = ()
@@ -90,7 +90,7 @@ class Reports:
 
 
 class AssignedTask:
-    """One assignment of a task, for which the task is read once; identified by ``number``.
+    """One assignment of a task, identified by ``number``. The task is read once per assignment.
 
     Args:
         assignment: As received from the master.
@@ -115,20 +115,20 @@ class Ask:
     """Send reports to the master, and request work."""
 
     reports: Reports
-    #: Attempts that are held and have not been reported.
+    #: Attempts that this trainer holds and has not reported.
     holding: tuple[int, ...]
     want: int
     #: Maximum number of seconds for which the master may hold the call.
     wait_s: float
-    #: Number of registrations so far; assignments in an answer to an earlier registration do not count.
+    #: Number of registrations so far. Assignments in an answer to an earlier registration do not count.
     registration: int
-    #: (attempt, ranges of finished batches) for each unfinished task.
+    #: (attempt, ranges of finished batches) for each unfinished task that has any.
     done: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
     def ticket(
         self, trainer: str, generation: int, evaluation: str = "", round_: int = 0, life: int = 0
     ) -> TasksTicket:
-        """Return the message for the current registration. For ``round_`` and ``life`` see ``TasksTicket``."""
+        """Return the message for the current registration. ``TasksTicket`` describes ``round_`` and ``life``."""
         return TasksTicket(
             trainer=trainer,
             generation=generation,
@@ -147,12 +147,12 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Close the connection to the master, because there will be nothing to send for a while."""
+    """Close the connection to the master, because there is nothing to send for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitForEvent:
-    """Wait until something happens, at most until ``at``; infinity means no limit."""
+    """Wait until something happens, but no longer than until ``at``; infinity means no limit."""
 
     at: float
 
@@ -175,24 +175,24 @@ class Feed:
     def __init__(self, cover_s: float = 0.0) -> None:
         self._cover_s = cover_s
         self._reports = Reports()
-        #: Attempt -> held task (assigned and not yet reported); oldest first.
+        #: Attempt -> held task (assigned and not reported), oldest first.
         self._held: dict[int, AssignedTask] = {}
         self._registration = 0
         self._assignment_count = 0
-        #: Attempt -> finished batches of tasks that are held, or were given up and not yet answered.
+        #: Attempt -> finished batches, for tasks that are held, and for given-up tasks until the master has answered.
         self._done: dict[int, IntervalSet] = {}
-        #: True if ``_done`` has unreported batches.
+        #: True if ``_done`` contains batches that have not been reported.
         self._is_done_news = False
         #: When these may be reported.
         self._report_done_at = -math.inf
-        #: When the newest answered message with done batches was sent.
+        #: Time at which the newest answered message with finished batches was sent.
         self.reported_at = -math.inf
         #: Held tasks that have not begun.
         self._ready: deque[AssignedTask] = deque()
-        #: Announced tasks that are not being read, and the newest announcement.
+        #: Announced tasks that are not being read yet, and the newest announcement.
         self._ahead: deque[Assignment] = deque()
         self._announced: list[Assignment] = []
-        #: Time when the oldest held task became the oldest.
+        #: Time since which the oldest held task has been the oldest.
         self._since_s = 0.0
         #: Estimated seconds per task; None if unknown.
         self._pace_s: float | None = None
@@ -201,9 +201,9 @@ class Feed:
         self._is_closing = False
         self._not_before = 0.0
         self._asked_at = 0.0
-        #: When the connection to the master is closed; infinite if it is not open.
+        #: Time at which to close the connection to the master; infinite if it is closed.
         self._rest_at = math.inf
-        #: When the last task of an abandoned loop is handed back.
+        #: Time at which to hand back the last task of an abandoned loop.
         self._keep_until = 0.0
         self._error: Exception | None = None
         self._trouble = ""
@@ -211,25 +211,25 @@ class Feed:
     # for the reader
 
     def begin(self) -> AssignedTask | None:
-        """Begin and return the next task; None if there is none, or if two tasks have begun and are unreported."""
+        """Begin and return the next task. None if there is none, or if two begun tasks are unreported."""
         return self._ready.popleft() if self._may_begin() else None
 
     def _may_begin(self) -> bool:
         return bool(self._ready) and len(self._held) - len(self._ready) < BEGUN_COUNT
 
     def begin_ahead(self) -> Assignment | None:
-        """Return an announced task that may be read, but not trained on, before it is assigned, or None."""
+        """Return an announced task that may be read before it is assigned, but not trained on, or None."""
         return self._ahead.popleft() if self._ahead and not self._may_begin() else None
 
     @property
     def has_news(self) -> bool:
-        """True if a waiting reader has something to do: begin a task, read ahead, or end."""
+        """True if a waiting reader can begin a task, read ahead, or end."""
         is_over = self._is_closing or (not self._ready and (self._is_done or self._error is not None))
         return is_over or bool(self._ahead) or self._may_begin()
 
     @property
     def error(self) -> Exception | None:
-        """The error that ended the feed; None until every held task has begun."""
+        """The error that ended the feed; None as long as held tasks have not begun."""
         return None if self._ready else self._error
 
     @property
@@ -239,7 +239,7 @@ class Feed:
 
     @property
     def trouble(self) -> str:
-        """Reason why the master cannot be reached; empty if it answers."""
+        """Why the master cannot be reached; empty if it answers."""
         return self._trouble
 
     @property
@@ -251,7 +251,7 @@ class Feed:
         return self._reports
 
     def is_held(self, task: AssignedTask) -> bool:
-        """False if the task was revoked or handed back; the caller then drops the rest of it, unreported."""
+        """False if the task was revoked or handed back. The caller then drops the rest of it and does not report it."""
         held = self._held.get(task.assignment.attempt)
         return held is not None and held.number == task.number
 
@@ -264,9 +264,9 @@ class Feed:
         now: float,
         metrics: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        """Report a task of which all pservers have acknowledged every batch.
+        """Report a task whose batches have all been acknowledged by all pservers.
 
-        ``pservers`` are their generations; ``metrics`` are those of an evaluation: name -> (weighted sum, weight).
+        ``pservers`` are the pservers' generations. ``metrics`` (of evaluations) maps names to (weighted sum, weight).
         """
         if not self.is_held(task):
             return
@@ -284,7 +284,7 @@ class Feed:
         self._reports = replace(self._reports, finished=(*self._reports.finished, report))
 
     def batch_done(self, task: AssignedTask, number: int, *, is_urgent: bool = False) -> bool:
-        """Record that a batch is done, for tasks that no pserver knows; report it soon, or at once if urgent.
+        """Record a batch of a job without a model as done. It is reported soon, or at once if urgent.
 
         Returns True if this may change the next step.
         """
@@ -298,7 +298,7 @@ class Feed:
         return self._is_done_news and (is_urgent or not had_news)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, now: float, place: str = "") -> None:
-        """Report that this trainer cannot do this task; ``place`` is where the user's code failed, if it did."""
+        """Report that this trainer cannot do this task. ``place`` describes where the user's code failed, if it did."""
         if not self.is_held(task):
             return
         a = task.assignment
@@ -330,25 +330,25 @@ class Feed:
         self._reports = replace(self._reports, returned=(*self._reports.returned, *returned))
 
     def _note_pace(self, now: float) -> None:
-        """Update the pace when the oldest task is finished."""
+        """Update the pace when the oldest task has been finished."""
         self._paced_count = min(self._paced_count + 1, _PACE_COUNT)
         last_s = self._pace_s or 0.0
         self._pace_s = last_s + (now - self._since_s - last_s) / self._paced_count
 
     def registered_again(self) -> None:
-        """Hand back all tasks, because they (and any in flight) were assigned to an earlier registration."""
+        """Hand back all tasks, including those in flight, because they were assigned to an earlier registration."""
         self._registration += 1
         self._hand_back_all()
         self._done.clear()
 
     def retire(self, kept: AssignedTask | None, now: float) -> None:
-        """Stop requesting work and hand back all but ``kept``, which is handed back after a moment if unreported."""
+        """Stop requesting work. Hand back all tasks except ``kept``, which gets a moment to be reported."""
         self._is_closing = True
         self._hand_back_all(kept)
         self._keep_until = now + _KEPT_S
 
     def close(self) -> None:
-        """Hand back all tasks; the last reports remain to be sent."""
+        """Hand back all tasks. The last reports remain to be sent."""
         self._is_closing = True
         self._hand_back_all()
 
@@ -372,7 +372,7 @@ class Feed:
                 return Over()
         room = self._room()
         may_ask = now >= self._not_before
-        # A trainer that holds work must be able to report it at once, so the master must not hold its request.
+        # A trainer that holds work must be able to report it at once, so the master must not hold the request.
         is_due = bool(self._reports) or (self._is_done_news and now >= self._report_done_at)
         if is_due and (may_ask or not self._trouble):
             return self._ask(room, MOMENT_S if room and not self._held else 0.0, now)
@@ -422,17 +422,17 @@ class Feed:
         if not self._held:
             self._since_s = now
         for assignment in reply.assignments:
-            # Skip tasks that were reported after the request was sent; a master that does not accept the report assigns
-            # the attempt again. Attempt numbers are reused if etcd was restored from an older state.
+            # Skip tasks that were reported after the request was sent. If the master rejects the report, it assigns the
+            # attempt again. Attempt numbers may repeat if etcd was restored from an older state.
             if assignment.attempt not in self._reports.attempts:
                 self._assignment_count += 1
                 self._hold(AssignedTask(assignment, self._assignment_count))
 
     def _pause_s(self, ask: Ask, reply: TasksReply, now: float) -> float:
-        """Return the seconds until the next request, if there is nothing to report earlier."""
+        """Return the seconds until the next request, unless there is something to report earlier."""
         if len(reply.assignments) >= ask.want:
             return 0.0
-        # If the master held the call for the full time, its ``retry_after_s`` tells us nothing more precise.
+        # If the master held the call for the full time, its ``retry_after_s`` adds no information.
         has_waited = not reply.assignments and 0 < ask.wait_s <= now - self._asked_at
         return 0.0 if has_waited else reply.retry_after_s
 
@@ -448,13 +448,13 @@ class Feed:
     def _hold(self, task: AssignedTask) -> None:
         attempt = task.assignment.attempt
         if attempt in self._held:
-            # The task was assigned twice; batches that were read for the first assignment do not count.
+            # The task was assigned twice. Batches read for the first assignment do not count.
             self._ready = deque(each for each in self._ready if each.assignment.attempt != attempt)
         self._held[attempt] = task
         self._ready.append(task)
 
     def ask_failed(self, error: Exception, now: float) -> None:
-        """Handle a failed or rejected call: retry a little later, unless a retry cannot help."""
+        """Handle a call that failed or was rejected. It is retried a little later, unless a retry cannot help."""
         self._rest_at = now + _OPEN_S
         self._is_done_news = bool(self._done)
         if self._is_closing or not isinstance(error, FlightedlError) or not is_transient(error):

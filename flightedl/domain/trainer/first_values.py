@@ -1,15 +1,15 @@
 """Election of the trainer whose values become the model's initial values.
 
-The winner holds the election's key on its lease while it uploads its values to every pserver. It then overwrites the
-key with ``done``, without a lease, in one transaction, which requires that its election and the pserver processes that
-have its values still exist. If a winner dies, its key disappears and another trainer wins; its upload, under a newer
-election, replaces the earlier one. Losers wait for ``done``. A winner that was overtaken while it was frozen or
-disconnected becomes a loser: it stops its upload and reads the election's key again.
+The winner holds the election's key on its lease while it sends its values to every pserver. It then overwrites the key
+with ``done``, without a lease, in one transaction. This requires that the key and the pserver processes that have its
+values still exist. If a winner dies, its key disappears and another trainer wins. The new winner's values belong to a
+newer election, so they replace the earlier ones. Losers wait for ``done``. A winner that was overtaken while it was
+frozen or disconnected becomes a loser: it stops sending and reads the key again.
 
 An election is identified by the revision at which its key was created, so newer elections have higher numbers.
 
-Afterwards, a trainer trains only the model of this election (:class:`FollowedElection`). If the model is initialized
-again, the trainer has to be restarted.
+After that, a trainer trains only the model of this election (:class:`FollowedElection`). If the model is initialized
+again, the trainer must be restarted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ReadKey:
 
 @dataclass(frozen=True, slots=True)
 class CreateKey:
-    """Create the key on this trainer's lease if there is none, then call ``creation_attempted``."""
+    """Create the key on this trainer's lease unless it exists, then call ``creation_attempted``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +52,23 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Store that the election is done if its key and these processes still exist, then call ``confirmed``."""
+    """Mark the election as done if its key and these processes still exist, then call ``confirmed``."""
 
     election: int
-    #: Generation of the process that has the values, by index.
+    #: Index -> generation of the process that has the values.
     generations: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """Wait until the key changes, or for a while; then request the next step."""
+    """Wait until the key changes, but not for long, then request the next step."""
 
     candidate: Candidate
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait a moment after a failure, then request the next step."""
+    """Wait for a moment after a failure, then request the next step."""
 
     why: str
 
@@ -87,7 +87,7 @@ _READ_KEY = ReadKey()
 
 
 class ElectionOfFirstValues:
-    """One trainer's part of the election. Carry out ``next_step`` and report its outcome, or call ``failed``.
+    """One trainer's part in the election. Carry out ``next_step`` and report its outcome, or call ``failed``.
 
     Args:
         trainer: This trainer's id.
@@ -100,7 +100,7 @@ class ElectionOfFirstValues:
         self._step: Step = _READ_KEY
         self._pause = ""
         self._has_tried = False
-        #: Generations of the pservers that have the values of the current upload.
+        #: Pserver -> generation of the process that has received the values.
         self._generations: list[int] = []
 
     def next_step(self, newest: int = 0) -> Step:
@@ -121,7 +121,7 @@ class ElectionOfFirstValues:
         return step
 
     def key_read(self, found: Candidate | None) -> None:
-        """Handle the key that was read, or None if it does not exist."""
+        """Handle the key as read, or None if it does not exist."""
         if found is None:
             if self._has_tried:
                 self._read_again("the trainer that stood for the election of the initial values is already gone")
@@ -136,7 +136,7 @@ class ElectionOfFirstValues:
         self._has_tried = False
 
     def creation_attempted(self) -> None:
-        """Record that the key was created, or existed already, or that this trainer's lease has ended."""
+        """Record that the key was created, that it existed already, or that this trainer's lease has ended."""
         self._has_tried = True
         self._step = _READ_KEY
 
@@ -145,7 +145,7 @@ class ElectionOfFirstValues:
         self._step = Upload(0, election)
 
     def uploaded(self, generation: int, initialized: int, blocks: int) -> None:
-        """Record that a pserver accepted the values: ``initialized`` of its ``blocks`` have this election's values."""
+        """Record a pserver's answer to the values: ``initialized`` of its ``blocks`` have this election's values."""
         step = self._step
         assert isinstance(step, Upload), "no upload was in progress"
         if initialized != blocks:
@@ -158,17 +158,17 @@ class ElectionOfFirstValues:
             self._step = Confirm(step.election, tuple(self._generations))
 
     def confirmed(self, revision: int | None) -> None:
-        """Handle the result: the revision at which ``done`` was stored, or None if the key or a process was gone."""
+        """Handle the revision at which ``done`` was stored, or None if the key or a process was gone."""
         step = self._step
         assert isinstance(step, Confirm), "no confirmation was in progress"
         if revision is None:
-            # A pserver that dies after its upload takes the values with it, so everything is sent again.
+            # A pserver that dies after receiving the values loses them, so everything is sent again.
             self._read_again("a pserver was replaced while the initial values were being sent")
         else:
             self._step = Elected(step.election, revision)
 
     def failed(self, error: FlightedlError) -> None:
-        """Handle a step that failed, or whose outcome is unknown.
+        """Handle a step that failed or has an unknown outcome.
 
         Raises:
             FlightedlError: ``error``, if a retry cannot help.
@@ -198,7 +198,7 @@ class FollowedElection:
         return self._elected.election
 
     def require_same(self, election: int | None, revision: int) -> None:
-        """Require that the model has not been initialized by a newer election.
+        """Raise an error if a newer election has initialized the model.
 
         Args:
             election: Of the key, as far as known here; None if there is no key.

@@ -1,11 +1,11 @@
-"""Combines a pserver's answers for its buckets: a trainer's core treats all rows of a pserver as one block.
+"""Combines a pserver's answers for its buckets, because a trainer treats all rows of a pserver as one block.
 
-A pserver answers for ranges of buckets: usually one range, or several if their histories differ. The block that
-represents all buckets has the number of the first one. The combined answer is
+A pserver answers separately for ranges of buckets. Usually it has one range, or several if their histories differ. The
+block that stands for all of its buckets has the number of the first bucket. The combined answer is
 
 * "too late" or "not a member" if any range gives this answer;
-* the batches that each range already has, if a range rejected a sum;
-* "applied" with the lowest version otherwise, once all ranges have answered.
+* the batches that the ranges already have, if a range rejected a sum;
+* "applied" with the lowest version in all other cases, once all ranges have answered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOO_LATE = (Outcome.NOT_MEMBER, Outcome.STALE)
 
 
 def joined_answers(answers: Iterable[Answer], buckets: range) -> list[Answer]:
-    """Return the answers of one exchange, with one block in place of all buckets.
+    """Return a pserver's answers with a single block in place of all its buckets.
 
     Args:
         answers: As received.

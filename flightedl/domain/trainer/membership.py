@@ -1,13 +1,13 @@
-"""A trainer's membership in the view: when to request it, when it is over, and its mode.
+"""A trainer's membership in the view: when to join, when the membership is over, and which mode it has.
 
 Rules:
 
 * A membership begins only between two batches, with values that are pulled under it. At any sign that it is over (a
-  rejected push, an answer from the master, a lost lease), the trainer forgets it, and joins again for the next batch.
+  rejected push, an answer of the master, a lost lease), the trainer drops it, and joins again for the next batch.
 * A membership keeps the mode with which it began.
-* A trainer joins to work on one attempt. If it no longer holds this attempt, it may still hold others.
+* A trainer joins in order to work on an attempt. If it has lost this attempt in the meantime, it may still hold others.
 
-One thread reads ``member`` and another writes it while calls are in flight, so methods read it only once.
+While calls are in flight, one thread writes ``member`` and another reads it, so methods read it only once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import msgspec
 from flightedl.domain.consistency.modes import Mode
 from flightedl.messages.tasks import JoinReply, JoinRequest, TasksReply
 
-#: Seconds for which the master may hold the request to join while the pservers reach agreement.
+#: Seconds for which the master may hold a request to join while the pservers come to an agreement.
 JOIN_WAIT_S = 2.0
 _AFTER_ALL = 1 << 62
 _WAITING_FOR = "the pservers to agree on this trainer's first round"
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A batch begins under this membership (0 if none), as its batch number ``step``."""
+    """A batch begins under this membership (0 if there is none) as its ``step``-th batch."""
 
     member: int
     step: int
@@ -34,7 +34,7 @@ class Begun(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The trainer is a member: pull current values, and use ``new_mode`` if it is given."""
+    """The trainer is a member. Pull current values, and use ``new_mode`` if it is given."""
 
     member: int
     new_mode: Mode | None
@@ -42,7 +42,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The trainer no longer holds the attempt."""
+    """The trainer no longer holds the attempt for which it wanted to join."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +53,20 @@ class NotYet:
 
 
 class TrainerMembership:
-    """A trainer's membership. Thread-safe within the module's rules."""
+    """A trainer's membership. Thread-safe as far as the module's docstring describes."""
 
     def __init__(self) -> None:
-        #: The membership in the view; 0 if none.
+        #: Id of the membership in the view; 0 if there is none.
         self.member = 0
-        #: Epoch of the newest batch; higher than all epochs when all are done.
+        #: Epoch of the newest batch. When all epochs are done, it is higher than all of them.
         self.epoch = 0
-        #: None without a model, because no membership is needed.
+        #: None if there is no model, so that no membership is needed.
         self._mode: Mode | None = None
-        #: Batches begun under the current membership.
+        #: Number of batches begun under the current membership.
         self._steps = 0
 
     def has_model(self, mode: Mode) -> None:
-        """Begin batches as a member from now on, because the job has a model."""
+        """Begin batches only as a member from now on, because the job has a model."""
         self._mode = mode
 
     def lost(self) -> None:
@@ -74,8 +74,8 @@ class TrainerMembership:
         self.member = 0
 
     def begin_batch(self, epoch: int) -> Begun | None:
-        """Begin a batch of this epoch; None if the trainer must first join and pull values."""
-        # An answer to another request may end the membership at any time.
+        """Begin a batch of this epoch. None if the trainer must join and pull values first."""
+        # The answer to another request may end the membership at any time.
         member = self.member
         if member == 0 and self._mode is not None:
             return None
@@ -85,7 +85,7 @@ class TrainerMembership:
 
     @staticmethod
     def join_request(trainer: str, generation: int, attempt: int) -> JoinRequest:
-        """Return the request to join for work on this attempt."""
+        """Return the request to join in order to work on this attempt."""
         return JoinRequest(trainer=trainer, generation=generation, attempt=attempt, wait_s=JOIN_WAIT_S)
 
     def join_answered(self, reply: JoinReply) -> Joined | Denied | NotYet:
@@ -99,11 +99,11 @@ class TrainerMembership:
         return Joined(reply.member, mode if is_new else None)
 
     def tasks_answered(self, member_then: int, reply: TasksReply) -> None:
-        """Handle an answer to the feed's request, which was sent when the membership was ``member_then``."""
+        """Handle an answer to a request of the feed that was sent under membership ``member_then``."""
         if reply.member != member_then and self.member == member_then:
-            # A new membership requires current values, so it begins by joining between two batches.
+            # A new membership requires current values, so the trainer joins between two batches.
             self.member = 0
 
     def all_done(self) -> None:
-        """Record that all epochs are done, so that anything saved from now on belongs to no epoch."""
+        """Record that all epochs are done. Anything saved from now on belongs to no epoch."""
         self.epoch = _AFTER_ALL

@@ -1,19 +1,21 @@
 """The loop over the batches that a trainer reads: which batch comes next, and when a task is finished.
 
 A *reading* is one pass over the batches of one :class:`~flightedl.domain.trainer.feed.AssignedTask`. A reader works
-ahead and passes on items, each with its task; :class:`BatchLoop` keeps the :class:`Reading` of the task that the user's
-code is working on. A batch is *settled* when every block of every pserver has it. A task may be reported as finished
-only if one reading settled all of its batches; a reading that began in the middle or skipped a batch does not count,
-and its task is handed back. Batches that were already applied are answered "already applied" next time.
+ahead and passes on items, each with its task; :class:`BatchLoop` keeps the :class:`Reading` of the task on which the
+user's code works. A batch is *settled* when every block of every pserver has applied it.
 
-A batch whose gradient came too late (the round was over, or this trainer had lost its membership) is handed out
-*again*, under the same identity. So is a batch whose gradient was rejected, up to ``REJECTION_LIMIT`` times; then its
-task is reported as failed at this batch.
+A task may be reported as finished only if a single reading has settled all of its batches. If a reading began in the
+middle or skipped a batch, its task is handed back. The batches that were applied are answered "already applied" next
+time.
 
-If the gradients of several batches are pushed as one sum, the batches remain unsettled until the sum is pushed. Batches
-that a block could not accept together are handed out again, sum by sum. A task is reported when its sums are pushed.
+A batch whose gradient came too late is handed out *again* under the same identity. This happens if its round was over,
+or if the trainer had lost its membership. A batch whose gradient was rejected is handed out again too, up to
+``REJECTION_LIMIT`` times; then its task is reported as failed at this batch.
 
-Before passing on an item or handing a batch out again, the driver checks that the feed still holds the task.
+If several batches are pushed as one sum, they stay unsettled until the sum is pushed. If a block could not accept all
+of them together, they are handed out again, sum by sum. The task is reported when its sums are pushed.
+
+Before it passes on an item or hands a batch out again, the driver checks that the feed still holds the task.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from msgspec.structs import replace
 from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import AssignedTask
 
-#: Maximum number of times that a reading hands out a batch whose gradient is rejected each time.
+#: Maximum number of times that a reading hands out a batch whose gradient is always rejected.
 REJECTION_LIMIT = 3
 
 
@@ -34,7 +36,7 @@ class ReadBatch(msgspec.Struct, frozen=True):
     """A batch that was read."""
 
     task: AssignedTask
-    #: The batch as it is first handed out.
+    #: The batch in the state in which it is first handed out.
     batch: Batch
 
     @classmethod
@@ -52,7 +54,7 @@ class TaskEnd(msgspec.Struct, frozen=True):
 
 
 class ReadFailure(msgspec.Struct, frozen=True):
-    """The batch with this number and all later batches cannot be read or trained on."""
+    """Neither the batch with this number nor any later batch can be read or trained on."""
 
     task: AssignedTask
     number: int
@@ -63,7 +65,7 @@ Item = ReadBatch | TaskEnd | ReadFailure
 
 
 class HandedBatch(msgspec.Struct, eq=False):
-    """A batch that was handed out, and its newest state."""
+    """A batch that has been handed out, and its newest state."""
 
     batch: Batch
     state: BatchState
@@ -71,20 +73,20 @@ class HandedBatch(msgspec.Struct, eq=False):
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Sort key for repeated batches, which keeps batches of one sum together."""
+        """Sort key for batches to be repeated, which keeps the batches of a sum together."""
         again, number = self.state.again, self.batch.number
         return (number if again is None else again.first, number)
 
 
 class Reading(msgspec.Struct, eq=False):
-    """One pass of the user's code over a task."""
+    """One pass of the user's code over the batches of a task."""
 
     task: AssignedTask
-    #: Batches that were handed out and are not settled.
+    #: Batches that have been handed out but are not settled.
     handed: list[HandedBatch] = []
-    #: The task was revoked, or reported as failed.
+    #: True if the task was revoked or reported as failed.
     is_lost: bool = False
-    #: All of its batches were read. Used only by ``AcknowledgedLoop``, which has several readings.
+    #: True if all batches were read. Used only by ``AcknowledgedLoop``, which has several readings.
     is_at_end: bool = False
     #: Numbers of the settled batches.
     _settled: set[int] = set()
@@ -92,13 +94,13 @@ class Reading(msgspec.Struct, eq=False):
     _generations: dict[int, int] = {}
 
     def settle(self, number: int, generations: Mapping[int, int]) -> None:
-        """Record that every block has this batch; ``generations`` are those of the pservers that answered, by index."""
+        """Record that every block has this batch. ``generations`` maps pservers to the processes that answered."""
         self._settled.add(number)
         for index, generation in generations.items():
             self._generations[index] = min(generation, self._generations.get(index, generation))
 
     def hand_out(self, batch: Batch) -> HandOut:
-        """Return the step that hands out a batch, and expect its outcome."""
+        """Return the step that hands out a batch, and wait for its outcome."""
         self.handed.append(HandedBatch(batch, BatchState(batch.reading, batch.number)))
         return HandOut(self.task, batch)
 
@@ -108,7 +110,7 @@ class Reading(msgspec.Struct, eq=False):
         return self._settled.issuperset(range(assignment.first_batch, assignment.end_batch))
 
     def end(self) -> Finished | HandBack:
-        """Return the report of this task; call when all batches that were read have been handed out."""
+        """Return this task's report. Call this when all batches that were read have been handed out."""
         if not self.is_settled:
             return HandBack(self.task)
         generations = self._generations
@@ -124,28 +126,28 @@ class Reading(msgspec.Struct, eq=False):
 
 
 class NeedItem(msgspec.Struct, frozen=True):
-    """Wait for the next item, and pass it to ``accept``."""
+    """Wait for the next item, then pass it to ``accept``."""
 
 
 class HandOut(msgspec.Struct, frozen=True):
-    """Open this batch, hand it to the user's code, and close it; call ``denied`` if it cannot be opened."""
+    """Open this batch, hand it to the user's code, and close it. Call ``denied`` if it cannot be opened."""
 
     task: AssignedTask
     batch: Batch
-    #: True if the batch was handed out before.
+    #: True if the batch has been handed out before.
     is_again: bool = False
 
 
 class PushSum(msgspec.Struct, frozen=True):
-    """Push the sum of the unpushed batches. Afterwards, no batch has ``waits`` set."""
+    """Push the sum of the unpushed batches. After that, no batch has ``waits`` set."""
 
 
 class GiveUpSum(msgspec.Struct, frozen=True):
-    """Forget the sum of the unpushed batches, because their task was revoked."""
+    """Drop the sum of the unpushed batches, because their task was revoked."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """Report this task as failed at this batch, or end."""
+    """Report this task as failed at this batch, or end the loop."""
 
     failure: ReadFailure
 
@@ -154,7 +156,7 @@ class Finished(msgspec.Struct, frozen=True):
     """Report this task as finished."""
 
     task: AssignedTask
-    #: Oldest generation that has a batch of the task, by index; 0 if nothing was sent to the pserver.
+    #: Pserver -> its oldest generation that has a batch of the task; 0 if nothing was sent to it.
     pservers: Sequence[int]
 
 
@@ -165,7 +167,7 @@ class HandBack(msgspec.Struct, frozen=True):
 
 
 class BatchDone(msgspec.Struct, frozen=True):
-    """Report this batch to the feed as done, because no pserver has a record of it."""
+    """Tell the feed that this batch is done, because no pserver records it."""
 
     task: AssignedTask
     number: int
@@ -176,13 +178,13 @@ _NEED_ITEM = NeedItem()
 
 
 class BatchLoop:
-    """The user's loop. Call ``next_step`` when the previous step has been carried out."""
+    """The user's loop. Call ``next_step`` after carrying out the previous step."""
 
     def __init__(self) -> None:
         self._reading: Reading | None = None
-        #: Steps to carry out before any batch is settled.
+        #: Steps to carry out before any batch can be settled.
         self._due: list[GiveUpSum | HandOut | Unreadable | BatchDone] = []
-        #: All batches of the reading have been handed out.
+        #: True if all batches of the reading have been handed out.
         self._is_at_end = False
 
     @property
@@ -190,7 +192,7 @@ class BatchLoop:
         return self._reading
 
     def accept(self, item: Item) -> LoopStep:
-        """Process the next item, in reading order, of a task that is held; return the next step."""
+        """Process the next item, in reading order, of a task that is held. Return the next step."""
         if self._reading is None or item.task.number != self._reading.task.number:
             if self._reading is not None and self._reading.handed:
                 self._due.append(GiveUpSum())
@@ -204,7 +206,7 @@ class BatchLoop:
         return self._due.pop(0) if self._due else self.next_step()
 
     def next_step(self, states: Sequence[BatchState] = ()) -> LoopStep:
-        """Return the next step; ``states`` are those of batches that have changed since the last call."""
+        """Return the next step. ``states`` are the states of batches that have changed since the last call."""
         if (reading := self._reading) is None:
             return _NEED_ITEM
         for state in states:
@@ -224,7 +226,7 @@ class BatchLoop:
         return reading.end()
 
     def denied(self, batch: Batch) -> LoopStep:
-        """Record that the batch's task was revoked. Only this task is lost: items read since belong to another one."""
+        """Record that the batch's task was revoked. Items read since then belong to other tasks and are kept."""
         reading = self._reading
         assert reading is not None, "a batch was handed out"
         assert reading.task.number == batch.reading, "the batch does not belong to the current task"
@@ -235,7 +237,7 @@ class BatchLoop:
         return HandBack(reading.task)
 
     def _settle(self, reading: Reading) -> HandOut | Unreadable | None:
-        """Settle the batches that no longer wait. If one has to be repeated, return that step instead."""
+        """Settle the batches that no longer wait. If one must be repeated, return the step for that instead."""
         answered: list[HandedBatch] = []
         again: HandedBatch | None = None
         for handed in reading.handed:

@@ -1,25 +1,25 @@
-"""A trainer's messages to the pservers for each call of the user's code, from opening a batch to settling it.
+"""A trainer's messages to the pservers for each call of the user's code, from opening to settling a batch.
 
 A method of :class:`Steps` that needs the servers returns an effect. The driver carries it out and calls ``answered`` or
-``failed``, which return the next effect, until the result is :class:`Done`. Only one operation is in progress at a
+``failed``. Each returns the next effect, until the result is :class:`Done`. Only one operation is in progress at a
 time; beginning another one ends it.
 
 Rules:
 
-* Every block answers for every batch. Blocks for which the user's code pushed no gradient receive the batch's *arrival*
-  (weight zero), because rounds wait for it.
-* A push that fails may have reached some blocks and not others. No batch arrives without its gradient; the whole batch
-  is repeated, even if the user's code handles the error. If a retry cannot help, the task is given up, and the error is
-  raised again when the batch is closed, which ends the loop over the data.
-* A batch whose gradient was rejected (``CurrentBatch.rejection``) is handed out again, unless a later ``step`` for the
-  same hand-out succeeds. If a sum of several batches is rejected, each of them is handed out again and pushed alone.
-* In synchronous mode, the values after a batch are those of its round: a pull waits until each block has closed it.
-  With backup members, all blocks are pushed with the same base, the lowest version held
+* Every block answers for every batch. A block for which the user's code pushed no gradient receives the batch's
+  *arrival* (a push of weight zero), because rounds wait for it.
+* A push that fails may have reached only some blocks. The whole batch is then repeated, even if the user's code handles
+  the error; a batch never arrives at a round without its gradient. If a retry cannot help, the task is given up. The
+  error is raised again when the batch is closed, which ends the loop over the data.
+* A batch whose gradient was rejected (``CurrentBatch.rejection``) is handed out again, unless another ``step`` succeeds
+  before the batch is closed. If a sum is rejected, each of its batches is handed out again and pushed alone.
+* In sync mode, the values after a batch are those of its round: a pull waits until each block has closed that round.
+  With backup members, all blocks are pushed with the same base version, the lowest that the trainer has
   (``domain.consistency.rounds``).
-* With ``push_every=n``, n batches are pushed as one sum (``sums``); with ``Async(pull_every=m)`` only every m-th step
-  pulls. Batches in an unpushed sum are repeated if the membership or mode under which they were computed ends.
+* With ``push_every=n``, n batches are pushed as one sum (``sums``). With ``Async(pull_every=m)``, only every m-th step
+  pulls. Batches in an unpushed sum are repeated if their membership or mode ends.
 
-The driver holds the gradients; it stores the gradients of a sum under the sum's ``identity``.
+The driver keeps the gradients. It stores the gradients of a sum under the sum's ``identity``.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from flightedl.errors import FlightedlError, GradientError
 
 
 class PrepareSum(msgspec.Struct, frozen=True):
-    """Prepare the push of a sum: the next transfer sends the sum with this identity.
+    """Prepare the push of a sum. The next transfer sends the sum with this identity.
 
-    Report a sum that cannot be pushed by calling ``failed`` with a GradientError.
+    If the sum cannot be pushed, call ``failed`` with a GradientError.
     """
 
     batch: Pushed
-    #: Parameter -> the divisor of its sum; empty if the sum is not divided.
+    #: Parameter -> divisor of its sum. Empty if the sum is not divided.
     divisors: Mapping[str, int]
     identity: int
 
 
 class FindPlacement(msgspec.Struct, frozen=True):
-    """Look up the blocks' current owners and call ``Steps.place``, because a pserver lacked requested blocks."""
+    """Look up the current owners of the blocks and call ``Steps.place``, because a pserver lacked requested blocks."""
 
     error: FlightedlError
 
@@ -62,11 +62,11 @@ Effect = Transfer | PrepareSum | FindPlacement
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):
     """The operation is over."""
 
-    #: Error for the caller, if any.
+    #: Error for the caller; None if there is none.
     error: BaseException | None = None
     #: True if the trainer has to join again before the next batch.
     is_member_lost: bool = False
-    #: Changed batches that the user's code has finished, for the loop.
+    #: Batches that the user's code has finished and whose state has changed, for the loop.
     batches: tuple[BatchState, ...] = ()
 
 
@@ -82,7 +82,7 @@ _DONE = Done()
 
 
 def carried_out(steps: Steps, step: Next, carry_out: Callable[[Effect], object]) -> Done:
-    """Carry out an operation of ``steps``, beginning with ``step``, until it is done."""
+    """Carry out an operation of ``steps`` to its end, starting with ``step``."""
     while not isinstance(step, Done):
         try:
             carry_out(step)
@@ -95,22 +95,22 @@ def carried_out(steps: Steps, step: Next, carry_out: Callable[[Effect], object])
 
 @dataclass(frozen=True, slots=True)
 class _Continuation:
-    """A part of an operation that follows the current effect."""
+    """The part of an operation that follows the current effect."""
 
     kind: Literal["settle", "close", "pulled", "pull"]
     current: CurrentBatch
-    #: Block -> the lowest version to pull.
+    #: Block -> lowest version that the pull accepts.
     wanted: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _SumPush:
-    """The push of a sum: the driver prepares it, then it is transferred."""
+    """The push of a sum. The driver prepares the sum, then it is transferred."""
 
     sums: BatchSums
     together: CurrentBatch
     pull: bool
-    #: True if the error is raised in the user's code if the sum cannot be pushed.
+    #: True if an error is raised in the user's code when the sum cannot be pushed.
     raises: bool
 
 
@@ -140,10 +140,10 @@ class Steps:
         self._transfer: TransferState | None = None
         self._taking: _SumPush | None = None
         self._serial = 0
-        #: Remaining parts of the operation in progress, in reverse order.
+        #: Parts of the operation in progress that remain, in reverse order.
         self._left: list[_Continuation] = []
         self._is_member_lost = False
-        #: Closed batches that have changed since they were last reported.
+        #: Closed batches whose state has changed since they were last reported.
         self._changed: dict[int, CurrentBatch] = {}
         self._set_mode(mode)
 
@@ -153,9 +153,9 @@ class Steps:
         self._blocks = frozenset[int]().union(*self._shards)
 
     def place(self, shards: Sequence[Collection[int]], buckets: Sequence[range] = ()) -> None:
-        """Set new owners of the blocks, between two operations or in response to ``FindPlacement``.
+        """Set new owners of the blocks. Called between two operations, or in response to ``FindPlacement``.
 
-        Rows are considered as old as their previous owners' oldest rows. A batch is pushed again to pservers whose
+        Rows count as no newer than the oldest rows of their previous owners. A batch is pushed again to pservers whose
         buckets have changed; they answer "already applied" if they have it.
         """
         transfer = self._transfer
@@ -177,10 +177,10 @@ class Steps:
             transfer.place(self._shards, changed)
 
     def _set_mode(self, mode: Mode) -> None:
-        #: The job's mode, as this trainer knows it.
+        #: The mode of the job, as far as this trainer knows.
         self.mode = mode
         self._is_synchronous = isinstance(mode, Sync)
-        #: True if other trainers may have to wait for this trainer's batch to arrive at a block.
+        #: True if other trainers may have to wait until this trainer's batch arrives at a block.
         self._others_wait = isinstance(mode, Sync | Bounded)
         self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
         self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
@@ -199,7 +199,7 @@ class Steps:
 
     @property
     def round(self) -> int:
-        """The newest synchronous round whose values this trainer has; 0 if rounds are not synchronous."""
+        """The newest round in sync mode whose values this trainer has; 0 in other modes."""
         return max(self.versions.values(), default=0) if self._is_synchronous else 0
 
     @property
@@ -208,7 +208,7 @@ class Steps:
         return None if self._transfer is None else self._transfer.current
 
     def change_mode(self, mode: Mode) -> None:
-        """Change the job's mode before the next batch; batches in a sum under the old mode are repeated."""
+        """Change the job's mode before the next batch. Batches in a sum of the old mode are repeated."""
         self._give_up_sum()
         self._set_mode(mode)
 
@@ -222,7 +222,7 @@ class Steps:
         answers: Sequence[Answer],
         error: BaseException | None = None,
     ) -> Verdict:
-        """Handle a pserver's answers, and return how the transfer with it continues.
+        """Handle a pserver's answers. Return how the transfer with this pserver continues.
 
         Args:
             serial: Number of the transfer.
@@ -239,13 +239,13 @@ class Steps:
         return transfer.handle(index, generation, answers, error)
 
     def give_up_transfer(self) -> None:
-        """Stop the current transfer: no pserver is called again, and later answers are ignored."""
+        """Stop the current transfer: no pserver is called again, and answers that arrive later are ignored."""
         if self._transfer is not None:
             self._transfer.is_given_up = True
 
     @property
     def is_misplaced(self) -> bool:
-        """True if the rest of the current transfer goes to other pservers."""
+        """True if the rest of the current transfer must go to other pservers."""
         return self._transfer is not None and self._transfer.misplaced is not None
 
     def answered(self) -> Next:
@@ -277,7 +277,7 @@ class Steps:
         return self._go_on() if self._end(error) else self._done(error)
 
     def drop(self) -> bool:
-        """End the effect in progress as if it had been interrupted. False if there was none."""
+        """End the effect in progress as if it had been interrupted. False if there is none."""
         is_under_way = self._transfer is not None or self._taking is not None
         if is_under_way:
             self._end(KeyboardInterrupt())
@@ -288,7 +288,7 @@ class Steps:
             self.sums.check()
 
     def _end(self, error: BaseException) -> bool:
-        """End the effect in progress with an error; True if the operation continues."""
+        """End the effect in progress with an error. True if the operation continues."""
         transfer, self._transfer = self._transfer, None
         taking, self._taking = self._taking, None
         if transfer is not None and transfer.current is not None:
@@ -328,32 +328,32 @@ class Steps:
         return Done(error, is_lost, tuple(map(BatchState.of, changed.values())))
 
     def _note(self, batches: Iterable[CurrentBatch]) -> None:
-        """Record that a sum's batches have changed; the closed ones are reported to the loop."""
+        """Record that the batches of a sum have changed. The closed ones are reported to the loop."""
         self._changed.update({id(batch): batch for batch in batches if batch is not self.current})
 
     # opening and closing a batch
 
     def joined(self, member: int, mode: Mode | None = None) -> Next:
-        """Pull values as a new member, under this mode if one is given."""
+        """Pull values as a new member, and adopt this mode if one is given."""
         self.drop()
         if mode is not None:
             self.change_mode(mode)
         return self._refresh(member) or self._go_on()
 
     def open_batch(self, batch: Batch, member: int, step: int) -> Next:
-        """Open a batch for the user's code: batch number ``step`` of membership ``member``."""
+        """Open a batch for the user's code, as batch number ``step`` of membership ``member``."""
         if self._transfer is not None or self._taking is not None:
             self.drop()
         self.current = current = CurrentBatch.of(batch, member, step)
         if self.sums is not None and self.sums.belongs_to_another_sum(current):
-            # The open sum is a repeated sum whose other batches were pushed alone, under another mode.
+            # The open sum is a repeated sum, whose other batches were pushed alone under another mode.
             return self._push_sum(self.sums, pull=self._is_synchronous)
         return _DONE
 
     def close_batch(self) -> Next:
-        """Close the batch: push its arrival where no gradient was pushed, and pull the values that follow it.
+        """Close the batch: push its arrival to blocks without a gradient, and pull the values that follow.
 
-        Ends with the error that ended the batch's push if a retry cannot help.
+        Raises the error that ended the batch's push, if a retry cannot help.
         """
         if self._transfer is not None or self._taking is not None:
             self.drop()
@@ -370,7 +370,7 @@ class Steps:
     def _close(self, current: CurrentBatch) -> Next | None:
         sums = self.sums
         if current.must_repeat:
-            # A sum must not contain only a part of this batch's gradients.
+            # A sum must contain either all of a batch's gradients or none.
             if sums is not None and sums.is_at(current):
                 self._give_up_sum()
             return None if current.failure is None else self._done(current.failure)
@@ -384,7 +384,7 @@ class Steps:
         return self._catch_up(current) if self._is_synchronous else None
 
     def _catch_up(self, current: CurrentBatch) -> Next | None:
-        """In synchronous mode, pull the values of the batch's round."""
+        """In sync mode, pull the values that the batch's round has produced."""
         if self._is_synchronous and not current.must_repeat:
             versions, answered = self.versions, current.answered
             after = {base: self.mode.version_after(base) for base in set(answered.values())}
@@ -394,9 +394,9 @@ class Steps:
         return None
 
     def abandon_batch(self) -> Done:
-        """Abandon the batch, because the user left the loop; the next batch is opened under a new membership.
+        """Abandon the batch, because the user has left the loop. The next batch opens under a new membership.
 
-        Some blocks may have the batch and others not, and some values may be newer than others.
+        Possibly only some blocks have the batch, and some values are newer than others.
         """
         self.current = None
         self._is_member_lost = True
@@ -405,9 +405,9 @@ class Steps:
     # calls of the user
 
     def step(self) -> Next:
-        """Push the batch, as gradients or arrival, to every block without an answer. Then pull if a pull is due.
+        """Push the batch, as gradients or arrival, to each block without an answer. Then pull if a pull is due.
 
-        Ends with a GradientError if the batch completed a sum that cannot be pushed.
+        Raises GradientError if the batch completes a sum that cannot be pushed.
         """
         if self._transfer is not None or self._taking is not None:
             self.drop()
@@ -426,13 +426,13 @@ class Steps:
         return self._begin(current, current.member, rest, {}, pull=pull) or self._go_on()
 
     def rejected(self, error: Exception) -> None:
-        """Record that a gradient was rejected before anything was sent; ignored for a complete batch."""
+        """Record that a gradient was rejected before anything was sent. Ignored for a complete batch."""
         current = self.current
         if current is not None and not self._is_complete(current) and self._blocks - current.answered.keys():
             current.rejection = error
 
     def push(self, blocks: Collection[int]) -> Next:
-        """Push the batch's gradients to these blocks; more may follow. Not for batches that are pushed in sums."""
+        """Push the batch's gradients to these blocks; more may follow. Not used for batches that are pushed in sums."""
         self.drop()
         current = self._open_batch()
         return (
@@ -440,10 +440,10 @@ class Steps:
         )
 
     def pull(self, blocks: Collection[int], min_version: int = 0, *, as_reader: bool = False) -> Next:
-        """Pull values of these blocks, at or above a version; in synchronous mode at or above the batch's round.
+        """Pull values of these blocks, at these versions or later; in sync mode at the batch's round or later.
 
-        A batch that was pushed in part first arrives at the other blocks. Otherwise two trainers, each waiting for a
-        block that the other has not pushed, would deadlock.
+        If a batch was pushed to some blocks, it first arrives at the others. Otherwise two trainers, each waiting for a
+        block to which the other has not pushed, would deadlock.
 
         Args:
             blocks: Their numbers.
@@ -464,11 +464,11 @@ class Steps:
             bases, after = current.answered.items(), self.mode.version_after
             rounds = {block: max(after(base), wanted[block]) for block, base in bases if block in wanted}
             wanted = {**wanted, **rounds}
-        # A batch that waits in a sum must not be repeated only because this pull finds that the membership has ended.
+        # If this pull finds that the membership has ended, that is no reason to repeat a batch that waits in a sum.
         return self._begin(None if current.waits else current, current.member, (), wanted)
 
     def refresh(self, member: int) -> Next:
-        """Pull all blocks: as a member, at or above its first round; as a reader (0), at any version."""
+        """Pull all blocks: at a member's first round or later, or, as a reader (0), at any version."""
         self.drop()
         return self._refresh(member) or self._go_on()
 
@@ -482,7 +482,7 @@ class Steps:
     # sums
 
     def add(self, names: Collection[str]) -> Added:
-        """Add up gradients of the batch; see ``BatchSums.add``."""
+        """Add up gradients of the batch (see ``BatchSums.add``)."""
         assert self.sums is not None, "batches are not pushed in sums"
         weight = self.sums.add(self._open_batch(), names)
         return Added(weight, self.sums.identity)
@@ -495,7 +495,7 @@ class Steps:
         return self._done()
 
     def give_up_sum(self) -> Done:
-        """Forget the current sum; this trainer or another one repeats its batches."""
+        """Drop the current sum. This trainer or another one repeats its batches."""
         self._give_up_sum()
         return self._done()
 
@@ -508,7 +508,7 @@ class Steps:
         return current.waits or (self.sums is not None and self.sums.is_pushed(current))
 
     def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool, raises: bool = False) -> Next | None:
-        """Complete a batch in the sum, and push the sum if it is full."""
+        """Complete a batch in the sum. If the sum is then full, push it."""
         sums.complete(current)
         if sums.is_full:
             return self._push_sum(sums, pull=pull, raises=raises)
@@ -517,7 +517,7 @@ class Steps:
         return None
 
     def _push_sum(self, sums: BatchSums, *, pull: bool, raises: bool = False) -> PrepareSum:
-        """Push several batches at once: each block applies all of them, or none.
+        """Push several batches as one sum. Each block applies all of them or none.
 
         If the sum cannot be pushed, its batches are handed out again.
         """
@@ -537,7 +537,7 @@ class Steps:
         pull: bool = False,
         left: TransferState | None = None,
     ) -> Transfer | None:
-        """Begin a transfer, or continue ``left``; None if there is nothing to send or request."""
+        """Begin a transfer, or continue ``left``. None if there is nothing to send or to request."""
         if left is None:
             if not (pushes or pulls):
                 return None

@@ -1,8 +1,7 @@
-"""The sum of batches that a trainer pushes next, and the outcome of each batch (``exactly_once.accumulation``).
+"""The batches of the sum that a trainer pushes next, and the outcome of each (``exactly_once.accumulation``).
 
-A batch is in the sum from ``begin`` on. It is *complete* when the user's code has finished it; then it ``waits``.
-Repeated batches are pushed in sums of the same batches or of a subset, so batches are handed out again sum by sum
-(``Batch.again``).
+A batch is in the sum from ``begin`` on. When the user's code has finished it, it is *complete* and ``waits``. Repeated
+batches are pushed in the same sum or in a part of it, so they are handed out again sum by sum (``Batch.again``).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from flightedl.errors import UsageError
 
 
 class BatchSums:
-    """The current sum of one trainer, without its gradients.
+    """One trainer's current sum, without the gradients.
 
     Args:
         push_every: Number of batches that are pushed at once.
@@ -31,20 +30,20 @@ class BatchSums:
         self._group: BatchGroup[CurrentBatch] = BatchGroup(push_every)
         self._is_mean = is_mean
         self._keeps_shares = keeps_shares
-        #: Number of the current sum; gradients of earlier sums are forgotten.
+        #: Number of the current sum. The gradients of earlier sums are dropped.
         self.identity = identity
-        #: Not None if the current sum is repeated.
+        #: The sum that is being repeated; None if the current sum is new.
         self._again: SumAgain | None = None
-        #: Parameter -> records of the batches in the sum that have a gradient for it.
+        #: Parameter -> number of records in those batches of the sum that have a gradient for it.
         self._weights: dict[str, int] = {}
-        #: Records of the batches in the sum that have any gradient: the sum's weight in a synchronous round.
+        #: Number of records in those batches of the sum that have any gradient. This is the sum's weight in a round.
         self._weight = 0
-        #: Divisors of the sum that ``take`` returned.
+        #: Divisors of the sum that ``take`` has returned.
         self._divisors: Mapping[str, int] = {}
         #: The incomplete batch in the sum, and the parameters for which it has gradients.
         self._current: CurrentBatch | None = None
         self._names: set[str] = set()
-        #: The last batch of the most recently pushed sum.
+        #: The last batch of the sum that was pushed last.
         self._pushed: CurrentBatch | None = None
 
     @property
@@ -66,7 +65,7 @@ class BatchSums:
         return self._again
 
     def belongs_to_another_sum(self, current: CurrentBatch) -> bool:
-        """True if the batch and the waiting batches belong to different sums, because one of the sums is repeated."""
+        """True if the batch and the waiting batches belong to different sums, because a sum is being repeated."""
         return self.has_batches and self._again != current.batch.again
 
     def is_at(self, current: CurrentBatch) -> bool:
@@ -74,17 +73,17 @@ class BatchSums:
         return self._current is current
 
     def is_pushed(self, current: CurrentBatch) -> bool:
-        """True if the batch was the last one in the most recently pushed sum."""
+        """True if the batch was the last one in the sum that was pushed last."""
         return self._pushed is current
 
     def repeated(self, current: CurrentBatch, names: Iterable[str]) -> str:
-        """Return the first of these parameters for which the batch already has a gradient; empty if there is none."""
+        """Return the first of these parameters for which the batch already has a gradient, or an empty string."""
         is_complete = current.waits or self.is_pushed(current)
         known = self._names if self.is_at(current) else ()
         return next((name for name in names if is_complete or name in known), "")
 
     def add(self, current: CurrentBatch, names: Collection[str]) -> int:
-        """Add this batch's gradients for these parameters; return their weight, which is 0 if they do not count.
+        """Add this batch's gradients for these parameters. Return their weight, which is 0 if they do not count.
 
         Raises:
             UsageError: the batch already has a gradient for one of them; nothing was added.
@@ -94,7 +93,7 @@ class BatchSums:
         known = self._names if self.is_at(current) else set()
         self.begin(current)
         self._names = known | set(names)
-        # A batch in which no records passed the filter has no part in a mean, just as in a synchronous round.
+        # A batch without records has no part in a mean, just as in sync mode.
         weight = current.record_count if self._is_mean else 1
         if weight:
             self._weights.update({name: self._weights.get(name, 0) + weight for name in names})
@@ -120,12 +119,12 @@ class BatchSums:
         self._group.add(current, None if self._again is None else self._again.batch_count)
 
     def take(self) -> tuple[CurrentBatch, Mapping[str, int]]:
-        """Return the sum as one batch, and parameter -> divisor of its summed gradients."""
+        """Return the sum as one batch, and the divisors (parameter -> divisor of its summed gradients)."""
         members = self._group.members
         first, last = members[0], members[-1]
         self._divisors = {}
         if self._is_mean:
-            # A parameter that had no gradient in the original sum is divided by its current weight.
+            # A parameter without a gradient in the original sum is divided by its current weight.
             known = self._again.divisors if self._again is not None and self._keeps_shares else {}
             self._divisors = {**self._weights, **known}
         self._pushed = last
@@ -134,7 +133,7 @@ class BatchSums:
         return CurrentBatch(first.batch, pushed, last.member), self._divisors
 
     def settle(self, together: CurrentBatch, refusals: Iterable[Sequence[int]]) -> None:
-        """Settle the batches after the push. Each refusal lists the batches that one rejecting block lacks."""
+        """Settle the batches after the push. A refusal contains the batches that a rejecting block lacks."""
         settled = self._group.settle(refusals, is_lost=together.must_repeat)
         for member in settled.done:
             member.note_sum(together)
@@ -164,7 +163,7 @@ class BatchSums:
                 self._pushed = None
 
     def give_up(self) -> None:
-        """Forget the unpushed sum; this trainer or another one repeats its batches."""
+        """Drop the unpushed sum. This trainer or another one repeats its batches."""
         self._current = None
         for member in self._group.clear():
             member.repeat(member.batch.again)

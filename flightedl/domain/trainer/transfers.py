@@ -1,21 +1,21 @@
-"""One push or pull, or both, to all pservers: the requests, the answers, and their meaning for the batch.
+"""One push, pull or both to all pservers: the requests, the answers, and what they mean for the batch.
 
-Everything that a trainer sends is idempotent, because a push carries its batch's identity. After any failure, the same
-request is sent again, to the process that then holds the pserver's index. Only *answers* have a meaning:
+All messages of a trainer are idempotent, because a push carries the identity of its batch. After any failure, the same
+request is sent again to the process that then holds the pserver's index. Only *answers* have a meaning:
 
-* A block that has the batch (from this message or an earlier one) is settled. If new values are needed, the block is
-  pulled, unless its values came with the answer.
-* A block at which the gradient came too late, or that does not know the sender as a member, has not applied it. The
-  batch has to be computed again, under a new membership; the rest of this transfer is useless.
-* A block that has some batches of a sum rejects the sum and says which batches it has. The trainer pushes the others
-  again. In synchronous mode, these join the next round, because the trainer has already arrived in this round.
-* A pserver that lacks blocks is not called again. When the others have answered all pushes, the driver looks up the
-  placement, and the rest of the transfer goes to the owners of the blocks (``TransferState.place``).
-* After no answer, an unknown outcome, or a call to a process that is gone, the same request is repeated. Any other
+* If a block has applied the batch, from this message or an earlier one, it is settled. It is then pulled if new values
+  are needed and did not come with the answer.
+* If the gradient came too late at a block, or the block does not know the sender as a member, the block has not applied
+  it. The batch must be computed again under a new membership. The rest of this transfer is then useless.
+* If a block has applied some batches of a sum, it rejects the sum and says which batches it has. The trainer pushes the
+  others again. In sync mode these join the next round, because the trainer has already arrived in this one.
+* A pserver that lacks blocks is not called again. When the other pservers have answered all pushes, the driver looks up
+  the placement, and the rest of the transfer goes to the blocks' owners (``TransferState.place``).
+* If there was no answer, the outcome is unknown, or the called process is gone, the request is repeated. Any other
   error is final, because the request would be rejected again.
 
-The driver calls the pservers of a :class:`Transfer` one at a time or concurrently. The unanswered part at each pserver
-is an independent :class:`ShardTransfer`.
+The driver may call the pservers of a :class:`Transfer` one after another or concurrently. For each pserver, a separate
+:class:`ShardTransfer` contains what it has not answered.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from flightedl.messages.parameters import Outcome
 
 
 class Push(msgspec.Struct, frozen=True):
-    """Push the batch to blocks of a pserver."""
+    """Push the batch to blocks of one pserver."""
 
     #: Ascending.
     blocks: list[int]
-    #: Block -> version at which its gradient was computed.
+    #: Block -> version from which its gradient was computed.
     bases: dict[int, int]
 
 
 class Pull(msgspec.Struct, frozen=True):
     """Pull values from a pserver."""
 
-    #: Block -> the lowest acceptable version.
+    #: Block -> lowest version that is acceptable.
     wanted: dict[int, int]
 
 
@@ -52,30 +52,30 @@ Call = Push | Pull
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Make each pserver's call, and repeat it until ``Steps.handle_answers`` returns :class:`Over` for that pserver."""
+    """Call each pserver, and repeat the call until ``Steps.handle_answers`` returns :class:`Over` for that pserver."""
 
-    #: Distinguishes the transfer from earlier ones.
+    #: Distinguishes this transfer from earlier ones.
     serial: int
-    #: Membership of the sender; 0 for a reader.
+    #: Membership id of the sender; 0 if it only reads.
     member: int
-    #: None if values are only read.
+    #: The batch to push; None if the transfer only reads values.
     batch: Pushed | None
-    #: The call to each pserver; None if the pserver has no part in the transfer.
+    #: Call to each pserver; None for a pserver without a part in the transfer.
     calls: tuple[Call | None, ...]
-    #: True if new values are needed from blocks that accept the batch.
+    #: True if new values are needed from the blocks that accept the batch.
     pull_after_push: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer for a range of blocks."""
+    """Answer for a range of blocks."""
 
     begin: int
     end: int
     #: Outcome of the batch; ``Outcome.NONE`` for a pull.
     outcome: int
-    #: Version of the values that came with the answer and are stored; None if none came.
+    #: Version of the values that came with the answer and have been stored; None if no values came.
     version: int | None = None
-    #: The batches of a rejected sum that the blocks already have; see ``applied_bits``.
+    #: Batches of a rejected sum that the blocks already have, as returned by ``applied_bits``.
     having: bytes = b""
 
 
@@ -90,14 +90,14 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class AskAgain(msgspec.Struct, frozen=True):
-    """Because of this error, repeat the call to the process that then holds the index."""
+    """Repeat the call because of this error, to the process that then holds the index."""
 
     error: FlightedlError
     call: Call
 
 
 class KeepWaiting(msgspec.Struct, frozen=True):
-    """Repeat the call; the pserver is healthy."""
+    """Repeat the call. The pserver is healthy."""
 
     for_what: str
     call: Call
@@ -108,13 +108,13 @@ OVER = Over()
 
 
 class ShardTransfer(msgspec.Struct, eq=False):
-    """The unanswered part of a transfer at one pserver."""
+    """The part of a transfer that one pserver has not answered."""
 
-    #: Blocks that have not yet answered for the batch.
+    #: Blocks that have not answered for the batch.
     pushes: set[int]
-    #: Block -> the lowest acceptable version.
+    #: Block -> lowest version that is acceptable.
     pulls: dict[int, int]
-    #: The gradient was too late, or the membership is lost.
+    #: True if the gradient was too late or the membership is lost.
     must_repeat: bool = False
 
 
@@ -122,30 +122,30 @@ class TransferState(msgspec.Struct, eq=False):
     """A transfer in flight."""
 
     serial: int
-    #: The batch, or sum of batches; None if values are only read.
+    #: The batch or sum of batches; None if the transfer only reads values.
     current: CurrentBatch | None
-    #: Block -> version of the values that the trainer has; updated in place.
+    #: Block -> version of the values that the trainer has. Updated in place.
     versions: dict[int, int]
     mode: Mode
     pull_after_push: bool
     shards: list[ShardTransfer]
-    #: Blocks to which the batch is pushed.
+    #: Blocks to which the batch is to be pushed.
     pushes: frozenset[int]
-    #: The batch has to be computed again, under a new membership.
+    #: True if the batch must be computed again under a new membership.
     must_repeat: bool = False
-    #: For each rejected sum, the positions of its batches that the block lacks.
+    #: For each rejected sum, the positions of those batches that the block lacks.
     refusals: set[tuple[int, ...]] = set()
-    #: True once the transfer was given up; later answers are ignored.
+    #: True if the transfer was given up. Answers that arrive later are ignored.
     is_given_up: bool = False
     #: Membership of the sender.
     member: int = 0
-    #: The answer of a pserver that lacks blocks, until the placement is looked up.
+    #: Answer of a pserver that lacks blocks; None once the placement has been looked up.
     misplaced: StalePlacementError | None = None
-    #: The driver is looking up the placement.
+    #: True while the driver looks up the placement.
     is_finding: bool = False
 
     def place(self, owners: Sequence[frozenset[int]], changed: Mapping[int, Sequence[int]]) -> None:
-        """Send the unanswered part to other owners.
+        """Send the unanswered part to the blocks' new owners.
 
         Args:
             owners: Blocks of each pserver.
@@ -165,7 +165,7 @@ class TransferState(msgspec.Struct, eq=False):
         ]
 
     def call(self, shard: ShardTransfer) -> Call | None:
-        """Return the next call to a pserver; None if nothing is left."""
+        """Return the next call to a pserver, or None if nothing is left to do."""
         if self.is_given_up or shard.must_repeat:
             return None
         if shard.pushes and (current := self.current) is not None:
@@ -174,13 +174,13 @@ class TransferState(msgspec.Struct, eq=False):
         return Pull(dict(shard.pulls)) if shard.pulls else None
 
     def _bases(self, current: CurrentBatch, blocks: Sequence[int]) -> dict[int, int]:
-        """Return the versions at which these blocks' gradients count as computed."""
+        """Return the versions from which these blocks' gradients count as computed."""
         if current.base_version is not None:
             return dict.fromkeys(blocks, current.base_version)
         return dict(zip(blocks, map(self.versions.__getitem__, blocks), strict=True))
 
     def handle(self, index: int, generation: int, answers: Sequence[Answer], error: BaseException | None) -> Verdict:
-        """Handle a pserver's answers; see ``Steps.handle_answers``."""
+        """Handle a pserver's answers (see ``Steps.handle_answers``)."""
         shard = self.shards[index]
         if self.is_given_up:
             return OVER
@@ -194,7 +194,7 @@ class TransferState(msgspec.Struct, eq=False):
         if shard.must_repeat or not (shard.pushes or shard.pulls):
             return OVER
         if error is None and self.misplaced is not None and not shard.pushes:
-            # Other trainers may be waiting for pushes that this trainer still has to send elsewhere.
+            # Other trainers may be waiting for pushes that this trainer has yet to send to other pservers.
             return OVER
         call = self.call(shard)
         assert call is not None, "an unfinished transfer has no call"
@@ -203,7 +203,7 @@ class TransferState(msgspec.Struct, eq=False):
         return AskAgain(error, call)
 
     def _apply_answer(self, shard: ShardTransfer, index: int, generation: int, answer: Answer) -> None:
-        """Apply an answer. If the pserver was replaced between answers, its older generation is kept."""
+        """Apply an answer. If the pserver was replaced between two answers, the older generation is kept."""
         outcome, version, current = answer.outcome, answer.version, self.current
         blocks = range(answer.begin, answer.end)
         if outcome in _TOO_LATE:
@@ -214,7 +214,7 @@ class TransferState(msgspec.Struct, eq=False):
             bases = self._bases(current, blocks)
             if outcome == _PARTLY_APPLIED:
                 self.refusals.add(missing_places(answer.having, 1 + len(current.pushed.others)))
-                # In a synchronous round, the trainer has arrived with weight zero and continues with the next round.
+                # In sync mode, the trainer has arrived with weight zero and continues with the next round.
                 is_pulled = self.pull_after_push and isinstance(self.mode, Sync)
             else:
                 current.answered.update(bases)
@@ -229,5 +229,5 @@ class TransferState(msgspec.Struct, eq=False):
 
 
 _TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})
-#: In Python 3.11, each access to an enum member calls a Python function.
+#: In Python 3.11, every access to an enum member calls a Python function, which is slow.
 _NONE, _PARTLY_APPLIED = Outcome.NONE, Outcome.PARTLY_APPLIED
