@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "autoscale": ("flightedl_tools.autoscale", "autoscale", "Scale a job's trainers according to throughput."),
     "cancel": ("flightedl_tools.clusters", "cancel", "Stop a job on a cluster and remove its objects."),
     "certs": ("flightedl_tools.certs", "certs", "Create and renew the certificates of a job."),
+    "prove": ("flightedl_tools.prove", "prove", "Prove that a script counts every batch exactly once."),
     "replay": ("flightedl_tools.replay", "replay_", "Replay a recorded run and compare its effects."),
     "forget": ("flightedl_tools.forget", "forget", "Delete the state of a stopped job from etcd."),
     "bench": ("flightedl_tools.bench", "bench", "Measure on this machine."),

@@ -15,6 +15,7 @@ Jobs:
 * ``cluster``: ``fe.local()``, servers without trainers, for notebooks and tests
 * ``run``: ``flightedl run``, from the first process to the summary; ``progress`` is its display, ``results`` its output
 * ``policy``, ``supervisor``: decisions about ended processes (pure), and their execution
+* ``prove``: ``flightedl prove``; ``strikes``: its kills and freezes; ``proof``: its verdict
 * ``failed``, ``verdict``: description of failed work; the result of a job whose trainers succeeded
 * ``naming``, ``liveness``: claim of a job's name, and proof that a job is running
 * ``former``, ``lease_cleaner``: state of an earlier job in etcd, and removal of dead processes' leases

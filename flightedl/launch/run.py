@@ -150,7 +150,7 @@ def run_job(options: RunOptions, console: Console) -> int:
                 if cluster.page_url:
                     display.event(f"the job's page is at {cluster.page_url}")
                 display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` shows its state")
-            poller = _StatusPoller(cluster, clock)
+            poller = StatusPoller(cluster, clock)
             stack.callback(poller.close)
             # Called first, so that a poller waiting for a reply does not delay the stop.
             stack.callback(cluster.stop)
@@ -195,7 +195,7 @@ def _stop_requests(console: Console) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-class _StatusPoller:
+class StatusPoller:
     """Requests the job's status from the master on its own thread, so that the display never waits.
 
     Its modules are imported when the first reply is due: until then the job's processes need the CPU.
@@ -254,7 +254,7 @@ class _StatusPoller:
 
 
 def _watch(
-    cluster: LocalCluster, poller: _StatusPoller, display: Display, clock: Clock, trainers: int, requests: list[int]
+    cluster: LocalCluster, poller: StatusPoller, display: Display, clock: Clock, trainers: int, requests: list[int]
 ) -> Outcome:
     started_at, hint = clock.now(), ""
     while not requests:

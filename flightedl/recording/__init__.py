@@ -9,6 +9,7 @@
 * ``moments``: human-readable events of a recorded run, found by ``master_moments``, ``pserver_moments`` and
   ``trainer_moments``
 * ``story``: the events of one batch, task, block, trainer or evaluation
+* ``account``: number of times that each block counted each batch; ``spans``: the blocks that a record concerns
 
 A process constructs its core with ``recorded``. Each input of the core passes through ``calls``, which runs it and
 passes its arguments and effects to ``writer`` as one line of JSON. Later, ``reader`` reads the file, and ``replay``

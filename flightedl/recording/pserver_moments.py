@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from flightedl.messages.parameters import Outcome
-from flightedl.recording.moments import BEGUN, JOB, CoreMoments, Effects, Known, Moment, Process, Subject, of_blocks
+from flightedl.recording.moments import JOB, CoreMoments, Effects, Known, Moment, Process, Subject, of_blocks
+from flightedl.recording.spans import Spans
 
 
 class LifeMoments(CoreMoments):
@@ -32,37 +33,32 @@ class BlockMoments(CoreMoments):
 
     def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
-        #: First block of a span -> all blocks of the span, as (start, end).
-        self._spans: dict[int, tuple[int, int]] = {}
+        self._spans: Spans[None] = Spans(lambda: None, lambda _: None)
 
     def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:
-        if name == BEGUN:
-            self._spans = {begin: (begin, end) for (begin, end), _ in event["extents"]}
-        elif name == "push":
+        self._spans.apply(name, event, effects)
+        if name == "push" and "Pushed" in effects[0]:
             yield from self._pushed(event, effects)
-        elif name == "split":
-            self._split(effects)
         elif name == "apply_view":
             yield from self._viewed(event["request"]["ViewRequest"], effects)
         elif name == "restore":
-            self._split(effects)
-            yield self.moment("restores {blocks} from a checkpoint", *self._all(), blocks=self._spans.values())
+            yield self.moment("restores {blocks} from a checkpoint", *self._all(), blocks=self._places())
         elif name == "initialize":
             place = (event["number"], event["number"] + 1)
             yield self.moment("accepts first values of {blocks}", *of_blocks(place), blocks=[place])
 
-    def _all(self) -> list[Subject]:
-        return [JOB, *(subject for place in self._spans.values() for subject in of_blocks(place))]
+    def _place(self, first: int) -> tuple[int, int]:
+        numbers, _ = self._spans[first]
+        return numbers.start, numbers.stop
 
-    def _split(self, effects: Effects) -> None:
-        for each in effects:
-            self._spans |= {begin: (begin, end) for begin, end in each["Split"]["into"]}
+    def _places(self) -> list[tuple[int, int]]:
+        return [(numbers.start, numbers.stop) for numbers, _ in self._spans.all()]
+
+    def _all(self) -> list[Subject]:
+        return [JOB, *(subject for place in self._places() for subject in of_blocks(place))]
 
     def _pushed(self, event: Any, effects: Effects) -> Iterator[Moment]:
-        place, push = self._spans[event["first"]], event["push"]["Push"]
-        if "Split" in effects[0]:
-            self._split(effects)
-            return
+        place, push = self._place(event["first"]), event["push"]["Push"]
         answer = Outcome(effects[0]["Pushed"]["outcome"])
         outcome = _OUTCOMES.get(answer, answer.name)
         kind = "a gradient" if event["has_gradient"] else "an arrival"
@@ -82,7 +78,7 @@ class BlockMoments(CoreMoments):
         place = (0, 0)
         for each in effects[1:]:
             if "returned" in each:
-                place = self._spans[each["returned"]]
+                place = self._place(each["returned"])
             else:
                 yield from self._changed(place, [each])
 

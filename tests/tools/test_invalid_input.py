@@ -21,6 +21,7 @@ from flightedl_tools.main import command, run_command_line
 #: Remaining arguments of each command, in addition to the option under test; "{}" is a directory of the test.
 WHOLE = {
     "run": ["{}/script.py"],
+    "prove": ["{}/script.py"],
     "plot": ["{}"],
     "data serve": ["{}/x.csv"],
     "checkpoint export": ["{}/kept", "{}/model.npz"],
@@ -60,6 +61,9 @@ INVALID_TEXTS: dict[str, list[str]] = {
     "--to": ["memory://x", "/proc/x/y"],
     "--columns": ["nonsense"],
     "run script_or_module": [ABSENT + ".py"],
+    "prove script_or_module": [ABSENT + ".py"],
+    "prove --faults": ["nonsense", "trainer,", ""],
+    "prove --budget": ["x", "5 minutes", "0", "-1", ""],
     "plot runs": [ABSENT],
     "doctor --report": [ABSENT + "/x"],
     "dataset convert --filter": ["a", "a ~ 1"],
@@ -99,6 +103,8 @@ ANY_TEXT: dict[str, str] = {
     "run --tls-dir": _LATER,
     "autoscale --tls-dir": "the cluster is asked before",
     "run --output": "made if it is absent",
+    "prove --output": "made if it is absent",
+    "prove --metric": _ASKED,
     "plot --output": "tests/curves: nothing is drawn of no values",
     "plot --metric": _ASKED,
     "output": _ASKED,

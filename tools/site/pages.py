@@ -39,6 +39,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
         "docs/alerts/index.md",
         "docs/findings/index.md",
         "docs/security.md",
+        "docs/prove.md",
         "docs/recorded-runs.md",
     ),
     "Development": ("CONTRIBUTING.md", "docs/mutation-testing.md", "CHANGELOG.md"),

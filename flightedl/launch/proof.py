@@ -1,0 +1,123 @@
+"""Verdict of a proof: the results of its runs, and what follows from them. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from flightedl.recording.account import Account
+
+#: Smallest half width of the band, relative to the mean.
+_LEAST_BAND = 0.01
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one run."""
+
+    #: None for an undisturbed run.
+    seed: int | None
+    seconds: float
+    exit_code: int
+    reason: str
+    strikes: dict[str, int]
+    account: Account | None
+    #: Final value of the compared metric; None if the script logs none.
+    final: float | None
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the run ended well and every batch counted exactly once."""
+        return self.exit_code == 0 and self.account is not None and self.account.is_exact
+
+    @property
+    def what_failed(self) -> str:
+        """Reason why the run is not exact."""
+        findings = {} if self.account is None else self.account.findings
+        # A run that did not end has not counted all batches yet.
+        found = [text for kind, text in findings.items() if not (self.exit_code and kind == "lost")]
+        return "; ".join([*found, *([self.reason] if self.exit_code else [])]) or "nothing was recorded"
+
+    @property
+    def is_miscounted(self) -> bool:
+        """True if a batch counted that must not, which is wrong even if the run did not end."""
+        return self.account is not None and bool(self.account.double or self.account.foreign or self.account.stray)
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict and everything that it rests on. ``flightedl prove --json`` prints it."""
+
+    is_proved: bool
+    verdict: str
+    #: Seed of the run that failed, or else of the first disturbed run. None if an undisturbed run failed.
+    seed: int | None
+    expected: int
+    lost: int
+    double: int
+    strikes: dict[str, int]
+    #: Name of the compared value, and its band over the undisturbed runs.
+    metric: str
+    band: tuple[float, float] | None
+    warnings: list[str]
+    #: Mean duration of the undisturbed runs, divided by that of the disturbed ones.
+    goodput: float
+    #: Directory of logs, and of the recordings of a run that failed.
+    directory: str
+    runs: list[Run]
+
+
+def proof_of(directory: str, metric: str, undisturbed: Sequence[Run], disturbed: Sequence[Run]) -> Proof:
+    """Return the verdict on all runs. Pure."""
+    runs = [*undisturbed, *disturbed]
+    accounts = [run.account for run in runs if run.account is not None]
+    expected, lost, double = (sum(getattr(each, name) for each in accounts) for name in ("expected", "lost", "double"))
+    struck = sum((Counter(run.strikes) for run in disturbed), Counter[str]())
+    band = band_of([run.final for run in undisturbed if run.final is not None])
+    warnings = [
+        f"with seed {run.seed}, the final {metric} is {run.final:.4g}, outside {band[0]:.4g} to {band[1]:.4g}"
+        for run in disturbed
+        if band is not None and run.final is not None and not band[0] <= run.final <= band[1]
+    ]
+    failed = next((run for run in runs if not run.is_exact), None)
+    if failed is None:
+        verdict = (
+            f"proved: {counted(struck)} in {len(disturbed)} runs of {expected // len(runs)} batches: 0 lost, 0 double"
+        )
+    else:
+        where = "without being disturbed" if failed.seed is None else f"with seed {failed.seed}"
+        verdict = f"not proved: {where}, {failed.what_failed}"
+    return Proof(
+        is_proved=failed is None,
+        verdict=verdict,
+        seed=failed.seed if failed is not None else disturbed[0].seed,
+        expected=expected,
+        lost=lost,
+        double=double,
+        strikes=dict(sorted(struck.items())),
+        metric=metric,
+        directory=directory,
+        band=band,
+        warnings=warnings,
+        goodput=mean_seconds(undisturbed) / mean_seconds(disturbed) if disturbed else 1.0,
+        runs=runs,
+    )
+
+
+def band_of(finals: Sequence[float]) -> tuple[float, float] | None:
+    """Return the range of values to expect after these: theirs, widened by its width, or by 1 % of the mean."""
+    if not finals:
+        return None
+    least, most = min(finals), max(finals)
+    more = max(most - least, _LEAST_BAND * abs(sum(finals) / len(finals)))
+    return least - more, most + more
+
+
+def mean_seconds(runs: Sequence[Run]) -> float:
+    """Return the runs' mean duration."""
+    return sum(run.seconds for run in runs) / len(runs)
+
+
+def counted(strikes: Mapping[str, int]) -> str:
+    """Return the numbers of strikes as text."""
+    return ", ".join(f"{count} x {kind}" for kind, count in strikes.items()) or "no strikes"

@@ -1,0 +1,282 @@
+"""Account of a recorded run: how often the model's blocks counted each batch.
+
+The account follows the arrays, not the protocol's own marks: a batch counts when an optimizer's update contains it. It
+is therefore independent of the code that decides which pushes are repetitions.
+
+* A batch is *expected* on every block if it belongs to a task of the declared dataset, in one of its epochs, unless it
+  was quarantined or dropped. If a trainer stopped the job, the expected batches are those that any block counted.
+* It is *lost* if a block ended without it, and *double* if a block's values contain it twice. A pserver that is
+  restored starts with the batches that its checkpoint contains, so its own updates are added to those.
+* It is *foreign* if it does not belong to the dataset, and *stray* if a trainer pushed it without having been given it.
+
+The last process that held a block decides, because it had the final values. The tail of a killed process's recording
+may be missing, which does not matter: a killed process never holds the final values, and a push is only called stray
+if its trainer's recording covers that time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.messages.decoding import builtins_from_json
+from flightedl.messages.parameters import Outcome
+from flightedl.recording.moments import BEGUN, Effects
+from flightedl.recording.reader import Recording
+from flightedl.recording.spans import Spans
+from flightedl.recording.values import BatchCounts
+
+#: Number of batches that a finding names.
+_NAMED = 5
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of batches, over all blocks; a batch that is lost in several blocks counts once."""
+
+    #: Batches of all epochs that every block should have counted.
+    expected: int
+    blocks: int
+    lost: int
+    double: int
+    foreign: int
+    stray: int
+    #: Batches that were quarantined or dropped, so that nothing was expected of them.
+    excluded: int
+    #: Number of times that scripts received a batch.
+    computed: int
+    #: Kind of error, such as "lost" -> a sentence that names some of its batches.
+    findings: dict[str, str]
+
+    @property
+    def is_exact(self) -> bool:
+        """True if every block counted every batch exactly once."""
+        return not (self.lost or self.double or self.foreign or self.stray)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Batches in the values of the blocks of a span."""
+
+    #: Batches that the blocks had when their process received them; None for none.
+    inherited: AppliedBatches | None = None
+    accepted: set[Batch] = field(default_factory=set)
+    #: Accepted batches that came with a gradient.
+    pushed: set[Batch] = field(default_factory=set)
+    #: Batch -> number of updates that contained it.
+    updates: Counter[Batch] = field(default_factory=Counter)
+
+    def copied(self) -> _Counts:
+        return _Counts(self.inherited, set(self.accepted), set(self.pushed), Counter(self.updates))
+
+
+@dataclass(slots=True)
+class _Trainer:
+    """The batches in one trainer's recording."""
+
+    given: set[Batch] = field(default_factory=set)
+    pushed: set[Batch] = field(default_factory=set)
+    #: Batches that it pushed before its script had received them.
+    early: set[Batch] = field(default_factory=set)
+    computed: int = 0
+    ended_at: float = 0.0
+
+    def read(self, effects: Effects) -> None:
+        """Read the effects of the trainer's loop and steps."""
+        for each in effects:
+            if (given := each.get("HandOut")) is not None:
+                batch = given["batch"]
+                self.given.add(Batch(batch["epoch"], batch["task"], batch["number"]))
+                self.computed += 1
+            elif (sent := each.get("Transfer", {}).get("batch")) is not None:
+                named = {Batch(one["epoch"], one["task"], one["batch"]) for one in (sent["identity"], *sent["others"])}
+                self.early |= named - self.given
+                self.pushed |= named
+
+
+@dataclass(slots=True)
+class _Data:
+    """The declared dataset, as the masters knew it."""
+
+    batch_counts: BatchCounts = field(default_factory=lambda: BatchCounts(()))
+    task_count: int = 0
+    epochs: int | None = None
+    is_stopped: bool = False
+    excluded: set[Batch] = field(default_factory=set)
+
+    def has(self, batch: Batch) -> bool:
+        is_in_epochs = self.epochs is None or batch.epoch < self.epochs
+        return is_in_epochs and batch.task < self.task_count and batch.batch < self.batch_counts(batch.task)
+
+    def batches(self) -> Iterator[Batch]:
+        for epoch in range(self.epochs or 0):
+            for task in range(self.task_count):
+                yield from (Batch(epoch, task, number) for number in range(self.batch_counts(task)))
+
+
+class _Reading:
+    """Everything that the account needs from the recordings."""
+
+    def __init__(self) -> None:
+        self.data = _Data()
+        self.trainers: dict[str, list[_Trainer]] = {}
+        #: (time, trainer, batch) of each accepted gradient.
+        self.pushes: list[tuple[float, str, Batch]] = []
+        #: (time at which a process made its blocks, its spans).
+        self.spans: list[tuple[float, Spans[_Counts]]] = []
+
+    def read(self, recording: Recording) -> None:
+        header = recording.header
+        spans: dict[str, Spans[_Counts]] = {}
+        trainer, name = _Trainer(), ""
+        for _, record in recording.records():
+            kind = record.core.rpartition("-")[0]
+            at = header.wall_s + record.at - header.clock_s
+            trainer.ended_at = at
+            if kind not in {"master", "blocks", "loop", "steps"}:
+                continue
+            event, effects = builtins_from_json(record.fields), builtins_from_json(record.effects)
+            if kind == "master":
+                self._master(record.name, event, effects)
+            elif kind == "blocks":
+                if record.name == BEGUN:
+                    spans[record.core] = Spans(_Counts, _Counts.copied)
+                    self.spans.append((at, spans[record.core]))
+                self._blocks(at, spans[record.core], record.name, event, effects)
+            elif record.name == BEGUN:
+                name = event["about"]["trainer"]
+            else:
+                trainer.read(effects)
+        if name:
+            self.trainers.setdefault(name, []).append(trainer)
+
+    def _master(self, name: str, event: Any, effects: Effects) -> None:
+        if name in {BEGUN, "DatasetIndexed"}:
+            if tasks := event["tasks"]:
+                self._declared(tasks.get("QueueSettings", tasks))
+        elif name == "FilesJoined":
+            self._declared(event | {"epochs": self.data.epochs})
+        elif name == "Asked" and "StopRequest" in event["request"]:
+            self.data.is_stopped = True
+        for each in effects:
+            news = each.get("QueueNews")
+            if news is not None and not news["evaluation"] and "Quarantined" in news["effect"]:
+                self._exclude(news["effect"]["Quarantined"]["piece"])
+
+    def _declared(self, tasks: Mapping[str, Any]) -> None:
+        if tasks["task_count"] >= self.data.task_count:
+            self.data.batch_counts, self.data.task_count = BatchCounts(tasks["batch_counts"]), tasks["task_count"]
+            self.data.epochs = tasks["epochs"]
+
+    def _exclude(self, piece: Mapping[str, Any]) -> None:
+        for number in range(piece["first_batch"], piece["end_batch"]):
+            self.data.excluded.add(Batch(piece["epoch"], piece["task"], number))
+
+    def _blocks(self, at: float, spans: Spans[_Counts], name: str, event: Any, effects: Effects) -> None:
+        spans.apply(name, event, effects)
+        if name == "restore":
+            for _, counts in spans.all():
+                counts.inherited = _sets(event["applied"])
+        elif name == "adopt" and not effects:
+            released = event["released"]["ReleasedBlocks"]
+            _, counts = spans[released["numbers"][0]]
+            counts.inherited = _sets((released["applied"], list(range(*released["numbers"]))))
+        elif name == "push" and "Pushed" in effects[0]:
+            self._pushed(at, spans[event["first"]][1], event, effects)
+        elif name == "apply_view":
+            first = 0
+            for each in effects[1:]:
+                first = each.get("returned", first)
+                _count(spans[first][1], [each])
+
+    def _pushed(self, at: float, counts: _Counts, event: Any, effects: Effects) -> None:
+        if effects[0]["Pushed"]["outcome"] == Outcome.ACCEPTED:
+            push = event["push"]["Push"]
+            batches = [Batch(*batch) for batch, _ in push["batches"]]
+            counts.accepted.update(batches)
+            if event["has_gradient"]:
+                counts.pushed.update(batches)
+                self.pushes += [(at, push["trainer"], batch) for batch in batches]
+        _count(counts, effects[1:])
+
+
+def _count(counts: _Counts, effects: Effects) -> None:
+    for each in effects:
+        if (update := each.get("Update")) is not None:
+            counts.updates.update(Batch(*batch) for batch, _ in update["batches"])
+
+
+def _sets(encoded: Any) -> AppliedBatches:
+    data, numbers = msgspec.convert(encoded, tuple[bytes, list[int]])
+    return AppliedBatches.decode(data, numbers)
+
+
+def account(recordings: Iterable[Recording]) -> Account:
+    """Return the account of a run.
+
+    Raises:
+        CorruptError: A file is damaged.
+    """
+    read = _Reading()
+    for recording in recordings:
+        read.read(recording)
+    data = read.data
+    owned: dict[int, _Counts] = {}
+    for _, spans in sorted(read.spans, key=lambda each: each[0]):
+        for numbers, counts in spans.all():
+            owned.update(dict.fromkeys(numbers, counts))
+    seen: set[Batch] = set().union(*(counts.accepted for counts in owned.values()))
+    expected = (seen if data.is_stopped or data.epochs is None else set(data.batches())) - data.excluded
+    lost, double, foreign = set(), set(), {batch for batch in seen if not data.has(batch)}
+    for number, counts in owned.items():
+        inherited = counts.inherited
+
+        def had(batch: Batch, number: int = number, inherited: AppliedBatches | None = inherited) -> bool:
+            return inherited is not None and inherited.has(number, batch)
+
+        lost |= {batch for batch in expected - counts.accepted if not had(batch)}
+        lost |= {batch for batch in counts.pushed if batch not in counts.updates}
+        double |= {batch for batch, count in counts.updates.items() if count > 1 or had(batch)}
+    stray = _stray(read.pushes, read.trainers)
+    kinds = {"lost": lost, "double": double, "foreign": foreign, "stray": stray}
+    return Account(
+        expected=len(expected),
+        blocks=len(owned),
+        lost=len(lost),
+        double=len(double),
+        foreign=len(foreign),
+        stray=len(stray),
+        excluded=len(data.excluded),
+        computed=sum(each.computed for known in read.trainers.values() for each in known),
+        findings={kind: _finding(kind, batches) for kind, batches in kinds.items() if batches},
+    )
+
+
+def _stray(pushes: Sequence[tuple[float, str, Batch]], trainers: Mapping[str, Sequence[_Trainer]]) -> set[Batch]:
+    found = {batch for known in trainers.values() for each in known for batch in each.early}
+    for at, name, batch in pushes:
+        covering = [each for each in trainers.get(name, ()) if at < each.ended_at]
+        if covering and not any(batch in each.pushed for each in trainers[name]):
+            found.add(batch)
+    return found
+
+
+_TEXTS = {
+    "lost": "{} not counted by every block",
+    "double": "{} counted twice",
+    "foreign": "{} counted that the dataset does not have",
+    "stray": "{} pushed by a trainer whose loop had not received it",
+}
+
+
+def _finding(kind: str, batches: Iterable[Batch]) -> str:
+    ordered = sorted(batches)
+    named = ", ".join(f"{batch.epoch + 1}/{batch.task}/{batch.batch}" for batch in ordered[:_NAMED])
+    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    text = _TEXTS[kind].format(f"{len(ordered)} batch{'' if len(ordered) == 1 else 'es'}")
+    return f"{text} ({named}{more})"

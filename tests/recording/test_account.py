@@ -1,0 +1,207 @@
+"""The account of a recorded run: batches that every block counted once, and each kind of error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.master import events
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.state import CoreSettings, StoredState
+from flightedl.domain.pserver.block_values import Extent, Joined, Push, Split
+from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.domain.trainer.readings import BatchLoop, ReadBatch
+from flightedl.domain.trainer.steps import Steps
+from flightedl.messages.control import ViewMember, ViewRequest
+from flightedl.messages.tasks import StopRequest
+from flightedl.recording.account import Account, account
+from flightedl.recording.reader import recordings_in
+from flightedl.recording.recorded import recorded
+from flightedl.recording.values import assignment_of
+
+from .test_story import Run
+
+#: Two epochs of two tasks; the second task has one batch.
+COUNTS = (2, 1)
+ALL = [Batch(epoch, task, number) for epoch in range(2) for task, count in enumerate(COUNTS) for number in range(count)]
+
+
+class Job:
+    """Recorded processes of a small job."""
+
+    def __init__(self, directory: Path) -> None:
+        self.run = Run(directory)
+        self.at = 100.0
+        self.master = recorded(
+            self.run.recorder("master"),
+            {},
+            MasterCore,
+            CoreSettings(generation=5, pserver_count=1, keeps_checkpoints=False),
+            self.run.clocks[0].now(),
+            StoredState(),
+            QueueSettings(2, lambda task: COUNTS[task], epochs=2),
+        )
+
+    def later(self) -> None:
+        self.at += 1.0
+        self.run.at(self.at)
+
+    def pserver(self, mode: Mode, *extents: range, applied: AppliedBatches | None = None) -> BlockProtocol:
+        self.later()
+        spans = [Extent(blocks, is_copied_at_once=len(blocks) > 1) for blocks in extents]
+        about = {"pserver": 0, "generation": int(self.at)}
+        protocol = recorded(self.run.recorder("pserver"), about, BlockProtocol, spans, mode)
+        if applied is not None:
+            protocol.restore(applied, {number: (1, 1) for blocks in extents for number in blocks})
+        members = [ViewMember(trainer=name, generation=1, member=m, first_round=0) for m, name in ((1, "a"), (2, "b"))]
+        members = members[: 2 if isinstance(mode, Sync) else 1]
+        protocol.apply_view(
+            ViewRequest(plan_hash="p", master_generation=5, serial=1, members=members, mode=None, switch_round=0)
+        )
+        return protocol
+
+    def trainer(self, *given: Batch) -> Steps:
+        """A recorded trainer "a" whose loop received these batches."""
+        recorder, about = self.run.recorder("trainer"), {"trainer": "a"}
+        steps = recorded(recorder, about, Steps, [[2, 3]], Async(), [range(4, 4)])
+        loop = recorded(recorder, about, BatchLoop)
+        for number, batch in enumerate(given, 1):
+            task = AssignedTask(assignment_of(batch.epoch, batch.task, number, COUNTS[batch.task]), number)
+            loop.accept(ReadBatch.of(task, batch.batch))
+        return steps
+
+    def account(self) -> Account:
+        return account(recordings_in(self.run.directory))
+
+
+def push(protocol: BlockProtocol, batches: Sequence[Batch], member: int = 1, base: int = 0) -> None:
+    for batch in batches:
+        pushed = Push("ab"[member - 1], 1, member, [(batch, COUNTS[batch.task])])
+        for span in list(protocol.spans):
+            result = protocol.push(span.numbers.start, pushed, base, has_gradient=True)
+            if isinstance(result, Split):
+                for part in result.into:
+                    protocol.push(part.start, pushed, base, has_gradient=True)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let blocks forget which batches they have."""
+    monkeypatch.setattr(AppliedBatches, "mark_together", lambda _self, _blocks, batches: [0] * len(batches))
+
+
+def test_a_run_in_which_every_block_counts_every_batch_is_exact(job: Job) -> None:
+    protocol = job.pserver(Async(), range(2, 3), range(3, 4))
+    push(protocol, ALL)
+    push(protocol, ALL)  # repetitions, which do not count
+    found = job.account()
+    assert found.is_exact
+    assert (found.expected, found.blocks, found.findings) == (6, 2, {})
+
+
+def test_a_batch_that_one_block_lacks_is_lost(job: Job) -> None:
+    protocol = job.pserver(Async(), range(2, 3), range(3, 4))
+    push(protocol, ALL[:-1])
+    protocol.push(2, Push("a", 1, 1, [(ALL[-1], 1)]), 0, has_gradient=True)
+    found = job.account()
+    assert (found.lost, found.double, found.is_exact) == (1, 0, False)
+    assert found.findings == {"lost": "1 batch not counted by every block (2/1/0)"}
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_batch_in_two_updates_is_double(job: Job) -> None:
+    protocol = job.pserver(Async(), range(2, 3))
+    push(protocol, [*ALL, ALL[2]])
+    assert job.account().findings == {"double": "1 batch counted twice (1/1/0)"}
+
+
+def test_a_gradient_that_waits_in_a_round_is_lost(job: Job) -> None:
+    protocol = job.pserver(Sync(), range(2, 3))
+    for first, second in zip(ALL[::2], ALL[1::2], strict=True):
+        base = protocol.version(2)
+        push(protocol, [first], 1, base)
+        if second is not ALL[-1]:
+            push(protocol, [second], 2, base)
+    assert job.account().findings == {"lost": "2 batches not counted by every block (2/0/1, 2/1/0)"}
+
+
+def test_batches_of_a_checkpoint_count_for_the_successor(job: Job) -> None:
+    first = job.pserver(Async(), range(2, 3))
+    push(first, ALL[:4])
+    second = job.pserver(Async(), range(2, 3), applied=first.applied())
+    push(second, ALL)
+    assert job.account().is_exact
+
+
+def test_a_batch_that_the_checkpoint_contained_is_double_if_it_counts_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = job.pserver(Async(), range(2, 3))
+    push(first, ALL[:4])
+    second = job.pserver(Async(), range(2, 3), applied=first.applied())
+    monkeypatch.setattr(AppliedBatches, "mark_together", lambda _self, _blocks, batches: [0] * len(batches))
+    push(second, ALL[3:])
+    assert job.account().findings == {"double": "1 batch counted twice (2/0/0)"}
+
+
+def test_work_that_a_dead_pserver_took_with_it_is_lost(job: Job) -> None:
+    first = job.pserver(Async(), range(2, 3))
+    push(first, ALL)
+    job.pserver(Async(), range(2, 3), applied=AppliedBatches([2]))
+    assert job.account().lost == len(ALL)
+
+
+def test_spans_are_followed_through_splits_and_joins(job: Job) -> None:
+    protocol = job.pserver(Async(), range(2, 6))
+    push(protocol, ALL[:2])
+    protocol.split(2, [range(2, 3), range(3, 6)])
+    push(protocol, ALL[2:3])
+    joined = protocol.join(3, 2)
+    assert isinstance(joined, Joined)
+    push(protocol, ALL[3:])
+    found = job.account()
+    assert (found.is_exact, found.blocks) == (True, 4)
+
+
+def test_a_batch_that_the_dataset_does_not_have_is_foreign(job: Job) -> None:
+    protocol = job.pserver(Async(), range(2, 3))
+    push(protocol, [*ALL, Batch(7, 0, 1)])
+    assert job.account().findings == {"foreign": "1 batch counted that the dataset does not have (8/0/1)"}
+
+
+def test_a_batch_that_its_trainer_had_not_received_is_stray(job: Job) -> None:
+    protocol = job.pserver(Async(), range(2, 3))
+    steps = job.trainer(*ALL[:3])
+    push(protocol, ALL)
+    job.later()
+    steps.refresh(1)  # the recording covers the time of the pushes
+    assert job.account().stray == len(ALL)
+
+
+def test_the_end_of_a_killed_trainers_recording_may_be_missing(job: Job) -> None:
+    job.trainer(ALL[0])
+    protocol = job.pserver(Async(), range(2, 3))
+    push(protocol, ALL)
+    found = job.account()
+    assert (found.stray, found.computed) == (0, 1)
+
+
+def test_a_stopped_job_expects_what_any_block_counted(job: Job) -> None:
+    protocol = job.pserver(Async(), range(2, 3), range(3, 4))
+    job.master.apply(events.Asked(1, StopRequest(trainer="a", generation=1, reason="enough")), job.at)
+    push(protocol, ALL[:2])
+    assert job.account().is_exact
+    protocol.push(2, Push("a", 1, 1, [(ALL[2], 1)]), 0, has_gradient=True)
+    assert job.account().lost == 1
