@@ -1,11 +1,11 @@
-"""The JSON messages of the protocol, as validated structs: requests, replies, and values in etcd.
+"""The protocol's JSON messages, as validated structs: requests, replies, and values stored in etcd.
 
-* ``base``: bases of all messages. ``decoding``: decoders that threads may share.
-* ``declarations``: the definition of a job. ``hosts``: facts about a process and its machine.
-* ``tasks``, ``groups``: from trainers to the master. ``parameters``: from trainers to pservers.
-* ``control``: from the master to pservers.
-* ``checkpoints``, ``status``: from any client to servers.
+* ``base``: base classes of all messages. ``decoding``: thread-safe decoders.
+* ``declarations``: the definition of a job. ``hosts``: properties of a process and its machine.
+* ``tasks``, ``groups``: messages from trainers to the master. ``parameters``: messages from trainers to pservers.
+* ``control``: messages from the master to pservers.
+* ``checkpoints``, ``status``: messages from any client to a server.
 
-``schemas/`` (package ``flightedl_schemas``) describes the same messages as JSON schemas for other languages. A test
-compares both.
+``schemas/`` (package ``flightedl_schemas``) describes the same messages as JSON schemas, for other languages. A test
+compares the two.
 """

@@ -2,14 +2,15 @@
 
 Rules:
 
-* A request is a JSON object. A request with an unknown field, without a required field, or with a field of the wrong
-  type is rejected with :class:`MessageError` before anything is done. Replies may have unknown fields, so that a server
-  can be newer than its client.
-* Every request that can be retried carries an identity: a pushed batch its ``BatchIdentity``, a report its ``attempt``,
-  a trainer its ``generation``, a member its ``member``. The generations of servers are in headers of the transport.
-* Every request about the blocks of a pserver names the shard plan (``plan_hash``), and with it the version of the
+* A request is a JSON object. If it has an unknown field, lacks a required field, or has a field of the wrong type, it
+  is rejected with :class:`MessageError` before it has any effect. Replies may have unknown fields, because a server may
+  be newer than its client.
+* Every request that can be retried carries an identity: a push its ``BatchIdentity``, a report its ``attempt``, a
+  trainer's request its ``generation``, a member's request its ``member``. Headers of the transport carry the
+  generations of servers.
+* Every request about the blocks of a pserver names the shard plan (``plan_hash``), which includes the version of the
   placement.
-* Identifying numbers (epoch, task, batch, attempt, generation, member) are non-negative.
+* Numbers that identify something (epoch, task, batch, attempt, generation, member) are non-negative.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from flightedl.messages.decoding import from_json
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-#: W3C traceparent of the span to which the request belongs, or empty.
+#: W3C traceparent of the span to which the request belongs; empty if there is none.
 Traceparent = Annotated[str, msgspec.Meta(max_length=64)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
@@ -34,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of a server's replies, and of values in etcd."""
+    """Base of a server's replies, and of values stored in etcd."""
 
 
 class Sender(Request, frozen=True, kw_only=True):
@@ -45,19 +46,19 @@ class Sender(Request, frozen=True, kw_only=True):
 
 
 class OfJob(Request, frozen=True, kw_only=True):
-    """A request that changes a running job. The master refuses it unless ``job`` is the name of its job."""
+    """A request that changes a running job. The master refuses it unless ``job`` is the name of the master's job."""
 
     job: Text = ""
 
 
 class SenderOfJob(Sender, frozen=True, kw_only=True):
-    """A request of a trainer that changes a running job, see ``OfJob``."""
+    """A request of a trainer that changes a running job (see ``OfJob``)."""
 
     job: Text = ""
 
 
 class OfPlan(Request, frozen=True, kw_only=True):
-    """A request about the blocks of a pserver. A pserver with another shard plan answers *fenced*."""
+    """A request about a pserver's blocks. A pserver with another shard plan answers *fenced*."""
 
     plan_hash: Name
 

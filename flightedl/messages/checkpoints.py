@@ -1,6 +1,6 @@
-"""Requests to the master for checkpoints and written models.
+"""Requests to the master for checkpoints, and for files with the model.
 
-A client repeats its request until it is done; a repeated request returns the progress.
+A client repeats a request until it is complete. Each repetition returns the progress.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flightedl.messages.base import Natural, OfJob, Reply, Request, Text
 
 
 class CheckpointRequest(OfJob, frozen=True, kw_only=True):
-    """Asks the master for a checkpoint, or with the ``ticket`` of an earlier answer for its progress."""
+    """Requests a checkpoint from the master, or the progress of the checkpoint with this ``ticket``."""
 
     ticket: Natural | None = None
     reason: Text = "a request"
@@ -21,31 +21,31 @@ class CheckpointRequest(OfJob, frozen=True, kw_only=True):
 
 
 class CheckpointReply(Reply, frozen=True, kw_only=True):
-    """Answer to a ``CheckpointRequest``. Repeat the request with the ticket until ``complete``."""
+    """Reply to a ``CheckpointRequest``. Repeat the request with the ticket until ``complete`` is true."""
 
     ticket: int
     complete: bool
-    #: Number of the newest complete checkpoint; 0 if there is none.
+    #: Number of the newest complete checkpoint; 0 if none is complete.
     latest: int = 0
     trouble: str = ""
 
 
 class SaveModelRequest(Request, frozen=True, kw_only=True):
-    """Asks the master to write the model of a new checkpoint to a file. Repeat it to learn the progress."""
+    """Requests that the master write the model of a new checkpoint to a file. Repetitions return the progress."""
 
     url: Text
-    #: "safetensors", "npz" or "arrow"; empty: by the file's name. Tables are always Parquet.
+    #: "safetensors", "npz" or "arrow"; empty to derive it from the file's name. Tables are always Parquet.
     format: Text = ""
-    #: Write the rows of this table, not the parameters.
+    #: Name of the table whose rows to write instead of the parameters; empty for the parameters.
     table: Text = ""
-    #: Write the table's optimizer slots, too.
+    #: True to write the table's optimizer slots, too.
     slots: bool = False
     #: Life of the model, as in ``EvaluationDeclaration``.
     life: Natural = 0
 
 
 class SaveRecord(Reply, frozen=True, kw_only=True):
-    """The value of ``saves/<url>``: the newest request to write the model there, and its state."""
+    """Value of the key ``saves/<url>``: the newest request to write the model to that URL, and its state."""
 
     trainer: str
     epoch: int
@@ -56,7 +56,7 @@ class SaveRecord(Reply, frozen=True, kw_only=True):
 
 
 class SaveModelReply(Reply, frozen=True, kw_only=True):
-    """Answer to a ``SaveModelRequest``. State "live": the trainer has to read the table from the pservers itself."""
+    """Reply to a ``SaveModelRequest``. If the state is "live", the trainer must read the table from the pservers."""
 
     state: str
     where: str = ""

@@ -1,7 +1,7 @@
-"""Requests of the master to a pserver: views, snapshots, and questions.
+"""Requests from the master to a pserver: views, snapshots, and queries.
 
-Each request names the shard plan and the master's generation. Requests of a deposed master are refused or have no
-effect. Views and snapshots are numbered, and only one that is newer than all earlier ones of its kind has an effect.
+Each request names the shard plan and the master's generation. A deposed master's requests are refused or have no
+effect. Views and snapshots are numbered, and have an effect only if they are newer than all earlier ones of their kind.
 Therefore every request may be repeated.
 """
 
@@ -24,36 +24,36 @@ class ViewMember(Request, frozen=True, kw_only=True):
 
 
 class ViewRequest(OfPlan, frozen=True, kw_only=True):
-    """The complete membership. Ignored unless (master_generation, serial) is newer than that of the known view."""
+    """The complete membership. Ignored unless its (master_generation, serial) exceeds that of the current view."""
 
     master_generation: Natural
     serial: Natural
     members: list[ViewMember]
-    #: The consistency mode, a tagged object; None if it is unchanged.
+    #: The consistency mode, as a tagged object; None if the mode does not change.
     mode: dict[str, Any] | None = None
-    #: Version at which all blocks change to the mode, if this view changes it.
+    #: Version at which all blocks change to this mode; unused if the mode does not change.
     switch_round: Natural = 0
 
 
 class ViewReply(Reply, frozen=True, kw_only=True):
-    """A pserver's answer to a view. All members are admitted except the refused ones, whose first round is closed."""
+    """A pserver's reply to a view. Admits all members but the refused ones, whose first round is already closed."""
 
     serial: int
     refused: list[int] = []
     highest_open_round: int = 0
-    #: True if the view is older than the known one.
+    #: True if the view is older than the current one.
     outdated: bool = False
-    #: True if the mode could not be changed because the round of the change is closed.
+    #: True if the mode was not changed because the round of the change is already closed.
     refuses_mode: bool = False
 
 
 class OrderNumber(msgspec.Struct, frozen=True):
-    """Position of a snapshot request among all of a job's. A pserver carries out only the newest one it received."""
+    """Order of a job's snapshot requests. A pserver carries out only the newest request that it has received."""
 
     master_generation: Natural
     #: Number of the checkpoint.
     number: Natural
-    #: Number of the proposal within the checkpoint.
+    #: Number of the proposed round, counted within the checkpoint.
     serial: Natural
 
     def is_newer_than(self, other: OrderNumber | None) -> bool:
@@ -64,21 +64,21 @@ class OrderNumber(msgspec.Struct, frozen=True):
 
 
 class SnapshotRequest(OfPlan, frozen=True):
-    """Requests a copy of all blocks. If the number is not newer than all earlier ones, only asks for the progress."""
+    """Requests a copy of all blocks. Unless its number is the highest so far, it only requests the progress."""
 
     order: OrderNumber
-    #: Copy each block when this round opens; None to copy now.
+    #: Round at whose opening each block is copied; None to copy immediately.
     round: Natural | None
     #: File to write, relative to the job's storage.
     name: Name
-    #: File of this process in the newest complete checkpoint; empty if there is none.
+    #: This process's file in the newest complete checkpoint; empty if there is none.
     after: Text = ""
-    #: False to copy only the rows of tables that have changed since ``after``, if the pserver knows which.
+    #: False to copy only the table rows that have changed since ``after``, if the pserver can tell which have.
     is_base: bool = True
 
 
 class WrittenFile(Reply, frozen=True, kw_only=True):
-    """A file that a pserver wrote."""
+    """A file that a pserver has written."""
 
     name: str
     size_bytes: int
@@ -87,25 +87,25 @@ class WrittenFile(Reply, frozen=True, kw_only=True):
     blocks: int
     lowest_version: int
     highest_version: int
-    #: Number of bytes that are rows of tables.
+    #: Number of bytes that the rows of tables take.
     row_bytes: int = 0
     #: File to which this one is an increment; empty if it contains all rows.
     after: str = ""
 
 
 class SnapshotReply(Reply, frozen=True):
-    """A pserver's progress with its newest snapshot request. Complete, so it may arrive several times, in any order."""
+    """A pserver's progress with its newest snapshot request. Replies may arrive repeatedly and in any order."""
 
     order: OrderNumber
-    #: "refused" if a block is past the round, "waiting" for the round, "taken" if the blocks are copied and being
-    #: written, "written" or "failed". Any other value counts as waiting.
+    #: "refused" if a block is past the round; "waiting" until the round opens; "taken" while the copied blocks are
+    #: being written; "written" or "failed" at the end. Any other value counts as "waiting".
     state: str
     highest_open_round: int = 0
-    #: The file if the state is "written".
+    #: The written file if the state is "written".
     file: WrittenFile | None = None
     #: Cause of the failure.
     reason: str = ""
-    #: Upper bound on the seconds for which copying stopped training, and seconds that writing took.
+    #: Upper bound on the seconds for which copying delayed training; seconds that writing took.
     copied_s: float = 0.0
     written_s: float = 0.0
 
@@ -117,28 +117,28 @@ class OfMaster(OfPlan, frozen=True, kw_only=True):
 
 
 class ReloadRequest(OfMaster, frozen=True, kw_only=True):
-    """Orders a pserver to exit and restart from the newest checkpoint."""
+    """Orders a pserver to exit, so that its successor restores the newest checkpoint."""
 
 
 class AppliedRequest(OfPlan, frozen=True, kw_only=True):
-    """Asks a pserver which batches it has applied."""
+    """Requests the batches that a pserver has applied."""
 
 
 class AppliedReply(Reply, frozen=True, kw_only=True):
-    """Tasks that all blocks of a pserver have applied completely, and the checkpoint from which it started."""
+    """Tasks that all blocks of a pserver have completely applied, and the checkpoint that the pserver loaded."""
 
     #: Encoded ``AppliedSummary``.
     summary: bytes
     checkpoint: int | None = None
-    #: Checkpoints that could not be loaded, with the reasons.
+    #: Checkpoints that could not be loaded, and why.
     skipped: list[str] = []
     #: Their numbers.
     rejected: list[Natural] = []
-    #: Election whose initial values are missing here; None if none. See ``domain.recovery.reinitialization``.
+    #: Election whose initial values are missing; None if none are. See ``domain.recovery.reinitialization``.
     lacks_election: Natural | None = None
 
 
 class SealRequest(OfMaster, frozen=True, kw_only=True):
-    """Reports completed epochs to a pserver, each as [epoch, number of tasks]."""
+    """Tells a pserver which epochs are complete, as [epoch, number of tasks]."""
 
     epochs: Annotated[list[tuple[Natural, Natural]], msgspec.Meta(max_length=1024)]

@@ -1,6 +1,6 @@
-"""Definition of a job: data, model and evaluations as trainers declare them to the master, and as etcd keeps them.
+"""Definition of a job: data, model and evaluations, as trainers declare them to the master and etcd stores them.
 
-The first declaration of a part wins; a different one is refused with the difference.
+The first declaration of each part wins. The error that rejects a different one states the difference.
 """
 
 from __future__ import annotations
@@ -23,55 +23,55 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     seed: int = 0
     format: Text = ""
     columns: list[Text] | None = None
-    #: [column, operator, value] conditions, all of which must hold.
+    #: Conditions [column, operator, value], all of which must hold.
     filter: list[tuple[str, str, Any]] | None = None
     records_per_task: Natural = 0
     on_corrupt: Text = "fail"
-    #: Number of times that each batch is handed out, each time with a separate identity.
+    #: Number of times that each batch is yielded. Each repetition counts as a separate batch.
     steps_per_batch: Annotated[int, msgspec.Meta(ge=1)] = 1
-    #: True if matching files may be added until a file ``_END`` exists in their directory; see ``formats.following``.
+    #: True if matching files may be added until a file ``_END`` is in their directory; see ``formats.following``.
     follow: bool = False
-    #: Weights of a mixture whose sources are the ``urls``; empty if the dataset is no mixture.
+    #: Weight of each of the ``urls``, which are the sources of a mixture; empty if the dataset is not a mixture.
     mixture: list[Annotated[float, msgspec.Meta(gt=0)]] = []
-    #: End of a mixture's epoch, see ``domain.queue.mixture``.
+    #: End of a mixture's epoch; see ``domain.queue.mixture``.
     stop: Text = "first"
 
 
 class DeclaredDataset(Reply, frozen=True, kw_only=True):
-    """The declared dataset as the master indexed it. A followed one may have grown since."""
+    """The declared dataset, as indexed by the master. A followed dataset may have grown since then."""
 
     index_hash: str
     task_count: int
     record_count: int
-    #: Schema of the batches: an Arrow IPC schema message in base64.
+    #: Schema of the batches: an Arrow IPC schema message, encoded in base64.
     schema: str
     declaration: DatasetDeclaration
 
 
 class ArrivalRecord(Reply, frozen=True, kw_only=True):
-    """Files that joined a followed dataset together, in this order. No task has files of two arrivals."""
+    """Files that were added to a followed dataset together, in this order. No task spans two arrivals."""
 
     #: [url, size in bytes, version]
     files: list[tuple[str, int, str]]
 
 
 class EvaluationDeclaration(Request, frozen=True, kw_only=True):
-    """The arguments of ``job.evaluate(...)``. Within a life of the model, a name identifies one evaluation."""
+    """Arguments of ``job.evaluate(...)``. Within a life of the model, a name identifies one evaluation."""
 
     name: Name
     dataset: DatasetDeclaration
-    #: Election of the model's initial values; 0 if the trainer has declared no model.
+    #: Election that gave the model its initial values; 0 if the trainer has declared no model.
     life: Natural = 0
 
 
 class EvaluationRecord(Reply, frozen=True, kw_only=True):
-    """One evaluation as etcd keeps it."""
+    """An evaluation, as stored in etcd."""
 
     name: str
     declared: DeclaredDataset
     #: name -> [weighted sum, weight].
     sums: dict[str, tuple[float, float]]
-    #: The queue's own encoding; empty when it is done.
+    #: State of the evaluation's queue, in the queue's own encoding; empty when the evaluation is complete.
     queue: str
     is_done: bool
     failed: int = 0
@@ -81,7 +81,7 @@ class EvaluationsRecord(Reply, frozen=True, kw_only=True):
     """The value of ``evaluations``."""
 
     evaluations: list[EvaluationRecord]
-    #: Life of the model to which they belong; 0 if unknown.
+    #: Life of the model to which the evaluations belong; 0 if unknown.
     life: int = 0
 
 
@@ -94,21 +94,21 @@ class ParameterDeclaration(Request, frozen=True, kw_only=True):
 
 
 class ModelDeclaration(Request, frozen=True, kw_only=True):
-    """The arguments of ``job.table(...)`` and ``job.parameters(...)``. Optimizers and mode are tagged objects."""
+    """Arguments of ``job.table(...)`` and ``job.parameters(...)``. Optimizers and mode are tagged objects."""
 
     parameters: list[ParameterDeclaration]
     optimizer: dict[str, Any]
     mode: dict[str, Any]
     #: "bfloat16" or "float16" to send float32 gradients and values with 16 bits per element, except initial values.
     wire: Text = ""
-    #: Embedding tables by rising name, each a tagged object of ``domain.tables``.
+    #: Embedding tables in ascending order of their names, each a tagged object of ``domain.tables``.
     tables: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=10_000)] = []
 
 
 class Placement(Reply, frozen=True, kw_only=True):
-    """Owners of all blocks and buckets, as stored by the master. A different version means a different distribution.
+    """Owners of all blocks and buckets, as stored by the master. The owners change only together with the version.
 
-    Each is a list of runs in the order of the blocks: index of a pserver, and number of consecutive blocks.
+    Owners are listed as runs in the order of the blocks: index of a pserver, number of consecutive blocks.
     """
 
     version: int
@@ -119,38 +119,37 @@ class Placement(Reply, frozen=True, kw_only=True):
 
 
 class DeclaredModel(Reply, frozen=True, kw_only=True):
-    """The declared model and its distribution on the pservers."""
+    """The declared model, and the placement of its blocks on pservers."""
 
     declaration: ModelDeclaration
     pservers: int
     plan_hash: str
-    #: Number of pservers for which the parameters were cut into blocks; 0: ``pservers``.
+    #: Number of pservers for which the parameters were divided into blocks; 0 if it equals ``pservers``.
     cut_for: int = 0
     #: Owners of the blocks. None if an older version declared the model; the owners are then computed.
     placement: Placement | None = None
-    #: The mode after a change while the job ran; None: the declared one.
+    #: The mode if it was changed while the job was running; None for the declared mode.
     mode: dict[str, Any] | None = None
-    #: True if it comes from a checkpoint and no trainer has declared it since. No trainer works with it yet, and the
-    #: declaration may change the optimizer's settings.
+    #: True if the model comes from a checkpoint, and no trainer has declared it since. Until one does, no trainer uses
+    #: the model, and the declaration may change the optimizer's settings.
     is_former: bool = False
 
     @property
     def present_mode(self) -> dict[str, Any]:
-        """The present mode, as a tagged object."""
         return self.declaration.mode if self.mode is None else self.mode
 
 
 class JobDeclaration(Reply, frozen=True, kw_only=True):
-    """The value of the ``job`` key: all declarations of the trainers, each part once."""
+    """Value of the key ``job``: everything that trainers have declared."""
 
     dataset: DeclaredDataset | None = None
     model: DeclaredModel | None = None
-    #: True if the job was resumed from a checkpoint and no trainer has declared its dataset since. The declaration may
-    #: change the epochs, and the shuffling from the next epoch on.
+    #: True if the job was resumed from a checkpoint, and no trainer has declared its dataset since. The declaration may
+    #: change the number of epochs; it may also change the shuffling, starting with the next epoch.
     is_resumed: bool = False
-    #: Files that had joined by the time of a checkpoint. In etcd, arrivals have separate keys.
+    #: Files that had been added when a checkpoint was made. In etcd, arrivals have separate keys.
     arrivals: list[ArrivalRecord] = []
-    #: Reasons why files were left out of a completed followed dataset. Each sentence names its file.
+    #: Reasons why files were excluded from a followed dataset that is complete. Each sentence names its file.
     left_out: list[str] = []
 
 

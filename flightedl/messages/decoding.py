@@ -1,9 +1,9 @@
 """Thread-safe decoding with msgspec.
 
-msgspec inspects a type's fields at its first use, and stores the result before it is complete. If a second thread
-decodes the same type during that time, it reads uninitialized memory and the process dies of SIGSEGV. This happens
-because resolving annotations runs Python code, which lets other threads run. Therefore decoders are created under a
-lock here, and cached; all threads may use them.
+msgspec inspects the fields of a type when the type is first used, and stores the result before it is complete.
+Resolving annotations runs Python code, so other threads may run during this time. If one of them decodes the same type,
+it reads uninitialized memory, and the process dies of SIGSEGV. Therefore this module creates and caches decoders under
+a lock. Any thread may use them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _of_msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def made_alone(make: Callable[[], Value]) -> Value:
-    """Call a function that makes decoders, or uses a type for the first time, while no other thread does so."""
+    """Call a function that creates decoders, or uses a type for the first time, while no other thread does so."""
     with _making:
         return make()
 
@@ -34,7 +34,7 @@ def builtins_from_json(data: bytes | str | msgspec.Raw) -> Any:
 
 
 def decoder_of(kind: type[Value]) -> msgspec.json.Decoder[Value]:
-    """Return the cached JSON decoder of a type, for callers that cannot afford the lookup in ``from_json``."""
+    """Return the cached JSON decoder of a type, for callers to which the lookup in ``from_json`` is too slow."""
     decoder = _of_json.get(kind)
     if decoder is None:
         decoder = _of_json[kind] = made_alone(lambda: msgspec.json.Decoder(kind))
@@ -42,13 +42,13 @@ def decoder_of(kind: type[Value]) -> msgspec.json.Decoder[Value]:
 
 
 def from_json(data: bytes | str | msgspec.Raw, kind: type[Value]) -> Value:
-    """Decode JSON to a value of a type. Raises the same errors as ``msgspec.json.decode``."""
+    """Decode JSON to a value of the given type. Raises the same errors as ``msgspec.json.decode``."""
     value: Value = (_of_json.get(kind) or decoder_of(kind)).decode(data)
     return value
 
 
 def from_msgpack(data: bytes, kind: type[Value]) -> Value:
-    """Decode MessagePack to a value of a type. Raises the same errors as ``msgspec.msgpack.decode``."""
+    """Decode MessagePack to a value of the given type. Raises the same errors as ``msgspec.msgpack.decode``."""
     decoder = _of_msgpack.get(kind)
     if decoder is None:
         decoder = _of_msgpack[kind] = made_alone(lambda: msgspec.msgpack.Decoder(kind))

@@ -1,7 +1,7 @@
-"""Messages between the ranks of a group and the master: how a group starts, where its ranks are, how they leave.
+"""Messages between the ranks of a group and the master, about starting the group, its progress, and leaving it.
 
-A *group* is a set of ranks that train one model together without pservers, as ``torchrun`` starts them. Each start of a
-group is an *incarnation*, numbered by the generation of its rank 0.
+A *group* is a set of ranks that train one model together without pservers, for example as started by ``torchrun``. Each
+start of a group is an *incarnation*, whose number is the generation of its rank 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flightedl.messages.base import Name, Natural, Reply, SenderOfJob, Text
 
 #: Most ranks of a group.
 SIZE_LIMIT = 65_536
-#: A range of records of a task: epoch, task, first record and end record (exclusive).
+#: A range of a task's records: epoch, task, first record, and end (exclusive).
 Piece = tuple[Natural, Natural, Natural, Natural]
 Pieces = Annotated[list[Piece], msgspec.Meta(max_length=4096)]
 #: An encoded token; empty: none.
@@ -24,17 +24,17 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=SIZE_LIMIT)]
 
 
 class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
-    """A rank joins the start of its group and declares the token that it has loaded."""
+    """A rank joins the start of its group, and reports the token that it has loaded."""
 
-    #: Name that all ranks of this start share, and no ranks of another start. Empty if the ranks share no name: then
-    #: rank 0 begins an incarnation, and the others join it.
+    #: Name shared by all ranks of this start, and by no ranks of another start. Without a name (empty), rank 0 begins
+    #: an incarnation, and the other ranks join it.
     start: Text = ""
     rank: Rank
     size: Size
     token: TokenText = ""
     #: The token's position, for people.
     position: Text = ""
-    #: All other settings that determine the records of a rank; equal on every rank.
+    #: All other settings that determine a rank's records, which must be equal on every rank.
     plan: Text = ""
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
@@ -42,35 +42,35 @@ class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
 class GroupStartReply(Reply, frozen=True, kw_only=True):
     """The incarnation that has started, and the token from which all of its ranks continue."""
 
-    #: 0 if it has not started yet: ask again.
+    #: Number of the incarnation; 0 if it has not started yet, and the rank must ask again.
     incarnation: int = 0
-    #: Reason for waiting if the incarnation has not started.
+    #: Reason why the incarnation has not started; empty if it has.
     waiting_for: str = ""
-    #: True if the master knows of no current start of that name: look the name up again before asking again.
+    #: True if the master knows no current start with that name. The rank must look the name up again.
     is_stale: bool = False
     token: str = ""
-    #: Records that no rank gets, because they have killed their ranks too often.
+    #: Records that no rank receives, because they have killed ranks too often.
     left_out: list[Piece] = []
-    #: Up to this position, and for a moment beyond it, the rank reports each round to the master before handing it out;
-    #: 0 disables these reports.
+    #: Up to this position, and for a short time beyond it, the rank reports each round to the master before it starts
+    #: the round; 0 disables these reports.
     watched_until: int = 0
 
 
 class GroupPlaceRequest(SenderOfJob, frozen=True, kw_only=True):
-    """The round that a rank works on."""
+    """The round on which a rank is working."""
 
     incarnation: Natural
     rank: Rank
-    #: Records of the dataset, over all epochs, that were handed out before this round.
+    #: Number of records, over all epochs, that preceded this round.
     at: Natural
-    #: The rank's records of this round.
+    #: Records that the rank processes in this round.
     pieces: Pieces = []
 
 
 class GroupPlaceReply(Reply, frozen=True, kw_only=True):
     """Answer to a ``GroupPlaceRequest``."""
 
-    #: False if the incarnation is over. The rank must then stop.
+    #: False if the incarnation is over, and the rank must stop.
     is_current: bool = True
     #: Seconds to wait before the next report.
     every_s: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 0.5
@@ -81,17 +81,17 @@ class GroupLeaveRequest(SenderOfJob, frozen=True, kw_only=True):
 
     incarnation: Natural
     rank: Rank
-    #: True if no exception ended the session.
+    #: True if the session ended without an exception.
     is_clean: bool
-    #: True if the rank has seen the end of the data.
+    #: True if the rank has reached the end of the data.
     has_finished: bool = False
-    #: The exception of the rank's own script at its own batch; empty if there was none, or if another rank or a signal
-    #: caused it.
+    #: The exception that the rank's script raised at its current batch. Empty if none was raised, or if another rank or
+    #: a signal caused it.
     error: Text = ""
 
 
 class GroupRank(Reply, frozen=True, kw_only=True):
-    """A process that takes part in an incarnation."""
+    """A process that is a rank of an incarnation."""
 
     trainer: Name
     generation: Natural
@@ -100,12 +100,12 @@ class GroupRank(Reply, frozen=True, kw_only=True):
     plan: str = ""
     has_left: bool = False
     has_finished: bool = False
-    #: True if it cannot have been the first rank to end.
+    #: True if this rank cannot have been the first one to end.
     is_cleared: bool = False
 
 
 class Suspect(Reply, frozen=True, kw_only=True):
-    """Records at which ranks ended first, one incarnation after the other."""
+    """Records at which the first rank ended, one entry per incarnation."""
 
     at: int
     pieces: list[Piece]
@@ -115,9 +115,9 @@ class Suspect(Reply, frozen=True, kw_only=True):
 
 
 class GroupRecord(Reply, frozen=True, kw_only=True):
-    """Value of ``group`` in etcd: the current incarnation, and records suspected or known to kill their ranks."""
+    """Value of the key ``group``: the current incarnation, and records that are suspected or known to kill ranks."""
 
-    #: Generation of its rank 0; 0: no group has started.
+    #: Generation of the incarnation's rank 0; 0 if no group has started.
     incarnation: int = 0
     start: str = ""
     size: int = 0
@@ -125,11 +125,11 @@ class GroupRecord(Reply, frozen=True, kw_only=True):
     phase: str = "over"
     ranks: dict[int, GroupRank] = {}
     token: str = ""
-    #: Explanation for all ranks if they cannot start together.
+    #: Message for all ranks if they cannot start together; otherwise empty.
     refused: str = ""
-    #: True if the records of the rank that ended first are among the suspects or the convicted.
+    #: True if the records of the rank that ended first are already among the suspects or the convicted.
     is_judged: bool = False
     suspects: list[Suspect] = []
     convicted: list[Suspect] = []
-    #: Starts of this job's group so far.
+    #: Number of starts of this job's group so far.
     starts: int = 0

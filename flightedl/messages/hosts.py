@@ -1,4 +1,4 @@
-"""Facts about a process and its machine."""
+"""Properties of a process and its machine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from flightedl.messages.base import Natural, Text
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A process and its machine, as the process sees them. Unknown fields are empty or 0."""
+    """A process and its machine, as reported by the process. Unknown fields are empty or 0."""
 
     #: Version of flightedl.
     version: Text = ""
-    #: Seconds since 1970, by the machine's clock, at the time of the report.
+    #: Time of the report by the machine's clock, in seconds since 1970.
     wall_s: float = 0.0
-    #: Cores that the process may use.
+    #: Number of cores that the process may use.
     cores: Natural = 0
-    #: Threads that a library for linear algebra may start; 0: no limit.
+    #: Number of threads that libraries for linear algebra may start; 0 if unlimited.
     threads: Natural = 0
-    #: Bytes of the process in main memory, and their limit.
+    #: Resident memory of the process, and its limit, in bytes.
     memory_bytes: Natural = 0
     memory_limit_bytes: Natural = 0

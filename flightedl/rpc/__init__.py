@@ -1,39 +1,42 @@
-"""Transport: clients and servers that exchange bytes and record batches by Arrow Flight. Nothing else imports Flight.
+"""Transport: clients and servers that exchange bytes and record batches over Arrow Flight.
+
+Only this package uses Flight.
 
 The server's side:
 
-* ``routes``: table of a server's verbs and handlers. ``call``: a running call, and the limits of calls.
-* ``server``: lifecycle of a server. ``admission``: checks before a handler runs. ``service``: the methods of Flight.
-* ``streams``: uploads and bidirectional streams.
+* ``routes``: a server's verbs and their handlers. ``call``: a call in progress, and the limits on calls.
+* ``server``: lifecycle of a server. ``admission``: checks before a handler runs. ``service``: Flight's server methods.
+* ``streams``: the server's end of uploads and bidirectional streams.
 
 The client's side:
 
-* ``client``: a connection. ``client_streams``: its calls and streams. ``connector``: creation of connections.
-* ``request_stream``: many small requests on one stream. ``reuse``: streams that stay open between requests.
+* ``client``: a connection to a server. ``client_streams``: its calls and streams. ``connector``: factory of
+  connections.
+* ``request_stream``: many small requests on one stream. ``reuse``: client streams that stay open between requests.
 
 Both sides:
 
-* ``identity``: names and generations in headers. ``authentication``: certificates that prove a role.
-* ``errors``: encoding of errors. ``validation``: checks of received batches. ``integrity``: use of checksums.
-* ``same_host``: shared memory between two processes on one host. ``line``: their Unix socket. ``channel``: a stream
-  combined with both.
-* ``arrow_flight``: import of pyarrow.flight in the right order.
+* ``identity``: names and generations in headers. ``authentication``: certificates that prove a process's role.
+* ``errors``: encoding of errors. ``validation``: checks of received batches. ``integrity``: policy for checksums.
+* ``same_host``: handshake for sharing memory on one host. ``line``: Unix socket for small messages. ``channel``: one
+  end of a stream that uses both.
+* ``arrow_flight``: import of pyarrow.flight after the environment has been set.
 
-A call goes from ``client`` to ``service``, which admits it, looks up its handler in ``routes`` and runs the handler.
-The messages of a step use an open stream. A ``channel`` at each end decides whether a message is sent on the stream, on
-the line or through shared memory.
+A call goes from ``client`` to ``service``, which admits the call, looks up its handler in ``routes``, and runs the
+handler. The messages of steps are exchanged on an open stream. At each end, a ``channel`` decides if a message travels
+on the stream, on the line, or in shared memory.
 
 Guarantees for every call:
 
-* It has a time limit on both sides. A client call without ``timeout_s`` does not type-check and does not run. A server
-  ends streams that exceed their deadline, by closing the connection if the peer does not read.
-* The request names the expected server, and the reply names the answering one. A call for another generation is refused
-  before anything is done.
-* It returns a value or raises an error from :mod:`flightedl.errors`. A *refused* call is distinct from one with an
-  *unknown outcome*.
-* An upload is complete only if its commit record was received and matches the received batches.
+* Every call has a time limit on both sides. A client call without ``timeout_s`` neither type-checks nor runs. A server
+  ends a stream that exceeds its deadline; if the peer is not reading, it closes the connection.
+* Every request names the expected server, and every reply names the server that sent it. A call for another generation
+  is refused before it has any effect.
+* Every call returns a value or raises an error from :mod:`flightedl.errors`. A *refused* call is distinct from a call
+  with an *unknown outcome*.
+* An upload is complete only if its commit record has been received and matches the received batches.
 
-The names below are imported at first use, so that :mod:`flightedl.process.tuning` can run before pyarrow is loaded.
+The public names are imported at first use, so that :mod:`flightedl.process.tuning` can run before pyarrow is loaded.
 """
 
 from __future__ import annotations

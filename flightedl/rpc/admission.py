@@ -1,4 +1,4 @@
-"""Admission of calls to a server: checks before a handler runs, and counts of running and refused calls."""
+"""Admission of calls to a server: checks before a handler runs, and counters of running and refused calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flightedl.rpc.identity import (
 
 
 class Admission:
-    """Admits calls while the server serves. Thread-safe.
+    """Admits calls as long as the server serves. Thread-safe.
 
     Args:
         identity: Job, role and index; the generation may still be 0.
@@ -40,26 +40,25 @@ class Admission:
         #: Reply header that names this server.
         self.header = identity.to_header()
         self.is_ready = False
-        #: Set when the server is about to stop.
+        #: Set when the server begins to stop.
         self.closing = threading.Event()
-        #: Admitted calls that have not ended.
+        #: Admitted calls that are still running.
         self.running: set[Call] = set()
         self._clock = clock
         self._lock = threading.Lock()
-        #: Notified when a call ends while the server is closing.
+        #: Notified whenever a call ends while the server is closing.
         self.idle = threading.Condition(self._lock)
         self._refusals: Counter[str] = Counter()
-        #: Number of times that memory freed by refused messages still has to be returned to the system.
+        #: Number of times that the memory freed by refused messages must still be returned to the system.
         self._givings_left = 0
 
     def serve_as(self, identity: ServerIdentity) -> None:
-        """Admit calls from now on, as ``identity``."""
         self.header = identity.to_header()
         self.identity = identity
         self.is_ready = True
 
     def admit(self, context: flight.ServerCallContext, headers: Mapping[str, str], verb: str, limit_s: float) -> Call:
-        """Check and count a call. The caller of this method calls ``release`` when the call has ended."""
+        """Check a call and count it as running. When the call has ended, ``release`` must be called."""
         GUARD.check()
         self.require_serving()
         role = proven_role(context.peer_identity(), self.identity.job) if self.is_secured else None
@@ -93,7 +92,7 @@ class Admission:
             raise NotReadyError(f"{self.identity} is starting")
 
     def release(self, call: Call) -> None:
-        """Record that a call has ended. Releasing a call twice is harmless."""
+        """Record that a call has ended. A second call of this method is harmless."""
         call.end()
         with self._lock:
             self.running.discard(call)
@@ -101,27 +100,26 @@ class Admission:
                 self.idle.notify_all()
 
     def late(self) -> list[Call]:
-        """Return the running calls whose deadline has passed."""
         with self._lock:
             return [call for call in self.running if call.remaining_s() <= 0]
 
     def note_refusal(self, error: BaseException) -> None:
-        """Count the error with which a call ends."""
+        """Count the error that ended a call."""
         code = error.code if isinstance(error, FlightedlError) else InternalError.code
         with self._lock:
             self._refusals[code] += 1
             if isinstance(error, MessageError | AuthenticationError):
-                # Return memory twice, because the memory of this call is freed only later.
+                # Return memory twice, because this call still holds its memory at the first time.
                 self._givings_left = 2
 
     @property
     def refusals(self) -> dict[str, int]:
-        """Number of calls that ended with each error, by error code, since the start."""
+        """Number of failed calls since the start, by error code."""
         with self._lock:
             return dict(self._refusals)
 
     def has_memory_to_give_back(self) -> bool:
-        """Return True if memory freed by refused messages should now be returned to the system."""
+        """Return True if it is time to return memory freed by refused messages to the system."""
         with self._lock:
             has_some = self._givings_left > 0
             self._givings_left -= has_some

@@ -1,19 +1,19 @@
 """Authentication by mutual TLS, and authorization by the role that a certificate proves.
 
-With :class:`Credentials` the TLS handshake rejects peers without a certificate of the job's authority before any byte
-of a request is read. This is the only protection against large requests from strangers. The :class:`Role` of a member
-determines its permissions: each verb lists the roles that may call it (``roles`` of
-:class:`~flightedl.rpc.routes.Routes`), and a verb without roles is closed.
+With :class:`Credentials`, the TLS handshake rejects peers that lack a certificate of the job's authority before any
+byte of a request is read. Nothing else protects a server against large requests from strangers. A member's
+:class:`Role` determines its permissions: each verb lists the roles that may call it (``roles`` of
+:class:`~flightedl.rpc.routes.Routes`). Nobody may call a verb for which no roles are listed.
 
-The role is in the certificate's first subject alternative name, ``flightedl://JOB/ROLE``. JOB is ``*`` for all jobs of
-the authority. gRPC passes the first name of a verified certificate to Flight as the peer's identity. Other names may
-follow.
+The first subject alternative name of a certificate states the role: ``flightedl://JOB/ROLE``, where JOB is ``*`` for
+all jobs of the authority. gRPC verifies the certificate and passes its first name to Flight as the peer's identity.
+Further names may follow.
 
-Clients check servers by the name ``flightedl`` in their certificate (a later subject alternative name) and not by their
-address, because pods get new addresses. Only certificates of servers have that name. ``flightedl certs`` creates all
-certificates.
+Clients check that a server's certificate contains the name ``flightedl`` (as a later subject alternative name). They do
+not check its address, because pods get new addresses. Only certificates for servers contain this name. ``flightedl
+certs`` creates all certificates.
 
-Without credentials, anyone who can reach the port has full access. Use this only on loopback.
+Without credentials, anyone who can reach the port has full access. Do this only on loopback.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from flightedl.errors import AuthenticationError, UsageError
 
 #: Name that a server's certificate must contain.
 SERVER_NAME = "flightedl"
-#: Name that stands for all jobs, in place of a job's name.
+#: Name in a certificate that stands for all jobs.
 ANY_JOB = "*"
 
 _SCHEME = "flightedl://"
 
 
 class Role(enum.StrEnum):
-    """Role of a member of a job. Each role has its own certificate."""
+    """Role of a member of a job. There is a certificate for each role."""
 
-    #: Masters and pservers. They have full access to each other.
+    #: Role of masters and pservers, which have full access to each other.
     SERVER = "server"
-    #: May declare data and model, fetch tasks, push and pull.
+    #: Role of trainers: they may declare data and model, fetch tasks, push and pull.
     TRAINER = "trainer"
-    #: May read the job's status and pull the model.
+    #: Role of readers: they may read the job's status and pull the model.
     READER = "reader"
-    #: May read the job's status, request checkpoints, change the mode, and retry or drop failed tasks.
+    #: Role of operators: they may read the job's status, request checkpoints, change the mode, and retry or drop failed
+    #: tasks.
     ADMIN = "admin"
 
 
 def name_in_certificate(job: str, role: Role) -> str:
-    """Return the subject alternative name (a URI) that proves a role in a job, or in all jobs if it is "*"."""
+    """Return the subject alternative name (a URI) that proves a role in a job; the job "*" stands for all jobs."""
     return f"{_SCHEME}{quote(job, safe='*')}/{role}"
 
 
@@ -76,7 +77,7 @@ def proven_role(identity: bytes, job: str) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Credentials for mutual TLS, PEM-encoded: trusted authorities, and this process's certificate and key."""
+    """Credentials for mutual TLS, PEM-encoded: trusted authorities, and the certificate and key of this process."""
 
     ca: bytes = field(repr=False)
     cert: bytes = field(repr=False)
@@ -84,7 +85,7 @@ class Credentials:
 
     @classmethod
     def load(cls, directory: str, role: Role) -> Credentials | None:
-        """Read ca.pem, cert.pem and key.pem. Returns None if ``directory`` is empty (plain text).
+        """Read ca.pem, cert.pem and key.pem. Return None, for no TLS, if ``directory`` is empty.
 
         Args:
             directory: Directory with the three files, or with a subdirectory for the role that contains them.
@@ -105,13 +106,13 @@ class Credentials:
 
 
 def place_of(directory: str, role: Role) -> Path:
-    """Return the directory with a role's files: the role's subdirectory if it exists, else ``directory``."""
+    """Return the directory with a role's files: the subdirectory named after the role, if any, else ``directory``."""
     own = Path(directory) / role
     return own if own.is_dir() else Path(directory)
 
 
 def pem_files_of(directory: str, role: Role) -> tuple[Path, Path, Path] | None:
-    """Return the paths of a role's CA file, certificate and key, or None if ``directory`` is empty."""
+    """Return the paths of the CA file, certificate and key of a role, or None if ``directory`` is empty."""
     if not directory:
         return None
     ca, cert, key = (place_of(directory, role) / name for name in FILES)

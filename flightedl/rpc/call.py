@@ -1,4 +1,4 @@
-"""A running call of a server, and the limits of calls."""
+"""A call in progress on a server, and the limits on calls."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from flightedl.rpc.authentication import Role
 from flightedl.rpc.identity import Caller
 from flightedl.rpc.validation import BatchLimits
 
-#: Seconds after the deadline until the server ends a call that the client has not ended.
+#: Seconds beyond the deadline after which the server ends a call, to let the client end it first.
 _CALLER_FIRST_S = 0.25
 
-#: A batch with or without metadata, or metadata alone.
+#: A batch with or without metadata, or metadata without a batch.
 Message = tuple[pa.RecordBatch | None, bytes | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on a single call, and on all calls of a server together."""
+    """Limits on each call, and on all calls of a server together."""
 
-    #: Maximum number of running calls, each in a thread. Others are refused as *busy*.
+    #: Maximum number of calls in progress, each of which occupies a thread. More calls are refused as *busy*.
     running_calls: int = 1024
-    #: Maximum size of an action's body, a ticket or a descriptor.
+    #: Maximum size in bytes of an action's body, a ticket or a descriptor.
     request_bytes: int = 4 << 20
-    #: Free memory that the process keeps after it has refused a message. It returns the rest to the system.
+    #: Bytes of free memory that the process keeps after it has refused a message; it returns the rest to the system.
     kept_free_bytes: int = 32 << 20
-    #: Maximum duration of an action, even if the client requests more.
+    #: Maximum duration of an action in seconds, regardless of the client's timeout.
     call_s: float = 60.0
-    #: Maximum duration of a stream, even if the client requests more.
+    #: Maximum duration of a stream in seconds, regardless of the client's timeout.
     stream_s: float = 600.0
-    #: Seconds after a stream's deadline until its connection is closed, if the stream still waits for its peer.
+    #: Seconds after a stream's deadline at which its connection is closed if the stream is still blocked on its peer.
     sever_after_s: float = 1.0
     batches: BatchLimits = field(default_factory=BatchLimits)
 
 
 class Call:
-    """A running call. Valid until its handler returns, or until the stream of a get ends.
+    """A call in progress. Valid until its handler returns or, for a get, until its stream ends.
 
     Attributes:
         verb: Verb of the request.
@@ -89,12 +89,12 @@ class Call:
         self.headers = headers
         self.deadline = deadline
         self.closing = closing
-        #: True while a thread of the handler reads the stream, or writes to it.
+        #: True while a thread of the handler is reading from the stream or writing to it.
         self.is_reading = False
         self.is_writing = False
-        #: True while the handler waits for the stream's next request.
+        #: True while the handler is waiting for the stream's next request.
         self.is_resting = False
-        #: Set by one of the server's threads within a quarter of a second of the deadline. Cheap to read.
+        #: Set by a thread of the server within a quarter of a second of the deadline, because it is cheap to read.
         self.is_late = False
         self._clock = clock
         self._cancelled = cancelled
@@ -104,15 +104,15 @@ class Call:
 
     @property
     def waits_for_peer(self) -> bool:
-        """True if the handler is blocked until the peer sends or reads."""
+        """True if the handler is blocked until the peer sends or reads something."""
         return self.is_reading or self.is_writing
 
     def remaining_s(self) -> float:
-        """Return the seconds until the deadline; negative after it."""
+        """Return the seconds until the deadline; negative after the deadline."""
         return self.deadline - self._clock.now()
 
     def is_cancelled(self) -> bool:
-        """Return True if the client is known to be gone. Not reliable for uploads: use their commit record."""
+        """Return True if the client is known to have disconnected. Unreliable for uploads: use their commit record."""
         return self._cancelled()
 
     def check_time(self) -> None:
@@ -121,19 +121,19 @@ class Call:
             raise DeadlineError(f"{self.verb}: the time for this call is over")
 
     def check_begin(self) -> None:
-        """Raise if no new request should start, because the deadline has passed or the server is stopping."""
+        """Raise an error if no new request may start, because the deadline has passed or the server is stopping."""
         self.check_time()
         if self.closing.is_set():
             raise NotReadyError("the server is stopping, look for its successor")
 
     def check(self) -> None:
-        """Raise if the handler should stop: the deadline has passed, the server is stopping, or the client is gone."""
+        """Raise an error if the deadline has passed, the server is stopping, or the client has disconnected."""
         self.check_begin()
         if self._cancelled():
             raise DeadlineError(f"{self.verb}: the client gave up")
 
     def end(self) -> None:
-        """Release the transport. Called by the server."""
+        """Release the transport. For use by the server only."""
         self._cancelled = _always
 
 

@@ -1,12 +1,12 @@
-"""Channel: one end of an open stream of messages made of parts (``wire.parts``), regardless of what carries them.
+"""Channel: one end of an open stream of messages (``wire.parts``), which hides how messages are transported.
 
-* The Flight stream carries messages in record batches. It carries small messages in metadata alone if the peer also
-  sends such messages.
-* Two processes on the same host have a line (``rpc.line``) and shared memory (``wire.shared_values``). Large values are
-  placed in the memory if there is room, and the message contains their offset. The line carries small messages and
-  announces large ones, which follow on the Flight stream.
+* The Flight stream carries messages as record batches. Small messages are sent as metadata without a batch if the peer
+  sends them that way, too.
+* Two processes on the same host also have a line (``rpc.line``) and shared memory (``wire.shared_values``). Large
+  values are placed in shared memory if it has room, and the message contains their offset. The line carries small
+  messages. It also announces large messages, which follow on the Flight stream.
 
-The subclasses for client and server differ in the meaning of a closed line, and in how they learn that the peer has
+The subclasses for client and server differ in what a closed line means, and in how they learn that the peer has
 consumed values.
 """
 
@@ -22,9 +22,9 @@ from flightedl.rpc.line import SMALL_BYTES, Line
 from flightedl.wire.parts import ReceivedBlocks, batch_of
 from flightedl.wire.shared_values import Inbox, Outbox
 
-#: A received message: its values, or None if the message cannot have any; and its metadata.
+#: A received message: its values (None if its metadata cannot have any), and its metadata.
 ValuesMessage = tuple[pa.RecordBatch | memoryview | None, bytes | None]
-#: Parts of a message, and its attached bytes.
+#: The parts of a message, and the bytes attached to it.
 Received = tuple[list[ReceivedBlocks], bytes]
 
 
@@ -34,20 +34,18 @@ class MessageStream(Protocol):
     columns: Sequence[pa.Array]
 
     def read(self) -> Message | None:
-        """Return the next message, or None if the peer sends no more."""
+        """Return the next message, or None if the peer has sent its last one."""
         ...
 
-    def write(self, batch: pa.RecordBatch, metadata: bytes | None = None, *, size_bytes: int | None = None) -> object:
-        """Send a batch with metadata."""
-        ...
+    def write(
+        self, batch: pa.RecordBatch, metadata: bytes | None = None, *, size_bytes: int | None = None
+    ) -> object: ...
 
-    def write_metadata(self, metadata: bytes) -> None:
-        """Send metadata alone."""
-        ...
+    def write_metadata(self, metadata: bytes) -> None: ...
 
 
 class Channel:
-    """One end of a stream. For one thread at a time.
+    """One end of a stream. Only one thread at a time may use it.
 
     Args:
         exchange: The Flight stream.
@@ -64,11 +62,11 @@ class Channel:
         self._inbox: Inbox | None = None
 
     def _share(self, line: Line, outbox: Outbox, inbox: Inbox) -> None:
-        """Start using a line and shared memory."""
+        """Use a line and shared memory from now on."""
         self._line, self._outbox, self._inbox = line, outbox, inbox
 
     def _post(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> None:
-        """Send an encoded message, or metadata alone if ``values`` is None."""
+        """Send an encoded message, or only metadata if ``values`` is None."""
         line = self._line
         if line is not None:
             is_small = size_bytes + len(header) <= SMALL_BYTES
@@ -82,7 +80,7 @@ class Channel:
             self._exchange.write(batch_of(values), header, size_bytes=size_bytes)
 
     def _next(self) -> ValuesMessage | None:
-        """Return the next message undecoded, or None if the peer sends no more."""
+        """Return the next message undecoded, or None if the peer has sent its last one."""
         line = self._line
         if line is None:
             return self._exchange.read()
@@ -92,9 +90,9 @@ class Channel:
         return self._exchange.read() if message[0] is None and not message[1] else message
 
     def is_over(self) -> bool:
-        """Return True if there is no reason to keep waiting on the line."""
+        """Return True if waiting on the line has become pointless."""
         raise NotImplementedError
 
     def _line_ended(self) -> NoReturn:
-        """Raise the reason why the line was closed, or why the wait has ended."""
+        """Raise the error that closed the line or ended the wait."""
         raise NotImplementedError

@@ -1,16 +1,17 @@
-"""Connection of a client to one server, for any number of threads.
+"""Connection of a client to one server. Any number of threads may use it.
 
-``timeout_s`` is a required keyword argument of every call, because Flight would wait forever. All failures are errors
-of :mod:`flightedl.errors`, by the table in :mod:`flightedl.rpc.errors`. A call that raises OutcomeUnknownError or
-DeadlineError may have been carried out, so only idempotent requests should be repeated.
+Every call has the required keyword argument ``timeout_s``, because Flight would wait forever. All failures are errors
+of :mod:`flightedl.errors`, mapped by the table in :mod:`flightedl.rpc.errors`. A call that raises OutcomeUnknownError
+or DeadlineError may have had its effect, so repeat only idempotent requests.
 
-Python runs no signal handlers during a Flight call. Calls on which the user's main thread waits should take at most
-5 s, so that Ctrl-C works.
+Python cannot run signal handlers during a Flight call. If the user's main thread waits for a call, limit it to 5 s, so
+that Ctrl-C works.
 
-Received batches are read-only views of network memory, possibly unaligned. NumPy can read them; code that uses raw
-pointers or ``.view(dtype)`` cannot. Copy data that is needed longer than the batch.
+Received batches are read-only views of network memory and may be unaligned. NumPy can read them; raw pointers and
+``.view(dtype)`` do not work. Copy data that must outlive the batch.
 
-Keepalive is off, because gRPC servers disconnect a client that pings more often than every 300 s during a blocked call.
+Keepalive is disabled, because a gRPC server disconnects clients that ping more than once in 300 s during a blocked
+call.
 """
 
 from __future__ import annotations
@@ -52,32 +53,31 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # A job's servers are never behind an internet proxy.
+    # Do not use an internet proxy: it is never between the servers of a job.
     ("grpc.enable_http_proxy", 0),
-    # Each Connection has its own TCP connection.
+    # Give each Connection its own TCP connection.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
 class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
-    """Per-call middleware; stores the header that carries the server's identity.
+    """Middleware for one call. It stores the header that carries the server's identity.
 
-    pyarrow only calls builtins of this object, and no Python code. A signal that arrives while Flight waits is handled
-    by the next Python code that runs. If that were a method of this class, SystemExit or KeyboardInterrupt would end up
-    in Flight's log, and the program would not receive it.
+    pyarrow must call only builtins of this object, never Python code. If a signal arrives while Flight waits, the next
+    Python code that runs handles it. If that code were a method of this class, Flight would log the resulting
+    SystemExit or KeyboardInterrupt, and the program would not receive it.
     """
 
     def __init__(self) -> None:
         self._received: list[Mapping[str, Sequence[str | bytes]]] = []
-        #: Called by pyarrow for headers to send. There are none.
+        #: pyarrow calls this to get headers to send. There are none.
         self.sending_headers = dict
         self.received_headers = self._received.append
-        #: Called with the status of the call; does nothing.
+        #: pyarrow calls this with the call's status. It does nothing.
         self.call_completed = bool
 
     @property
     def header(self) -> str | None:
-        """The server's header; None if it has sent none."""
         for headers in self._received:
             if values := headers.get(SERVER_HEADER):
                 return str(values[0])
@@ -85,12 +85,12 @@ class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
 
 
 class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
-    """Middleware factory. pyarrow starts a call's middleware in the caller's thread, which identifies the call."""
+    """Middleware factory. pyarrow starts the middleware of a call in the caller's thread, which identifies the call."""
 
     def __init__(self) -> None:
         self._local = threading.local()
-        #: Called by pyarrow with a description of the call, which becomes the unused default of ``getattr``. No Python
-        #: code, for the reason given at ``_Reply``.
+        #: pyarrow calls this with a description of the call, which becomes the unused default of ``getattr``. It must
+        #: not be Python code, for the reason given in ``_Reply``.
         self.start_call = partial(getattr, self._local, "reply")
 
     def expect(self) -> _Reply:
@@ -100,7 +100,7 @@ class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
 
 
 class Connection:
-    """A connection to a server. The first call opens it; after it breaks, the next call reopens it. Thread-safe.
+    """A connection to a server. The first call opens it; if it breaks, the next call reopens it. Thread-safe.
 
     Args:
         address: ``host:port``.
@@ -125,7 +125,7 @@ class Connection:
         self.shares_memory = shares_memory
         self.has_checksums = has_checksums
         self.expected = expected
-        #: Role of the server, as shown to users.
+        #: Role of the server, as used in messages to users.
         self._role = "server" if expected is None else expected.role
         self._headers = [(CALLER_HEADER.encode(), (caller or Caller()).to_header().encode())]
         if expected is not None:
@@ -160,15 +160,15 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. May be called twice. No other thread may be inside a call."""
+        """Close the connection. No other thread may be inside a call. Closing it twice is harmless."""
         GUARD.check()
         self._client.close()
 
     def abort_calls(self) -> None:
         """Abort the calls of other threads, because the server was replaced.
 
-        A frozen server would block them until their deadlines. They raise the errors of a broken connection, and later
-        calls raise UnavailableError. Other connections of this process to the same address break, too.
+        Otherwise a frozen server would block them until their deadlines. They raise the errors of a broken connection,
+        and later calls raise UnavailableError. This also breaks other connections of this process to the same address.
         """
         if not self._is_severed:
             self._is_severed = True
@@ -186,7 +186,7 @@ class Connection:
 
             def run() -> bytes:
                 results = self._client.do_action(flight.Action(verb, body), call.options)
-                # An error is raised only while the results are read.
+                # Flight raises an error only when the results are read.
                 return b"".join([result.body.to_pybytes() for result in results])
 
             answer = call.run(run)
@@ -195,7 +195,7 @@ class Connection:
 
     @contextmanager
     def get(self, ticket: bytes, *, timeout_s: float, schema: pa.Schema | None = None) -> Iterator[Download]:
-        """Open a stream of batches. Leaving the ``with`` block early cancels it.
+        """Open a stream of batches from the server. Leaving the ``with`` block early cancels it.
 
         Args:
             ticket: A JSON object with a verb.
@@ -225,7 +225,7 @@ class Connection:
     ) -> bytes:
         """Upload batches and return the server's acknowledgement.
 
-        If ``batches`` raises, the upload ends without a commit record and has no effect.
+        If iterating over ``batches`` raises an error, the upload ends without a commit record and has no effect.
 
         Args:
             descriptor: A JSON object with a verb.
@@ -242,7 +242,7 @@ class Connection:
         return upload(call, writer, reader, schema, batches)
 
     def exchange(self, descriptor: bytes, schema: pa.Schema, *, timeout_s: float) -> ClientExchange:
-        """Open a bidirectional stream. Use it in a ``with`` statement.
+        """Open a bidirectional stream, as a context manager.
 
         Args:
             descriptor: A JSON object with a verb.

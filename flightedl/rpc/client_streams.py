@@ -1,7 +1,7 @@
-"""The client's end of calls and streams, created by :mod:`flightedl.rpc.client`.
+"""The client's end of calls and streams. Created by :mod:`flightedl.rpc.client`.
 
-``ClientCall.run`` runs every operation of pyarrow. It maps foreign errors to ours, and compares the name in the reply
-with the expected server. Received batches are checked as on the server.
+``ClientCall.run`` executes every operation of pyarrow. It maps foreign errors to ours, and checks that the server named
+in the reply is the expected one. Received batches are validated as they are on the server.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from flightedl.rpc.validation import BatchLimits, Tally, check_batch, check_sche
 
 _Result = TypeVar("_Result")
 
-#: Clients trust servers not to flood them. They still validate batches.
+#: Clients trust servers not to send too much, so there are no limits on sizes. Batches are validated nevertheless.
 _UNLIMITED = BatchLimits(batch_rows=1 << 62, batch_bytes=1 << 62, stream_rows=1 << 62, stream_bytes=1 << 62)
 
 
 class ClientCall:
-    """A call: its options, the expected server, and the server that answered."""
+    """One call: its options, the expected server, and the server that answered."""
 
     __slots__ = ("_expected", "_reply_header", "_what", "is_checked", "options")
 
@@ -44,24 +44,24 @@ class ClientCall:
     ) -> None:
         self._what = what
         self._expected = expected
-        #: True if the answering server is known to be the expected one.
+        #: True if it is known that the expected server has answered.
         self.is_checked = expected is None
         self.options = options
-        #: Returns the header with the server's identity, or None before it has arrived.
+        #: Returns the header that carries the server's identity, or None if it has not arrived.
         self._reply_header = reply_header
 
     def __str__(self) -> str:
         return self._what
 
     def run(self, operation: Callable[[], _Result]) -> _Result:
-        """Run an operation of pyarrow and map its errors to ours."""
+        """Execute an operation of pyarrow and map its errors to ours."""
         try:
             return operation()
         except FOREIGN_ERRORS as error:
             raise self.failure(error) from None
 
     def failure(self, error: BaseException) -> FlightedlError:
-        """Return our error for one of pyarrow's. Raises ReplacedError if an unexpected server has answered."""
+        """Convert an error of pyarrow to one of ours. Raises ReplacedError if another server has answered."""
         if decoded(error) is not None:
             self._check_place()
         return from_wire(error, doing=self._what)
@@ -74,7 +74,7 @@ class ClientCall:
         self.is_checked = True
 
     def _check_place(self) -> None:
-        """Check a refusal in the same way; a server may send one before it knows its index and generation."""
+        """Check the sender of a refusal, too. A server may send one before it knows its index and generation."""
         if self._expected is None:
             return
         server = self._answered_by()
@@ -91,9 +91,9 @@ class ClientCall:
 
 
 class Download:
-    """A stream of batches from the server, to be iterated once.
+    """A stream of batches from the server. It can be iterated once.
 
-    It yields pairs ``(batch, metadata)``. The batch is None for metadata alone.
+    Yields pairs ``(batch, metadata)``. The batch is None if the message is metadata without a batch.
     """
 
     __slots__ = ("_call", "_declared", "_is_ended", "_reader")
@@ -106,7 +106,6 @@ class Download:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the stream. Waits for the server's first message."""
         found = self._call.run(lambda: self._reader.schema)
         self._call.check_server()
         if self._declared is not None:
@@ -115,7 +114,7 @@ class Download:
 
     @property
     def text(self) -> bytes:
-        """Text of a complete answer (``routes.Answer``); empty if there is none."""
+        """Text of a complete answer (``routes.Answer``); empty if the answer has no text."""
         return bytes((self.schema.metadata or {}).get(TEXT_KEY, b""))
 
     def __iter__(self) -> Iterator[Message]:
@@ -125,7 +124,7 @@ class Download:
         self._is_ended = True
 
     def end(self) -> None:
-        """Cancel the stream unless it was read to its end."""
+        """Cancel the stream unless it has been read to its end."""
         if not self._is_ended:
             self._is_ended = True
             with suppress(*FOREIGN_ERRORS):
@@ -135,9 +134,9 @@ class Download:
 class ClientExchange:
     """A bidirectional stream. One thread writes; the same or another thread reads.
 
-    If the ``with`` block is left before ``done_writing`` or by an exception, the stream is aborted and the server
-    considers it incomplete. If it is left after ``done_writing``, the remaining answers are read and dropped, in order
-    to raise an error of the server.
+    If the ``with`` block ends before ``done_writing`` was called, or with an exception, the stream is aborted, and the
+    server considers it incomplete. Otherwise the remaining answers are read and discarded, so that an error of the
+    server is raised.
     """
 
     __slots__ = (
@@ -165,7 +164,7 @@ class ClientExchange:
     ) -> None:
         self._call = call
         self._lines = lines
-        #: Time limit of the whole stream.
+        #: Time limit of the entire stream.
         self.timeout_s = timeout_s
         self._writer = writer
         self._reader = reader
@@ -174,7 +173,7 @@ class ClientExchange:
         self._not_null: list[int] | None = None
         self._is_done_writing = False
         self._is_ended = False
-        #: Validated columns of the newest received batch.
+        #: Validated columns of the most recently received batch.
         self.columns: Sequence[pa.Array] = ()
 
     def __enter__(self) -> Self:
@@ -198,7 +197,7 @@ class ClientExchange:
         self._close(error)
 
     def have(self, line: Line) -> None:
-        """Add a line, which ends with the stream or when the calls of its connection are aborted."""
+        """Attach a line. It is closed with the stream, or when the calls of the connection are aborted."""
         self._lines.add(self, line)
 
     def _close(self, error: BaseException | None) -> None:
@@ -215,7 +214,7 @@ class ClientExchange:
                 raise from_wire(late, doing=str(self._call)) from None
 
     def write(self, batch: pa.RecordBatch, metadata: bytes | None = None, *, size_bytes: int | None = None) -> int:
-        """Send a batch and return the bytes of its values. Blocks while the server does not read.
+        """Send a batch. Return the number of bytes of its values. Blocks while the server does not read.
 
         Args:
             batch: A batch of the stream's schema.
@@ -237,22 +236,22 @@ class ClientExchange:
         return size_bytes
 
     def write_metadata(self, metadata: bytes) -> None:
-        """Send metadata alone. It must not begin with ``{"commit":``, which ends an upload."""
+        """Send metadata without a batch. It must not begin with ``{"commit":``, which would end the upload."""
         self._call.run(lambda: self._writer.write_metadata(metadata))
 
     def done_writing(self) -> None:
-        """Finish writing: send the commit record."""
+        """End the client's direction of the stream by sending the commit record."""
         self._call.run(lambda: self._writer.write_metadata(self._tally.commit_record()))
         self._call.run(self._writer.done_writing)
         self._is_done_writing = True
 
     def read(self) -> Message | None:
-        """Return the next answer, or None if the server has ended the stream, which it does only after success.
+        """Return the next answer. Return None if the server has ended the stream, which it does only after success.
 
         Raises:
             FlightedlError: the server's error, or a failure of the connection.
         """
-        # Free the old batch's memory for the next one.
+        # Release the old batch, so that the next one can reuse its memory.
         self.columns = ()
         if self._is_ended:
             return None
@@ -276,7 +275,7 @@ class ClientExchange:
         return batch, None if metadata is None else metadata.to_pybytes()
 
     def answer(self) -> Message:
-        """Return the next answer. Raises the errors of ``read``, and OutcomeUnknownError if the stream ends first."""
+        """Return the next answer. Raises OutcomeUnknownError if the stream ends first, or the errors of ``read``."""
         answer = self.read()
         if answer is None:
             raise OutcomeUnknownError(f"{self._call}: the server ended the stream before it had answered everything")
@@ -284,7 +283,7 @@ class ClientExchange:
 
 
 def check_fits(batch: pa.RecordBatch, schema: pa.Schema) -> None:
-    """Raise UsageError unless a batch to be sent has the stream's schema."""
+    """Raise UsageError unless the batch to be sent has the stream's schema."""
     if not batch.schema.equals(schema, check_metadata=False):
         raise UsageError(f"a batch with columns {batch.schema.names} does not fit a stream of {schema.names}")
 
@@ -296,7 +295,7 @@ def upload(
     schema: pa.Schema,
     batches: Iterable[tuple[pa.RecordBatch, bytes | None]],
 ) -> bytes:
-    """Send all batches and the commit record, and return the acknowledgement."""
+    """Send all batches and the commit record. Return the server's acknowledgement."""
     tally = Tally(schema, _UNLIMITED)
     with _closing(call, writer):
         for batch, metadata in batches:
@@ -315,7 +314,7 @@ def upload(
 
 @contextmanager
 def _closing(call: ClientCall, writer: flight.FlightStreamWriter) -> Iterator[None]:
-    """Close the writer in any case. The server's error replaces that of a failed write, because it says more."""
+    """Always close the writer. If a write failed, raise the server's error instead, because it is more informative."""
     try:
         yield
     except BaseException as error:
@@ -342,5 +341,5 @@ def _checked(chunk: flight.FlightStreamChunk, not_null: list[int]) -> Message:
         check_batch(batch, _UNLIMITED, not_null)
     if metadata is None:
         return batch, None
-    # A get cannot send metadata alone, so it sends the metadata with an empty batch.
+    # In a get, Flight cannot send metadata without a batch, so an empty batch carries it.
     return (batch if batch is not None and batch.num_rows else None), metadata.to_pybytes()

@@ -1,7 +1,6 @@
-"""Creation of connections to a job's servers, using the certificate that proves this process's role.
+"""Factory of connections to a job's servers, which uses the certificate that proves this process's role.
 
-Before each new connection, certificates are read again if their files have changed, so that a renewed certificate needs
-no restart.
+Before each new connection, changed certificate files are read again, so a renewed certificate requires no restart.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Connector:
         self._credentials = Credentials.load(tls_dir, role)
 
     def connect(self, address: str, expected: ServerIdentity | None, integrity: str = "auto") -> Connection:
-        """Return a connection to the expected server at ``host:port``, whose setting for checksums is ``integrity``."""
+        """Return a connection to the expected server at ``host:port``, whose policy for checksums is ``integrity``."""
         credentials = self._present()
         is_protected = credentials is not None or is_loopback(address)
         return Connection(
@@ -64,12 +63,13 @@ class Connector:
                     self._credentials = Credentials.load(self._directory, self._role)
                     self._state = state
                 except UsageError:
-                    # The files are just being replaced. Until that is done, the old certificate remains in use.
+                    # The files are being replaced at this moment. The old certificate remains in use until that is
+                    # complete.
                     pass
             return self._credentials
 
     def _looks(self) -> tuple[tuple[int, int], ...]:
-        """Return the modification times and inodes of the files, which change when a file is replaced."""
+        """Return modification times and inodes of the files. They change when a file is replaced."""
         if not self._directory:
             return ()
         place = place_of(self._directory, self._role)

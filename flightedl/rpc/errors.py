@@ -1,11 +1,13 @@
-"""Encoding of errors: our classes by their code, all other exceptions as *internal* with an incident number.
+"""Encode errors: errors of our own classes by their code, all other exceptions as *internal* with an incident number.
 
-An encoded error is a FlightError. Its text is ``code: sentence``, at most 512 bytes: above 5 kB gRPC changes the type
-of the exception, and above 16 kB it loses the text. Its ``extra_info`` is ``{"code", "retryable", "text"}``, at most
-1 kB. The gRPC status corresponds to the code, for clients in other languages. Tracebacks, paths and messages of foreign
-exceptions never leave the server, which logs them with the incident number that the client receives.
+An encoded error is a FlightError. Its text is ``code: sentence``, at most 512 bytes: gRPC changes the type of
+exceptions with more than 5 kB of text, and loses texts of more than 16 kB. Its ``extra_info`` is ``{"code",
+"retryable", "text"}``, at most 1 kB. The gRPC status corresponds to the code, for clients in other languages.
 
-The client maps foreign exceptions to ours by this table. The first match wins:
+Tracebacks, paths and messages of foreign exceptions never leave the server. It logs them together with an incident
+number, which it sends to the client.
+
+The client maps foreign exceptions to ours by this table, in which the first match wins:
 
 ========================================================  =====================================================
 pyarrow's exception                                       our exception
@@ -49,10 +51,10 @@ MESSAGE_LIMIT_BYTES = 512
 DETAIL_LIMIT_BYTES = 1024
 _TEXT_LIMIT_BYTES = 460
 
-#: Exceptions of pyarrow's client. Any other exception is a bug of ours and is not caught.
+#: Exceptions that pyarrow's client raises. Any other exception is a bug of ours and is not caught.
 FOREIGN_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
-#: gRPC's messages for a missing connection, in which case the request cannot have arrived.
+#: gRPC's messages about a missing connection. In these cases, the request cannot have arrived.
 _NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 _TLS_TROUBLE = ("handshake failed", "SSL_ERROR", "CERTIFICATE_VERIFY_FAILED", "Peer name")
 
@@ -64,7 +66,7 @@ class _Detail(msgspec.Struct, frozen=True):
 
 
 def shortened(text: str, limit_bytes: int) -> str:
-    """Return a text as one printable line of at most ``limit_bytes`` bytes of UTF-8."""
+    """Return a text as one printable line of at most ``limit_bytes`` bytes in UTF-8."""
     line = "".join(character if character.isprintable() else " " for character in text[: limit_bytes + 1])
     data = line.encode(errors="replace")
     if len(data) <= limit_bytes:
@@ -73,7 +75,7 @@ def shortened(text: str, limit_bytes: int) -> str:
 
 
 def to_wire(error: BaseException, *, doing: str) -> flight.FlightError:
-    """Return the FlightError for the client. Logs details that the client must not see.
+    """Return the FlightError to send to the client. Log the details that the client must not see.
 
     Args:
         error: Exception of a handler.
@@ -91,7 +93,7 @@ def to_wire(error: BaseException, *, doing: str) -> flight.FlightError:
     return kind(shortened(f"{error.code}: {text}", MESSAGE_LIMIT_BYTES), extra_info=detail)
 
 
-#: The first matching class determines the gRPC status.
+#: The first class that matches determines the gRPC status.
 _FLIGHT_CLASSES = (
     (UnavailableError, flight.FlightUnavailableError),
     (AuthenticationError, flight.FlightUnauthenticatedError),
@@ -102,7 +104,7 @@ _FLIGHT_CLASSES = (
 
 
 def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
-    """Return our error for an exception of pyarrow's client, see the table in the module's docstring.
+    """Convert an exception of pyarrow's client to one of our errors, by the table in the module's docstring.
 
     Args:
         error: One of ``FOREIGN_ERRORS``.
@@ -128,7 +130,7 @@ def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
 
 
 def decoded(error: BaseException) -> FlightedlError | None:
-    """Return the error that one of our servers sent, or None if the exception does not carry one."""
+    """Return the error that one of our servers sent, or None if the exception carries none."""
     detail = getattr(error, "extra_info", None)
     if not detail:
         return None

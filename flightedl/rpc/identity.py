@@ -1,18 +1,18 @@
-"""Headers of calls: the identities of caller and server, timeout and checksum.
+"""Headers of calls and replies: identities of caller and server, timeout, and checksum.
 
 Headers of a request:
 
 * ``flightedl-expect``: the expected server
 * ``flightedl-caller``: the caller
-* ``flightedl-timeout``: the caller's timeout in seconds, relative because clocks differ
-* ``flightedl-checksum``: optional checksum of the request, its only protection without TLS
+* ``flightedl-timeout``: the caller's timeout in seconds. It is a duration because clocks differ.
+* ``flightedl-checksum``: optional checksum of the request. Without TLS, nothing else protects the request.
 
-The header of a reply, ``flightedl-server``, names the answering server. Messages of a request stream have no headers;
-they begin with their checksum.
+The header of a reply, ``flightedl-server``, names the server that sent it. Messages of a request stream have no
+headers; each begins with its checksum.
 
 The *generation* fences off replaced processes. It is the create_revision of the process's key in etcd, so a successor
-always has another one. 0 means unknown: a server that is not registered yet, or a client that accepts any generation.
-Headers prove nothing; certificates do (:mod:`flightedl.rpc.authentication`).
+always has a different one. 0 stands for a server that has not registered yet, or for a client that accepts any
+generation. Headers prove nothing; certificates do (:mod:`flightedl.rpc.authentication`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ CALLER_HEADER = "flightedl-caller"
 TIMEOUT_HEADER = "flightedl-timeout"
 CHECKSUM_HEADER = "flightedl-checksum"
 
-#: gRPC rejects more than 8 kB of headers in total.
+#: gRPC rejects calls with more than 8 kB of headers.
 _NAME_LIMIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """A server process of a job. ``generation`` is 0 if it is not registered yet, or unknown to the client."""
+    """A server process of a job. ``generation`` is 0 if the server is unregistered, or the client does not know it."""
 
     job: str
     role: str
@@ -50,16 +50,15 @@ class ServerIdentity:
         return f"{self.role} {self.index} of job {self.job!r} ({generation})"
 
     def to_header(self) -> str:
-        """Return the text for a header, in ASCII."""
         return f"{quote(self.job, safe='')}/{quote(self.role, safe='')}/{self.index}/{self.generation}"
 
     @staticmethod
     def from_header(text: str) -> ServerIdentity:
-        """Decode the output of ``to_header``. Raises MessageError for anything else."""
+        """Decode a text from ``to_header``. Raises MessageError if it is invalid."""
         return _server_named(text)
 
     def check_meant_by(self, expected: ServerIdentity) -> None:
-        """Raise ReplacedError unless this server is the expected one."""
+        """Raise ReplacedError unless this server matches ``expected``."""
         same_place = (self.job, self.role, self.index) == (expected.job, expected.role, expected.index)
         same_generation = expected.generation in (0, self.generation)
         if not (same_place and same_generation):
@@ -68,7 +67,7 @@ class ServerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Identity of a caller: the role that it claims, and a name for logs."""
+    """Identity of a caller: the role that it claims, and a name for the logs."""
 
     role: str = ""
     name: str = ""
@@ -77,16 +76,15 @@ class Caller:
         return f"{self.role or 'unknown'}/{self.name or 'unnamed'}"
 
     def to_header(self) -> str:
-        """Return the text for a header, in ASCII."""
         return f"{quote(self.role, safe='')}/{quote(self.name[:256], safe='')}"
 
     @staticmethod
     def from_header(text: str) -> Caller:
-        """Decode the output of ``to_header``. Raises MessageError for anything else."""
+        """Decode a text from ``to_header``. Raises MessageError if it is invalid."""
         return _caller_named(text)
 
 
-# Cached, because a server has few callers and they always use the same names.
+# Cached, because a server has few callers and their names never change.
 
 
 @functools.lru_cache(maxsize=256)
@@ -106,7 +104,7 @@ def _caller_named(text: str) -> Caller:
 
 
 def timeout_from_header(text: str) -> float:
-    """Return the timeout in seconds. Raises MessageError unless it is finite and positive."""
+    """Return the timeout in seconds. Raises MessageError unless it is a finite, positive number."""
     try:
         timeout_s = float(text)
     except ValueError:
@@ -117,16 +115,16 @@ def timeout_from_header(text: str) -> float:
 
 
 def checksum_of(request: bytes) -> str:
-    """Return the checksum of a request for the header: xxh3-64 in 16 hexadecimal digits."""
+    """Return the checksum of a request as a header: xxh3-64 in 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(request)
 
 
-#: Length of the checksum at the start of a sealed message.
+#: Length in bytes of the checksum at the start of a sealed message.
 SEAL_BYTES = 16
 
 
 def sealed(content: bytes) -> bytes:
-    """Return a message of a request stream: the checksum of a request or reply, followed by its content."""
+    """Return a message of a request stream: the content, preceded by its checksum."""
     return checksum_of(content).encode() + content
 
 
@@ -138,6 +136,6 @@ def unsealed(message: bytes) -> bytes:
 
 
 def check_undamaged(request: bytes, header: str | None) -> None:
-    """Raise DamagedError if a header with a checksum is given and the request does not match it."""
+    """Raise DamagedError if the header contains a checksum that does not match the request."""
     if header is not None and header != checksum_of(request):
         raise DamagedError("the request does not match its checksum: it was damaged on the way, send it again")

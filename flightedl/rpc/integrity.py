@@ -1,10 +1,11 @@
-"""Checksums of the values that trainers and pservers exchange.
+"""Policy for checksums of the values that trainers and pservers exchange.
 
-TCP's checksum misses one damaged segment in several million, and a flipped bit would then be a wrong number. Therefore
-values carry checksums (xxh3-64). The exceptions are connections with TLS, which authenticates every byte, and values
-that never leave the host. There, checksums would take a large part of a step's time for nothing.
+TCP's checksum misses one damaged segment in several million, and a flipped bit would become a wrong number. Therefore
+values have checksums (xxh3-64), with two exceptions: TLS authenticates every byte anyway, and values within one host
+never cross a network. In these cases, checksums would cost a large part of a step's time without benefit.
 
-Headers of messages always have checksums. So do initial values and pulls outside of steps, which are rare.
+Headers of messages always have checksums. Initial values and pulls outside of steps have them, too, because they are
+rare.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import ipaddress
 
 
 def has_checksums(ours: str, theirs: str, *, is_protected: bool) -> bool:
-    """Return True if values carry checksums, in both directions, between two processes with these settings.
+    """Return True if two processes with these settings exchange values with checksums. This applies to both directions.
 
-    If either process has "always", they do. On an unprotected connection they lack checksums only if both have "never".
+    If either process has the setting "always", values have checksums. On an unprotected connection, values lack them
+    only if both processes have the setting "never".
 
     Args:
         ours: "auto", "always" or "never".

@@ -1,21 +1,21 @@
 """A line: a Unix socket that carries a stream's small messages between two processes on the same host.
 
-gRPC's threads take ten times as long to pass on a message as the kernel takes to copy its bytes. Therefore both
-processes keep the Unix connection on which they have authenticated each other and exchanged memory (``same_host``). It
-preserves the boundaries and the order of messages and loses none.
+gRPC's threads take ten times as long to pass on a message as the kernel takes to copy its bytes. Therefore the two
+processes keep the Unix connection on which they authenticated each other and exchanged memory (``same_host``). The
+connection is reliable, and preserves the boundaries and the order of messages.
 
-* The line determines the order of the stream's messages. It carries small messages completely. For a large message it
-  carries a marker, and the message follows on the Flight stream.
-* The kernel copies the values, so the sender cannot change them after they are checked. They are valid until the next
-  message.
-* The Flight stream enforces the deadline and carries the server's errors. If the line ends, the stream has the reason.
-  The line is closed with the stream.
-* While a side waits, it checks every ``_LOOK_MS`` whether there is still a reason to wait.
-* A client never has more unanswered bytes than the kernel buffers without a reader (``AHEAD_BYTES``). So client and
-  server never both wait for room.
+* The line determines the order of the stream's messages. A small message is sent on the line itself. For a large
+  message, the line carries a marker, and the message follows on the Flight stream.
+* The kernel copies the values, so the sender cannot change them once they have been checked. They are valid until the
+  next message is received.
+* The Flight stream enforces the deadline and carries the server's errors. If the line ends, the stream provides the
+  reason. The line is closed with the stream.
+* A side that waits on the line checks every ``_LOOK_MS`` if there is still a reason to wait.
+* A client never has more unanswered bytes than the kernel buffers while nobody reads (``AHEAD_BYTES``). So client and
+  server never wait for buffer space at the same time.
 
-A message consists of its values, its header, ``uint32`` length of the header, and ``uint8`` kind: 1 with values
-(possibly empty), 2 a header alone, 0 the marker of a message on the stream.
+A message consists of its values, its header, the length of the header (``uint32``), and the kind (``uint8``): 1 for
+values (possibly empty) with a header, 2 for a header alone, and 0 for the marker of a message on the stream.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ import numpy as np
 
 from flightedl.errors import MessageError
 
-#: Maximum size of a message on a line. Longer ones travel on the stream.
+#: Maximum size of a message on a line. Larger messages travel on the stream.
 LIMIT_BYTES = 64 << 10
-#: Limit on a client's unanswered bytes. As in the kernel, an overhead is added for each message.
+#: Maximum unanswered bytes of a client, including the kernel's overhead per message.
 AHEAD_BYTES = 80 << 10
-#: Interval at which a waiting side checks that there is still a reason to wait.
+#: Interval in milliseconds at which a waiting side checks if there is still a reason to wait.
 _LOOK_MS = 100
 _TIME = Struct("@ll")
 _NO_DATA: tuple[()] = ()
 _ALIGNMENT_BYTES = 64
 _END = Struct("<IB")
-#: Limit on the values and the header of a message on a line, in bytes.
+#: Maximum bytes of values and header in a message on a line.
 SMALL_BYTES = LIMIT_BYTES - _END.size
 _BY_STREAM, _WITH_VALUES, _ALONE = range(3)
 
-#: Values of a message, or None if it cannot have any; and its header.
+#: The values of a message (None if its kind has no values), and its header.
 LineMessage = tuple[memoryview | None, bytes]
 
 
 class Line:
-    """One end of a line. For one thread, except ``shut``.
+    """One end of a line. Only one thread may use it, except that any thread may call ``shut``.
 
     Args:
         connection: A Unix socket that preserves message boundaries. The line closes it.
@@ -59,14 +59,14 @@ class Line:
     __slots__ = ("_buffer", "_connection", "_memory", "_writable")
 
     def __init__(self, connection: socket.socket) -> None:
-        # Receiving waits in the kernel. Sending does not: a socket with a time limit would refuse messages while a
-        # quarter of its buffer is in use.
+        # The kernel blocks while receiving, but not while sending: a socket with a timeout would refuse messages while
+        # a quarter of its buffer is in use.
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(0, _LOOK_MS * 1000))
         self._connection = connection
         self._writable = select.poll()
         self._writable.register(connection, select.POLLOUT)
-        # One byte more than the longest allowed message, to detect longer ones.
+        # One byte larger than the largest allowed message, so that a larger message is detected.
         raw = np.empty(LIMIT_BYTES + 1 + _ALIGNMENT_BYTES, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT_BYTES
         self._buffer = raw[start : start + LIMIT_BYTES + 1].data
@@ -74,7 +74,6 @@ class Line:
 
     @property
     def fileno(self) -> int:
-        """The socket's descriptor."""
         return self._connection.fileno()
 
     def send(
@@ -145,17 +144,17 @@ class Line:
         return (self._memory[:start] if kind == _WITH_VALUES else None), bytes(self._memory[start:stop])
 
     def shut(self) -> None:
-        """Shut the line down, which ends the waits at both ends. For any thread."""
+        """Shut down the line, which unblocks both ends. Any thread may call this."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close this end. The peer notices it."""
+        """Close this end. The peer is notified."""
         self._connection.close()
 
 
 class Lines:
-    """Lines of all streams of a connection. Thread-safe."""
+    """Lines of all streams on a connection. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -163,20 +162,19 @@ class Lines:
         self._are_shut = False
 
     def add(self, stream: object, line: Line) -> None:
-        """Add the line of a stream."""
         with self._lock:
             self._of[stream] = line
             if self._are_shut:
                 line.shut()
 
     def end(self, stream: object) -> None:
-        """Close the line of a stream that has ended, if there is one. For the stream's own thread."""
+        """Close the line, if any, of a stream that has ended. Must be called by the stream's thread."""
         with self._lock:
             if (found := self._of.pop(stream, None)) is not None:
                 found.close()
 
     def shut(self) -> None:
-        """Shut all lines down, because all streams are about to end."""
+        """Shut down all lines, because all streams are being ended."""
         with self._lock:
             self._are_shut = True
             for line in self._of.values():

@@ -1,6 +1,6 @@
-"""The client's end of a request stream: many small requests on one open stream, see :mod:`flightedl.rpc.reuse`.
+"""Client's end of a request stream: many small requests on one open stream (see :mod:`flightedl.rpc.reuse`).
 
-``request_streams`` of :class:`~flightedl.rpc.routes.Routes` describes the messages and the server's end.
+For the messages and the server's end, see ``request_streams`` of :class:`~flightedl.rpc.routes.Routes`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flightedl.rpc.routes import NO_COLUMNS
 
 
 class RequestStream:
-    """Sends requests to a server on an open stream, one after the other. For one thread.
+    """Sends requests to a server on an open stream, one after the other. Not thread-safe.
 
     Args:
         verb: Verb of the requests.
@@ -26,7 +26,6 @@ class RequestStream:
 
     @property
     def is_open(self) -> bool:
-        """True if a stream is open."""
         return self._kept.is_open
 
     def ask(self, connection: Connection, request: bytes, *, timeout_s: float) -> bytes:
@@ -48,5 +47,5 @@ class RequestStream:
             return unsealed(message)
 
     def close_idle(self) -> None:
-        """Close the stream and ignore its errors. The next request opens another."""
+        """Close the stream and ignore any error. The next request opens a new stream."""
         self._kept.close_idle()

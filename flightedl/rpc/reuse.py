@@ -1,12 +1,13 @@
 """Client streams that stay open between requests.
 
 Opening a call takes several times as long as a message on an open stream. Therefore a client that sends many requests
-to a server keeps a stream for a few seconds. Each request is answered completely before the next one is sent.
+to a server keeps a stream open for a few seconds. Each request is answered completely before the next one is sent.
 
-A kept stream does not change the meaning of a request: it goes to the same server of the same generation, and may have
-been carried out if its outcome is unknown. An error ends the stream, and the next request opens another. Streams are
-short-lived, because the server checks the caller only when a stream opens. An idle client may call ``close_idle``, but
-need not: a server that stops does not wait for streams between two requests.
+Keeping a stream does not change the semantics of a request: the request goes to the same server of the same generation,
+and if its outcome is unknown, it may have been carried out. After an error, the stream is closed, and the next request
+opens a new one. Streams are short-lived, because the server authorizes the caller only when a stream is opened. An idle
+client may call ``close_idle``, but need not do so, because a server that stops does not wait for streams that are
+between two requests.
 """
 
 from __future__ import annotations
@@ -23,38 +24,32 @@ from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
 
-#: Seconds for which an open stream accepts new requests. A frozen server can delay a caller by this much beyond the
-#: caller's time limit.
+#: Seconds for which an open stream accepts new requests. If the server is frozen, a caller may be delayed by this much
+#: beyond its timeout.
 _LIFETIME_S = 5.0
 
 
 class Held(Protocol):
-    """An open stream that is kept between requests."""
+    """An open stream that is kept for further requests."""
 
     @property
-    def connection(self) -> Connection:
-        """Connection of the stream."""
-        ...
+    def connection(self) -> Connection: ...
 
     @property
-    def exchange(self) -> ClientExchange:
-        """The Flight stream."""
-        ...
+    def exchange(self) -> ClientExchange: ...
 
     @property
     def old_at(self) -> float:
-        """Instant after which it accepts no more requests."""
+        """Time after which the stream accepts no more requests."""
         ...
 
     @property
-    def ends_at(self) -> float:
-        """Deadline of the stream."""
-        ...
+    def ends_at(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeldStream:
-    """An open stream with no other state."""
+    """An open stream without any other state."""
 
     connection: Connection
     exchange: ClientExchange
@@ -66,7 +61,7 @@ HeldKind = TypeVar("HeldKind", bound=Held)
 
 
 class ReusableExchange(Generic[HeldKind]):
-    """Keeps at most one open stream. If it is in use, another thread gets a separate stream.
+    """Keeps at most one stream open. If it is in use, other threads get separate streams.
 
     Args:
         verb: Verb with which the stream is opened. Requests are messages on the stream.
@@ -90,12 +85,12 @@ class ReusableExchange(Generic[HeldKind]):
 
     @property
     def is_open(self) -> bool:
-        """True if a stream is open and not in use."""
+        """True if a stream is open and no request is using it."""
         return self._held is not None
 
     @contextmanager
     def use(self, connection: Connection, *, timeout_s: float) -> Iterator[ClientExchange]:
-        """Provide an open stream for one request, which must be completely answered by the end of the block.
+        """Yield an open stream for one request, which must be answered completely before the block ends.
 
         Args:
             connection: Connection to the server. A stream on another connection is closed.
@@ -110,7 +105,7 @@ class ReusableExchange(Generic[HeldKind]):
         self.end(held)
 
     def begin(self, connection: Connection, *, timeout_s: float) -> HeldKind:
-        """Return an open stream for one request, see ``use``. Always call ``end`` afterwards."""
+        """Return an open stream for one request (see ``use``). The caller must call ``end`` afterwards."""
         held, self._held = self._held, None
         if held is not None:
             now = self._clock.now()
@@ -120,7 +115,7 @@ class ReusableExchange(Generic[HeldKind]):
         return self._open(connection, timeout_s)
 
     def end(self, held: HeldKind, error: BaseException | None = None) -> None:
-        """Keep the stream of a request that was answered completely, or end the stream of one that failed."""
+        """Keep the stream if its request was answered completely. Close it if the request failed."""
         if error is not None:
             held.exchange.__exit__(type(error), error, error.__traceback__)
             return
@@ -129,7 +124,7 @@ class ReusableExchange(Generic[HeldKind]):
             _end(other.exchange)
 
     def close_idle(self) -> None:
-        """Close the stream without waiting. The next request opens another."""
+        """Close the stream without waiting. The next request opens a new one."""
         held, self._held = self._held, None
         if held is not None:
             _end(held.exchange)
@@ -145,5 +140,5 @@ class ReusableExchange(Generic[HeldKind]):
 
 
 def _end(exchange: ClientExchange) -> None:
-    """Abort the stream. No request is in progress, and waiting for a regular end could take long."""
+    """Abort the stream: no request is in progress, and ending it normally could take long."""
     exchange.__exit__(None, None, None)

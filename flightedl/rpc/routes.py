@@ -1,12 +1,13 @@
-"""Table of a server's verbs and their handlers.
+"""A server's verbs, and their handlers.
 
-An action has a verb and a body of bytes. Tickets (of gets) and descriptors (of puts and exchanges) are JSON objects
-with a field ``verb``; the handler receives the complete object as bytes. A handler decodes the request, calls its
-service once, and encodes the result. It raises errors of :mod:`flightedl.errors`; the client receives any other
-exception as *internal*.
+An action consists of a verb and a body (bytes). Tickets of gets, and descriptors of puts and exchanges, are JSON
+objects with a field ``verb``; the handler receives the complete object as bytes. A handler decodes the request, makes
+one call to its service, and encodes the result. If it raises an error of :mod:`flightedl.errors`, the client receives
+this error; any other exception is reported to the client as *internal*.
 
-A handler may wait for at most 20 s in total per call. It must return early if ``call.is_cancelled()`` or
-``call.closing`` is set; ``call.check()`` raises in both cases. Its arguments must not be used after it has returned.
+A handler may wait for at most 20 s in total per call. It must return early if ``call.is_cancelled()`` is true or
+``call.closing`` is set; ``call.check()`` raises an error in both cases. After a handler has returned, its arguments
+must not be used.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from flightedl.rpc.validation import check_flat
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Answer to a get: a schema and messages. Metadata alone travels with an empty batch."""
+    """Answer to a get: a schema, and messages. An empty batch carries metadata that has no batch."""
 
     schema: pa.Schema
     messages: Iterator[Message]
 
 
-#: Key of the text of an ``Answer`` in the schema's metadata.
+#: Key in the schema's metadata for the text of an ``Answer``.
 TEXT_KEY = b"reply"
-#: Schema of both directions of a request stream.
+#: Schema of a request stream, in both directions.
 NO_COLUMNS = pa.schema([])
 
 
@@ -43,7 +44,7 @@ NO_COLUMNS = pa.schema([])
 class Answer:
     """Complete answer to a get: batches, and a text for the caller in the schema's metadata.
 
-    It is sent without a Python thread, which is cheaper than ``Outgoing`` for small answers of a busy server.
+    It is sent without running Python code. For small answers of a busy server, this is cheaper than ``Outgoing``.
     """
 
     schema: pa.Schema
@@ -53,9 +54,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class PutRoute:
-    """A handler of uploads and their schema. It returns the acknowledgement, at most 1 kB.
+    """Handler of uploads, and the schema of the uploaded batches. It returns the acknowledgement, at most 1 kB.
 
-    If the handler returns before the end of the upload, the rest is read and checked before the acknowledgement.
+    If the handler returns before the end of the upload, the remaining messages are read and validated before the
+    acknowledgement is sent.
     """
 
     schema: pa.Schema
@@ -64,7 +66,7 @@ class PutRoute:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRoute:
-    """A handler of exchanges and the schema of the client's messages."""
+    """Handler of bidirectional streams, and the schema of the client's messages."""
 
     schema: pa.Schema
     serve: Callable[[bytes, Exchange, Call], None]
@@ -72,7 +74,7 @@ class ExchangeRoute:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A part of a data set: its ticket, and the ``host:port`` addresses of the servers that have it."""
+    """Part of a data set: its ticket, and the addresses (``host:port``) of the servers that hold it."""
 
     ticket: bytes
     addresses: tuple[str, ...]
@@ -80,7 +82,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Locations of a data set. Counts are -1 if unknown."""
+    """Locations of a data set's parts. A count of -1 means that the number is unknown."""
 
     schema: pa.Schema
     endpoints: tuple[Endpoint, ...]
@@ -96,12 +98,12 @@ class Routes:
     gets: Mapping[str, Callable[[bytes, Call], Outgoing | Answer]] = field(default_factory=dict)
     puts: Mapping[str, PutRoute] = field(default_factory=dict)
     exchanges: Mapping[str, ExchangeRoute] = field(default_factory=dict)
-    #: Handlers of repeated requests on one exchange of their verb. Each message is metadata alone, a sealed request or
-    #: reply (see ``identity``), because a batch would cost more than the rest of the request.
+    #: Verb -> handler of its request streams. Each message is metadata without a batch: a sealed request or reply (see
+    #: ``identity``). A batch would cost more than the rest of the request.
     request_streams: Mapping[str, Callable[[bytes, Call], bytes]] = field(default_factory=dict)
-    #: Handler of GetFlightInfo, with the verb "info". It receives the descriptor's command.
+    #: Handler of GetFlightInfo, which has the verb "info". It receives the descriptor's command.
     info: Callable[[bytes, Call], Endpoints] | None = None
-    #: Roles that may call each verb. With TLS, a verb that is missing here is closed.
+    #: Verb -> roles that may call it. With TLS, nobody may call a verb that is missing here.
     roles: Mapping[str, Collection[Role]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,12 +119,11 @@ class Routes:
 
     @property
     def verbs(self) -> set[str]:
-        """Names of all verbs."""
         named = {*self.actions, *self.gets, *self.puts, *self.exchanges, *self.request_streams}
         return named if self.info is None else named | {"info"}
 
     def check_open_to(self, role: Role, verb: str) -> None:
-        """Raise AuthenticationError unless a member with this role may call the verb."""
+        """Raise AuthenticationError unless members with this role may call the verb."""
         if role not in self.roles.get(verb, ()):
             raise AuthenticationError(f"{verb} is not for members of the role {role}")
 

@@ -1,14 +1,15 @@
-"""Handshake by which the two ends of a stream detect that they are on the same host, and map each other's memory.
+"""Handshake by which the two ends of a stream find out that they run on one host, and map each other's memory.
 
-The client sends a message of metadata alone, a sealed ``ShareRequest`` with its ``host_mark``. A server with the same
-mark listens on a Unix socket without a file, under a random name, and answers with the name and a nonce. The client
+The client sends a ``ShareRequest`` with its ``host_mark``, sealed, as metadata without a batch. If the server has the
+same mark, it listens on an abstract Unix socket with a random name, and replies with the name and a nonce. The client
 connects, and each side sends the descriptor of a memory that begins with the nonce. Each side checks by SO_PEERCRED
-that the peer runs as the same user. From then on, the values of the stream's messages may be in shared memory, and the
+that the peer runs as the same user. After that, the stream's messages may have their values in shared memory, and the
 socket carries small messages (``line``).
 
-If any of this fails, values travel by TCP on the same stream. Neither side waits for the other for more than a second.
-The memory belongs to one stream and is freed with it, so a late handler never accesses the next stream's values. If a
-side also lends memory that belongs to no stream, it revokes that memory when the stream fails, before changing it.
+If any of these steps fails, values are sent over TCP on the same stream. Neither side waits for the other for more than
+a second. The memory belongs to one stream and is freed with it, so a late handler never accesses values of the next
+stream. A side may also lend memory that belongs to no stream. If the stream fails, it revokes this memory before
+changing it.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from flightedl.rpc.identity import SEAL_BYTES, sealed, unsealed
 from flightedl.rpc.line import Line
 from flightedl.rpc.streams import Exchange
 
-#: Seconds that the server waits for the client to connect, and that the client waits for the server's answer.
+#: Seconds that the server waits for the client's connection, and the client for the server's reply.
 _WAIT_S = 0.5
 _CLIENT_WAIT_S = 0.75
 _DONE = b"1"
-#: Names under which a stream's two shared memories appear in /proc.
+#: Names under which the two shared memories of a stream appear in /proc.
 TRAINERS_MEMORY = "flightedl-values-of-trainer"
 PSERVERS_MEMORY = "flightedl-values-of-pserver"
 _CREDENTIALS = Struct("3i")
@@ -43,24 +44,24 @@ _CREDENTIALS = Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class SharedPair:
-    """The shared memory of both ends of a stream, and the line between them."""
+    """Shared memory of both ends of a stream, and the line between them."""
 
     own: SharedMemory
     other: SharedMemory
-    #: Carries the stream's small messages. It is closed with the stream.
+    #: Carries the stream's small messages, and is closed with the stream.
     line: Line
-    #: Memory outside any stream from which the server lends values; None if it lends none.
+    #: Memory independent of any stream, from which the server lends values; None if it lends none.
     store: SharedMemory | None = None
-    #: Memory outside any stream from which the client lends gradients; None if it lends none.
+    #: Memory independent of any stream, from which the client lends gradients; None if it lends none.
     gradients: SharedMemory | None = None
 
 
 class NotSharedError(UnavailableError):
-    """Memory cannot be shared, so values travel by TCP. The text is the reason."""
+    """Memory cannot be shared, so values travel over TCP. The message is the reason."""
 
 
 def uid_of_peer(connection: socket.socket) -> int:
-    """Return the user id of the peer process of a Unix socket, from the kernel."""
+    """Ask the kernel for the user id of a Unix socket's peer process."""
     found: tuple[int, int, int] = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
@@ -71,7 +72,7 @@ def uid_of_peer(connection: socket.socket) -> int:
 
 
 def ask_to_share(exchange: ClientExchange, gradients: SharedMemory | None = None) -> SharedPair:
-    """Ask the server to share memory, on a new stream.
+    """Request shared memory from the server. Called on a new stream.
 
     Args:
         exchange: The stream.
@@ -117,17 +118,17 @@ def _connect_back(reply: ShareReply, gradients: SharedMemory | None) -> SharedPa
 
 
 def is_share_request(message: bytes) -> bool:
-    """Return True if a message of metadata alone seems to be a request for ``share``."""
+    """Return True if metadata without a batch appears to be a request for ``share``."""
     return message[SEAL_BYTES : SEAL_BYTES + 1] == b"{"
 
 
 def refuse_to_share(exchange: Exchange, why: str) -> None:
-    """Refuse a client's request, so that values travel by TCP."""
+    """Refuse a client's request, so that values travel over TCP."""
     exchange.write_metadata(sealed(encode(ShareReply(refused=why))))
 
 
 def share(exchange: Exchange, request: bytes, clock: Clock, store: SharedMemory | None = None) -> SharedPair:
-    """Accept a client's request and wait for its connection.
+    """Accept a client's request and wait until the client has connected.
 
     Args:
         exchange: The stream of the request.
@@ -196,7 +197,7 @@ def _wait_for_client(
 
 
 def _address(name: str) -> bytes:
-    """Return the address of an abstract Unix socket (Linux). It has no file that could outlive the process."""
+    """Return the address of an abstract Unix socket (Linux), which leaves no file behind if the process dies."""
     return b"\0flightedl-" + name.encode()
 
 
@@ -215,7 +216,7 @@ def _send(connection: socket.socket, own: SharedMemory, store: SharedMemory | No
 
 
 def _receive(connection: socket.socket, nonce: bytes) -> tuple[SharedMemory, SharedMemory | None]:
-    """Return the other side's memory for this stream, and the memory from which it lends, if any."""
+    """Return the peer's memory for this stream, and the memory from which the peer lends, if any."""
     said, descriptors, _, _ = socket.recv_fds(connection, len(_DONE), 2, socket.MSG_CMSG_CLOEXEC)
     with ExitStack() as stack:
         for each in descriptors:

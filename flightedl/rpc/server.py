@@ -1,17 +1,16 @@
 """A Flight server and its lifecycle.
 
-The constructor binds the port, and the server answers *not ready* to all calls. The owner registers the address, learns
-its generation, and calls ``start_serving``. ``stop`` refuses new calls, wakes handlers that wait for ``closing``, gives
-running calls a grace period, and then closes their connections. It always returns. There is no blocking "serve" method:
-the main thread waits for an event of its own, so that it receives signals.
+The constructor binds the port, and the server answers all calls with *not ready*. The owner registers the address,
+which gives the server its generation, and calls ``start_serving``. ``stop`` refuses new calls, sets ``closing`` to wake
+waiting handlers, gives running calls a grace period, and then closes their connections. It always returns. There is no
+blocking "serve" method: the main thread waits for an event of its own, so that it can handle signals.
 
-Checks of each call, in this order and before a handler runs: process not forked, server not closing, server ready,
-caller a member of this job, generation as expected, fewer running calls than the limit (``admission``); then the size,
-the verb, and the caller's role (``service``). Each refusal means that nothing was done.
+Every call is checked before a handler runs. ``admission`` checks, in this order: the process has not been forked; the
+server is not closing; it is ready; the caller is a member of this job; the generation matches; fewer calls are running
+than the limit. ``service`` then checks the size, the verb, and the caller's role. A refused call has had no effect.
 
-gRPC runs each call in a separate thread and does not limit the number of threads, so admission limits the number of
-calls. The server cannot interrupt a handler; it can only end a handler's wait for the peer
-(:mod:`flightedl.process.socket_abort`).
+gRPC starts a thread for each call without limiting their number, so admission limits the number of calls. The server
+cannot interrupt a handler; it can only end a handler's wait for the peer (:mod:`flightedl.process.socket_abort`).
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from flightedl.rpc.service import Service
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that gRPC gets to send the replies of calls that have ended before idle connections are closed.
+#: Seconds that gRPC gets to send replies of ended calls, before idle connections are closed.
 _SENDING_S = 0.2
 _SHUTDOWN_WAIT_S = 5.0
 _WATCH_INTERVAL_S = 0.25
-#: Number of iterations after which the watching thread returns memory to the system.
+#: Number of iterations of the watching thread between two returns of memory to the system.
 _LOOKS_A_GIVING = 4
 _REST_POLL_S = 0.05
 
@@ -76,7 +75,7 @@ class FlightServer:
         GUARD.check()
         _check_bindable(host, port)
         self._admission = Admission(identity, clock, limits or Limits(), is_secured=credentials is not None)
-        #: Set when the server is about to stop.
+        #: Set when the server begins to stop.
         self.closing = self._admission.closing
         self.routes = routes
         self._host = host
@@ -93,30 +92,29 @@ class FlightServer:
 
     @property
     def identity(self) -> ServerIdentity:
-        """The server's name and generation."""
         return self._admission.identity
 
     @property
     def running_calls(self) -> int:
-        """Number of admitted calls that have not ended."""
+        """Number of admitted calls that are still running."""
         return len(self._admission.running)
 
     @property
     def refusals(self) -> dict[str, int]:
-        """Number of calls that ended with each error, by error code, since the start."""
         return self._admission.refusals
 
     def start_serving(self, identity: ServerIdentity) -> None:
-        """Answer calls from now on, as ``identity``, whose generation is known."""
+        """Answer calls from now on, as ``identity``, which includes the generation."""
         if identity.generation <= 0:
             raise UsageError("a server needs its generation before it serves")
         self._admission.serve_as(identity)
 
     def stop(self, grace_s: float) -> bool:
-        """Refuse new calls, wait up to ``grace_s`` seconds for running ones, then close all connections.
+        """Refuse new calls, wait up to ``grace_s`` seconds for calls in progress, then close all connections.
 
-        Idle request streams are not waited for. This takes at most ``grace_s`` + 5 seconds. Returns False if a handler
-        is still running then: the process should exit by ``os._exit``, because gRPC's threads would keep it alive.
+        Idle request streams are not waited for. Takes at most ``grace_s`` + 5 seconds. Returns False if a handler is
+        still running after that; the process should then exit by ``os._exit``, because gRPC's threads would keep it
+        alive.
         """
         GUARD.check()
         running = self._admission.running
@@ -125,7 +123,7 @@ class FlightServer:
         self.closing.set()
         with self._admission.idle:
             for _ in range(math.ceil(grace_s / _REST_POLL_S)):
-                # A call notifies when it ends, but not when it starts to wait for the next request.
+                # A call sends a notification when it ends, but none when it starts to wait for the next request.
                 if self._admission.idle.wait_for(lambda: all(call.is_resting for call in running), _REST_POLL_S):
                     break
             left = list(running)
@@ -135,7 +133,7 @@ class FlightServer:
         shutdown.start()
         if left:
             if was_busy:
-                # gRPC may still be sending the replies of calls that have just ended, on the same connections.
+                # On these connections, gRPC may still be sending the replies of calls that have just ended.
                 shutdown.join(_SENDING_S)
             abort_connections(self.port)
         shutdown.join(_SHUTDOWN_WAIT_S)

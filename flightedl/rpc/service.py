@@ -1,11 +1,11 @@
-"""The methods of a Flight server. Each one admits the call, finds its handler, runs it, and ends its stream.
+"""Flight's server methods. Each one admits the call, finds and runs its handler, and ends its stream.
 
-:class:`~flightedl.rpc.server.FlightServer` owns the :class:`Service` of a server. Every method is guarded: exceptions
-are mapped to our errors.
+The :class:`Service` of a server is owned by :class:`~flightedl.rpc.server.FlightServer`. All of its methods map
+exceptions to our errors.
 
-pyarrow runs a call's middleware and then its method in the same thread. Therefore the middleware stores the headers by
-thread id, and the method takes them from there. A middleware object for each call would enter the interpreter twice
-more, which takes a busy server a quarter of the time of a small call.
+pyarrow runs a call's middleware and the call's method in the same thread. So the middleware stores the headers by
+thread id, and the method fetches them from there. A middleware object per call would enter the interpreter two more
+times, which costs a busy server a quarter of the time of a small call.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _Route = TypeVar("_Route")
 
 _Headers = Mapping[str, str]
 
-#: Shared, because pyarrow would read defaults from the environment for each stream.
+#: Shared, because pyarrow would otherwise read its defaults from the environment for each stream.
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
 
 
 class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Middleware that rejects invalid headers and stores each call's headers until its method fetches them."""
+    """Middleware that rejects invalid headers, and stores the headers of each call until its method fetches them."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        #: Thread id -> headers of the call that the thread runs.
+        #: Thread id -> headers of the call that runs in the thread.
         self._headers: dict[int, _Headers] = {}
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str | bytes]]) -> None:
-        """Store the headers of a call. Called by pyarrow. Returns None, so the call has no middleware object."""
+        """Store the headers of a call. Called by pyarrow. Returns None, so that the call has no middleware object."""
         thread = threading.get_ident()
         self._headers.pop(thread, None)
         try:
@@ -68,7 +68,7 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise to_wire(error, doing="checking a call's headers") from None
 
     def pop(self) -> _Headers:
-        """Return the headers of this thread's call, and forget them. Raises InternalError if there are none."""
+        """Return the headers of this thread's call and remove them. Raises InternalError if there are none."""
         headers = self._headers.pop(threading.get_ident(), None)
         if headers is None:
             raise InternalError("a call's headers were not checked")
@@ -79,13 +79,13 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         if any(len(values) > 1 for name, values in headers.items() if name.startswith(_OURS)):
             raise MessageError("a header of this protocol occurs twice")
         if method == flight.FlightMethod.GET_SCHEMA:
-            # Rejected here, because errors of that method would reach the client with a traceback.
+            # Reject GetSchema here: an error in the method itself would reach the client with a traceback.
             raise MessageError("this server does not implement GetSchema")
         return texts
 
 
 class _Place:
-    """Admission of a get. It is released with the stream, even if the stream never started."""
+    """Admission of a get. It is released when the stream ends, even if the stream never started."""
 
     __slots__ = ("_admission", "_call")
 
@@ -101,7 +101,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _guarded(method: _Method) -> _Method:
-    """Map all exceptions of a method to errors for the client."""
+    """Convert all exceptions of a method to errors for the client."""
 
     @functools.wraps(method)
     def guarded(self: Service, context: flight.ServerCallContext, *arguments: Any) -> Any:
@@ -116,7 +116,7 @@ def _guarded(method: _Method) -> _Method:
 
 
 class Service(flight.FlightServerBase):  # type: ignore[misc]
-    """The methods of Flight, called by pyarrow."""
+    """Flight's server methods. Called by pyarrow."""
 
     def __init__(
         self, admission: Admission, routes: Routes, host: str, port: int, credentials: Credentials | None
@@ -229,7 +229,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
                 exchange.end()
 
     def _converse(self, asked: Callable[[bytes, Call], bytes], _: bytes, exchange: Exchange, call: Call) -> None:
-        """Serve a request stream: answer one request after another, until the first error."""
+        """Serve a request stream: answer requests one after the other until an error occurs."""
         exchange.begin(NO_COLUMNS)
         while (request := exchange.read_request()) is not None:
             self._admission.require_serving()
@@ -261,7 +261,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextmanager
     def _admitted(self, context: flight.ServerCallContext, verb: str, limit_s: float) -> Iterator[Call]:
-        """Admit a call, and release it at the end of the block."""
+        """Admit a call for the duration of the block."""
         call = self._admission.admit(context, self._arrivals.pop(), verb, limit_s)
         try:
             yield call

@@ -1,11 +1,11 @@
-"""The server's end of a stream, wrapped so that a handler can neither skip a check nor use the stream after its end.
+"""The server's end of a stream. Handlers can neither skip its checks nor use it after it has ended.
 
 :class:`Incoming` is an upload (DoPut), and :class:`Exchange` is a bidirectional stream (DoExchange). Both return only
-validated batches. Reading ends normally only after a commit record that matches the received batches, and raises if the
-stream breaks off. So a loop that ends has received everything. The deadline is checked at every message. Neither can be
-used after the handler has returned, because pyarrow then frees its reader and writer.
+validated batches. Reading ends normally only after a commit record that matches the received batches; if the stream
+breaks off, it raises an error. So a loop that has ended has received everything. The deadline is checked at every
+message. After the handler has returned, neither object can be used, because pyarrow then frees its reader and writer.
 
-Batches are read-only views of network memory, possibly unaligned. Copy data that is needed longer than the batch.
+Batches are read-only views of network memory and may be unaligned. Copy data that must outlive the batch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _USED_TOO_LATE = "a stream was used after its handler returned"
 
 
 class BrokenOffError(MessageError):
-    """The client is gone, or has stopped writing without a commit record."""
+    """The client has disconnected, or has stopped writing without sending a commit record."""
 
 
 class _Upload:
-    """Reader of one direction of a stream, up to its commit record.
+    """Reader of one direction of a stream, up to the commit record.
 
-    ``read`` and ``Exchange.write`` call few functions, because they run between messages of a megabyte each, when every
+    ``read`` and ``Exchange.write`` make few function calls: they run between messages of a megabyte each, when every
     Python frame costs a few cache misses.
     """
 
@@ -50,13 +50,13 @@ class _Upload:
         self._limits = limits
         self._tally = Tally(declared, limits)
         self._is_open = False
-        #: Validated columns of the newest received batch.
+        #: Validated columns of the most recently received batch.
         self.columns: Sequence[pa.Array] = ()
-        #: True if a matching commit record has arrived.
+        #: True if a matching commit record has been received.
         self.is_complete = False
 
     def open(self) -> None:
-        """Check the schema. Waits for the first message of an exchange. The first ``read`` calls this if needed."""
+        """Check the schema. In an exchange, wait for the first message. ``read`` calls this if needed."""
         call = self._call
         call.is_reading = True
         try:
@@ -69,14 +69,14 @@ class _Upload:
         self._is_open = True
 
     def read(self) -> Message | None:
-        """Return the client's next message, or None after the commit record.
+        """Return the client's next message. Return None after the commit record.
 
         Raises:
             MessageError: wrong schema, invalid batch, or the stream broke off.
             DeadlineError: the deadline has passed.
         """
         call, reader = self._call, self._reader
-        # Free the old batch's memory for the next one.
+        # Release the old batch, so that the next one can reuse its memory.
         self.columns = ()
         if self.is_complete:
             return None
@@ -109,12 +109,11 @@ class _Upload:
         return None
 
     def drain(self) -> None:
-        """Read and validate the remaining messages."""
         while self.read() is not None:
             pass
 
     def end(self) -> None:
-        """Release the transport. Called by the server."""
+        """Release the transport. For use by the server only."""
         self._reader = None
         self.columns = ()
 
@@ -140,16 +139,15 @@ class _Upload:
 
 
 class Incoming(_Upload):
-    """An upload, to be iterated once. Yields validated pairs ``(batch, metadata)`` up to the commit record.
+    """An upload, which can be iterated once. Yields validated pairs ``(batch, metadata)`` up to the commit record.
 
-    Iteration raises MessageError if the upload is invalid or breaks off, and DeadlineError.
+    Iteration raises MessageError if the upload is invalid or breaks off, and DeadlineError after the deadline.
     """
 
     __slots__ = ()
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the upload."""
         return self._declared
 
     def __iter__(self) -> Iterator[tuple[pa.RecordBatch, bytes | None]]:
@@ -163,8 +161,8 @@ class Incoming(_Upload):
 class Exchange(_Upload):
     """A bidirectional stream. One thread reads; the same or another thread writes.
 
-    If a client writes more than a few MiB without reading the answers, and the handler answers as it reads, both block
-    until the deadline. See ``client.model.step_channel``.
+    Both sides block until the deadline if the client writes more than a few MiB without reading, while the handler
+    answers each message as it reads. ``client.model.step_channel`` avoids this.
     """
 
     __slots__ = ("_line", "_writer")
@@ -182,21 +180,20 @@ class Exchange(_Upload):
         self._line: Line | None = None
 
     def have(self, line: Line) -> None:
-        """Add a line to the stream. It is closed with the stream."""
         self._line = line
 
     def begin(self, schema: pa.Schema) -> None:
-        """Send the schema of the answers. Call it once, before the first ``write``."""
+        """Send the schema of the answers. Must be called once, before the first ``write``."""
         self._write(lambda writer: writer.begin(schema))
 
     def read_at_rest(self) -> Message | None:
-        """Return the message that begins the next request, see ``at_rest``."""
+        """Return the message that begins the next request (see ``at_rest``)."""
         return self.at_rest(self.read)
 
     def at_rest(self, read: Callable[[], _Result | None]) -> _Result | None:
-        """Read the first message of the stream's next request. Returns None if the client sends no more requests.
+        """Read the first message of the stream's next request. Return None if the client has sent its last request.
 
-        No request is in progress here, so it is not an error if the client ends or the stream's deadline passes.
+        No request is in progress at this point, so it is not an error if the client disconnects or the deadline passes.
 
         Raises:
             MessageError: invalid batch.
@@ -212,7 +209,7 @@ class Exchange(_Upload):
             call.is_resting = False
 
     def read_request(self) -> bytes | None:
-        """Return the next request of a request stream, or None if the client sends no more.
+        """Return the next request of a request stream, or None after the last one.
 
         Raises:
             MessageError: the message is not a request.
@@ -233,7 +230,7 @@ class Exchange(_Upload):
         *,
         size_bytes: int | None = None,  # noqa: ARG002 - used by the client's end
     ) -> None:
-        """Send a batch. Its memory may be reused when this returns.
+        """Send a batch. When this returns, the batch's memory may be reused.
 
         Raises:
             UnavailableError: the client is gone.
@@ -253,11 +250,10 @@ class Exchange(_Upload):
             call.is_writing = False
 
     def write_metadata(self, metadata: bytes) -> None:
-        """Send metadata alone."""
         self._write(lambda writer: writer.write_metadata(metadata))
 
     def end(self) -> None:
-        """Release the transport. Called by the server."""
+        """Release the transport. For use by the server only."""
         super().end()
         self._writer = None
         if self._line is not None:

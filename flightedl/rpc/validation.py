@@ -1,16 +1,16 @@
-"""Validation of received batches before their values are used, and the commit record of uploads.
+"""Validate received batches before their values are used, and compute the commit record of uploads.
 
-The checks are, in this order because each one makes the next safe: sizes, ``validate(full=True)`` (reading a column
-with offsets outside of its data crashes the process), and nulls. The schema is compared once, when the stream opens,
-because all batches of an Arrow stream have the same one. Handlers check the values themselves.
+Batches are checked in this order, in which each check makes the next one safe: sizes; ``validate(full=True)``, because
+reading a column whose offsets point outside of its data crashes the process; nulls. The schema is checked only when the
+stream opens, because all batches of an Arrow stream have the same schema. Handlers check the values.
 
-Uploads have only flat columns (fixed width, binary, text), because the time to check and count these does not depend on
-their content. Arrow ends an aborted upload exactly like a complete one. Therefore the last message of every upload is
-the *commit record*, a message without a batch: ``{"commit": {"batches": n, "rows": n, "bytes": n}}``. ``bytes`` counts
-values without padding, validity bits and offsets, so that all languages compute the same number.
+Uploads may contain only flat columns (fixed width, binary, text), because the time to check and count these does not
+depend on their content. In Arrow, an aborted upload ends exactly like a complete one. Therefore the last message of an
+upload must be the *commit record*, a message without a batch: ``{"commit": {"batches": n, "rows": n, "bytes": n}}``.
+``bytes`` counts values without padding, validity bits and offsets, so that it is the same in all languages.
 
-A message is completely in memory before it can be checked. The limits prevent a large message from being used, but not
-from being received. Only TLS keeps strangers from sending one.
+A message must be in memory before it can be checked. So the limits prevent a large message from being used, but not
+from being received; only TLS prevents strangers from sending one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _COMMIT_PREFIX = b'{"commit":'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Limits of a batch and of a stream. A stream that exceeds them is rejected."""
+    """Limits on a batch and on a stream. A stream that exceeds one is rejected."""
 
     batch_rows: int = 1 << 20
     batch_bytes: int = 64 << 20
     stream_rows: int = 1 << 32
     stream_bytes: int = 64 << 30
-    #: Enough for a header of many parts together with a request for many batches.
+    #: Enough for the header of a message with many parts and a request for many batches.
     metadata_bytes: int = 128 << 10
 
 
@@ -52,21 +52,21 @@ class _CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_flat(schema: pa.Schema) -> None:
-    """Raise UsageError unless all columns are of fixed width, binary or text."""
+    """Raise UsageError unless all columns are fixed-width, binary or text."""
     for field in schema:
         _bits_per_value(field)
 
 
 def check_schema(received: pa.Schema, declared: pa.Schema) -> None:
-    """Raise MessageError unless names, types, order and nullability are as declared. Ignores metadata."""
+    """Raise MessageError unless names, types, order and nullability match the declaration. Metadata is ignored."""
     if not received.equals(declared, check_metadata=False):
         raise MessageError(f"the stream's schema is [{_brief(received)}], but it must be [{_brief(declared)}]")
 
 
 class Tally:
-    """Counts the batches that travel in one direction of a stream, and creates or checks the commit record.
+    """Counts the batches in one direction of a stream, and creates or checks the commit record.
 
-    The cost depends on the number of columns, not on the number of values. It matters because this code runs between
+    The cost depends on the number of columns, not on the number of values. That matters because this code runs between
     messages of a megabyte each, which evict Python's data from the processor's cache.
     """
 
@@ -74,11 +74,11 @@ class Tally:
 
     def __init__(self, schema: pa.Schema, limits: BatchLimits) -> None:
         bits = [_bits_per_value(field) for field in schema]
-        #: Bytes of a row in all columns whose values occupy whole bytes.
+        #: Bytes per row in the columns whose values take whole bytes.
         self._row_bytes = sum(count // 8 for count in bits if count and count % 8 == 0)
-        #: Widths of the columns that pack several values into a byte.
+        #: Bits per value in the columns that pack several values into a byte.
         self._odd_bits = [count for count in bits if count and count % 8]
-        #: Columns of variable width, with the format of their offsets.
+        #: Columns of variable width, each with the format of its offsets.
         self._binary: list[tuple[int, Literal["i", "q"]]] = [
             (number, "q" if _is_large(schema.field(number).type) else "i")
             for number, count in enumerate(bits)
@@ -99,7 +99,7 @@ class Tally:
         return columns
 
     def add(self, batch: pa.RecordBatch, columns: Sequence[pa.Array] | None = None) -> int:
-        """Count a valid batch and return the bytes of its values. Raises MessageError if the stream exceeds a limit."""
+        """Count a valid batch. Return the bytes of its values. Raises MessageError if the stream exceeds a limit."""
         rows = batch.num_rows
         size_bytes: int = rows * self._row_bytes
         for bits in self._odd_bits:
@@ -113,7 +113,7 @@ class Tally:
         return size_bytes
 
     def add_known(self, rows: int, size_bytes: int) -> None:
-        """Count a valid batch whose rows and bytes are known. Raises the same errors as ``add``."""
+        """Count a valid batch with known numbers of rows and bytes. Raises the same errors as ``add``."""
         totals, limits = self._totals, self._limits
         totals.batches += 1
         totals.rows += rows
@@ -122,11 +122,10 @@ class Tally:
             raise MessageError(f"the stream carries more than {limits.stream_rows} rows or {limits.stream_bytes} bytes")
 
     def commit_record(self) -> bytes:
-        """Return the commit record of the counted batches."""
         return msgspec.json.encode(_CommitRecord(self._totals))
 
     def check(self, record: bytes) -> None:
-        """Raise MessageError unless a commit record matches the counted batches."""
+        """Raise MessageError unless the commit record matches the counted batches."""
         try:
             declared = from_json(record, _CommitRecord).commit
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -136,7 +135,7 @@ class Tally:
 
 
 def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[int]) -> list[pa.Array]:
-    """Validate a received batch and return its columns.
+    """Validate a received batch. Return its columns.
 
     Args:
         batch: The received batch.
@@ -163,12 +162,12 @@ def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[i
 
 
 def not_null_columns(schema: pa.Schema) -> list[int]:
-    """Return the numbers of the columns that are declared without nulls."""
+    """Return the indices of the columns that are declared without nulls."""
     return [number for number, field in enumerate(schema) if not field.nullable]
 
 
 def _offsets(column: pa.Array, rows: int, offset_format: Literal["i", "q"]) -> memoryview:
-    """Return the offsets of a non-empty column. The buffer of a hostile column may have any length."""
+    """Return the offsets of a non-empty column. In a hostile message, the buffer may have any length."""
     end = (column.offset + rows + 1) * (4 if offset_format == "i" else 8)
     return memoryview(column.buffers()[1]).cast("B")[:end].cast(offset_format)
 
@@ -184,7 +183,7 @@ def _brief(schema: pa.Schema) -> str:
 
 
 def _bits_per_value(field: pa.Field) -> int | None:
-    """Return the width of a fixed-width column, or None for binary and text. Raises UsageError for other types."""
+    """Return the width of a fixed-width column; None for binary and text. Raises UsageError for other types."""
     kind = field.type
     if pa.types.is_binary(kind) or pa.types.is_string(kind) or _is_large(kind):
         return None

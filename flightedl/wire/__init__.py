@@ -1,13 +1,13 @@
-"""Encoding of blocks and table rows for the network. No I/O.
+"""Encode blocks and table rows for the network. This package performs no I/O.
 
-* ``rows``: blocks as record batches, for pushes and pulls by any Flight client.
-* ``parts``: messages of a step.
-* ``table_rows``: rows of embedding tables, inside of a message of a step.
-* ``shared_values``: values of messages in memory that both sides map.
+* ``rows``: blocks as record batches, for pushes and pulls by any Flight client
+* ``parts``: the messages of a step
+* ``table_rows``: rows of embedding tables, as content of a step's messages
+* ``shared_values``: values in memory that both ends of a stream map
 
-A step sends the gradients of blocks as parts of a message. The header lists the blocks; the values are in the message
-or in shared memory. The JSON requests that are sent with the messages are in ``flightedl.messages``.
+A step sends gradients as parts of messages. A message's header lists the blocks of each part; their values are in the
+message or in shared memory. The JSON requests that accompany the messages are defined in ``flightedl.messages``.
 
-``schemas/`` (package ``flightedl_schemas``) describes the same formats as Arrow schemas for other languages. A test
-compares both.
+``schemas/`` (package ``flightedl_schemas``) describes the same formats as Arrow schemas, for other languages. A test
+compares the two.
 """

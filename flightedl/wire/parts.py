@@ -1,27 +1,28 @@
-"""Messages of a step: the values of blocks in one column, described by a packed header.
+"""Messages of a step: values of blocks in a single column, described by a packed header.
 
-A *part* is a range of consecutive blocks with one version and one outcome; all of its blocks have values, or none has.
-A message is a record batch of ``STEP_SCHEMA`` with one row, which contains the values of all parts. Its app_metadata is
-the header. Columns instead of the header, as in ``wire.rows``, would cost more than all other handling of a message.
+A *part* is a range of consecutive blocks with the same version and outcome, either all with values or all without. A
+message is a record batch of ``STEP_SCHEMA`` with a single row, which contains the values of all parts. Its app_metadata
+is the header. Columns instead of a header, as in ``wire.rows``, would cost more than all other work on a message.
 
 The header is little-endian:
 
-* ``uint64`` xxh3-64 of the rest of the header, ``uint32`` layout, ``uint32`` number of parts
-* 32 bytes for each part: ``int32`` first block, ``int32`` number of blocks, ``int64`` version, ``int32`` outcome (0 in
-  messages to the server), ``uint32`` bytes of values, ``uint64`` xxh3-64 of these bytes. The checksum is 0 if there are
-  no values, and in odd layouts, whose values are protected by other means (``rpc.integrity``)
-* attached bytes, often none: in the first message of a step to the server the request; in the last message from the
-  server ``STEP_END``
+* ``uint64`` xxh3-64 of the rest of the header; ``uint32`` layout; ``uint32`` number of parts
+* For each part, 32 bytes: ``int32`` first block; ``int32`` number of blocks; ``int64`` version; ``int32`` outcome (0 in
+  messages to the server); ``uint32`` size of the values in bytes; ``uint64`` xxh3-64 of the values. The checksum is 0
+  if there are no values, or if the layout is odd, which means that the values are protected by other means
+  (``rpc.integrity``).
+* The attached bytes, if any: the request in a step's first message; ``STEP_END`` in the server's last message.
 
 The layouts:
 
-* 2, 3: the batch contains the values.
-* 4, 5: there is no batch; the values are in memory that both sides map (``shared_values``). A ``uint64`` between the
-  number of parts and the first part is their offset in the sender's memory.
-* 6, 7: there is no batch, which saves Arrow's serialization of a small message at both ends. The same ``uint64`` is the
-  length of the header, and the values follow the header. A pserver sends this layout to clients that have used it.
+* Layouts 2 and 3: the batch contains the values.
+* Layouts 4 and 5: there is no batch, and the values are in memory that both sides map (``shared_values``). A ``uint64``
+  between the number of parts and the first part is the values' offset in the sender's memory.
+* Layouts 6 and 7: there is no batch, and the values follow the header. This saves Arrow's serialization of small
+  messages at both ends. The ``uint64`` between the number of parts and the first part is the length of the header. A
+  pserver uses these layouts if the client has used them.
 
-Received values are read-only views of network memory, possibly unaligned, and valid as long as the batch.
+Received values are read-only views of network memory. They may be unaligned, and are valid as long as the batch.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ from flightedl.errors import DamagedError, MessageError
 from flightedl.wire.rows import OutgoingBlocks, Rows
 from flightedl.wire.shared_values import Inbox, Outbox
 
-#: In messages to the server, ``version`` is the base version at which the gradient was computed, and a part without
-#: values reports that the batch has no gradient for its blocks. In messages from the server, a part without values has
-#: none to send yet.
+#: In messages to the server, ``version`` is the base version, at which the gradient was computed; a part without values
+#: reports that the batch has no gradient for the blocks. In messages from the server, a part without values means that
+#: the values are not available yet.
 STEP_SCHEMA = pa.schema([pa.field("values", pa.binary(), nullable=False)])
-#: End of a step, from the server: attached to a message, or a message of metadata alone. The stream stays open.
+#: Marks the end of a step. The server attaches it to a message, or sends it as metadata without a batch. The stream
+#: stays open.
 STEP_END = b"end of step"
-#: Maximum number of parts in a message, which limits its header.
+#: Maximum number of parts in a message. Limits the size of the header.
 PARTS_LIMIT = 1000
 
 _BINARY = STEP_SCHEMA.field(0).type
@@ -57,7 +59,7 @@ _ONE = Struct("<IIiiqiIQ")
 _ONE_AT = Struct("<IIQiiqiIQ")
 _WHOLE_ONE = Struct("<QIIiiqiIQ")
 _OFFSET = Struct("<Q")
-#: Limit of a message whose values travel in its app_metadata.
+#: Maximum size of a message whose values travel in its app_metadata.
 INLINE_BYTES = 64 << 10
 
 
@@ -66,11 +68,11 @@ class Place(IntEnum):
 
     BATCH = 0
     MEMORY = 1
-    #: The values follow the header in the same bytes.
+    #: The values follow the header in the same byte string.
     HEADER = 2
 
 
-#: Layout -> (place of the values, values carry checksums).
+#: Layout -> (place of the values, True if the values have checksums).
 _LAYOUTS = {2 + n: (Place(n // 2), n % 2 == 0) for n in range(6)}
 _LAYOUT_OF = {described: layout for layout, described in _LAYOUTS.items()}
 _CHECKED, _UNCHECKED = _LAYOUT_OF[Place.BATCH, True], _LAYOUT_OF[Place.BATCH, False]
@@ -85,14 +87,14 @@ class ReceivedBlocks(msgspec.Struct, frozen=True):
     blocks: range
     version: int
     outcome: int
-    #: Values of all blocks in order; empty if the part has none.
+    #: Values of all blocks of the part, in order; empty if the part has no values.
     data: memoryview
-    #: True if the values, read as floats of 32 or 64 bits, are known to be finite.
+    #: True if all values, read as 32-bit or 64-bit floats, are known to be finite.
     is_finite: bool = False
 
 
-#: An encoded message: its values in order, or None if they are in shared memory or after the header; the header; and
-#: the number of bytes of the values.
+#: An encoded message: the values in order (None if they are in shared memory or follow the header), the header, and the
+#: size of the values in bytes.
 EncodedMessage = tuple[list[memoryview] | None, bytes, int]
 
 
@@ -104,7 +106,7 @@ def encode_message(
     outbox: Outbox | None = None,
     inline: bool = False,
 ) -> EncodedMessage:
-    """Encode a message. Values are copied only into ``outbox`` or after a small header.
+    """Encode a message. Values are copied only if they are placed in ``outbox`` or after a small header.
 
     Args:
         pieces: Parts of the message.
@@ -114,7 +116,7 @@ def encode_message(
         inline: True to put the values of a message of up to ``INLINE_BYTES`` behind its header.
     """
     if len(pieces) == 1 and not inline:
-        # Fast path for most messages on a line: one part, whose values are sent with the header.
+        # Fast path for most messages on a line: a single part, whose values follow the header.
         (piece,) = pieces
         blocks, values = piece.blocks, piece.values
         size_bytes = 0 if values is None else values.nbytes
@@ -170,13 +172,13 @@ def _checksum(piece: OutgoingBlocks, data: memoryview) -> int:
     if known is None:
         return _digest(data)
     if known.whole is None:
-        # Two threads may both compute it, with equal results.
+        # Two threads may both compute this, with equal results.
         known.whole = _digest(data)
     return known.whole
 
 
 def batch_of(filled: Sequence[memoryview]) -> pa.RecordBatch:
-    """Return the record batch that carries a message's values on the Flight stream."""
+    """Return the record batch that carries the values of a message on the Flight stream."""
     values = filled[0] if len(filled) == 1 else b"".join(filled)
     column = pa.Array.from_buffers(_BINARY, 1, [None, _offsets(len(values)), pa.py_buffer(values)], 0)
     return pa.RecordBatch.from_arrays([column], schema=STEP_SCHEMA)
@@ -184,7 +186,7 @@ def batch_of(filled: Sequence[memoryview]) -> pa.RecordBatch:
 
 @lru_cache(256)
 def _offsets(size_bytes: int) -> pa.Buffer:
-    """Return the offsets buffer of a binary column with one value."""
+    """Return the offsets buffer of a binary column with a single value."""
     return pa.py_buffer(array("i", (0, size_bytes)))
 
 
@@ -211,7 +213,7 @@ def decode_message(
         DamagedError: a checksum does not match.
     """
     if isinstance(batch, memoryview) and header is not None and len(header) >= _WHOLE_ONE.size:
-        # Fast path for most messages from a line: one part, with values and header.
+        # Fast path for most messages from a line: a single part, whose values follow the header.
         checksum, layout, count, first, length, version, outcome, size_bytes, expected = _WHOLE_ONE.unpack_from(header)
         if (
             count == 1
@@ -261,7 +263,7 @@ def _decoded(
 
 
 def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, Place, int, bool]:
-    """Return the fields of the parts, attached bytes, place and offset of the values, and True if they are checked."""
+    """Return the parts' fields, attached bytes, place and offset of the values, and True if they have checksums."""
     if header is None or len(header) < _START.size:
         raise MessageError("a message has no header in its app_metadata")
     checksum, layout, count = _START.unpack_from(header)
@@ -283,7 +285,7 @@ def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, P
 
 
 def place_of(header: bytes | None) -> Place:
-    """Return where a message's values are, according to its header; BATCH if the bytes are no header."""
+    """Return the place of a message's values according to its header, or BATCH if the bytes are not a header."""
     if header is None or len(header) < _START.size:
         return Place.BATCH
     return _LAYOUTS.get(_START.unpack_from(header)[1], (Place.BATCH, False))[0]
@@ -298,7 +300,7 @@ def _values_of(batch: pa.RecordBatch | None, columns: Sequence[pa.Array]) -> mem
 
 
 def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[ReceivedBlocks]:
-    """Yield received rows as parts: consecutive blocks with the same outcome and version, all with values or none.
+    """Group rows into parts: consecutive blocks with equal outcome and version, all with values or all without.
 
     Args:
         rows: The received rows.
@@ -323,7 +325,7 @@ def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[Recei
 
 
 def _value(column: pa.Array) -> memoryview:
-    """Return the only value of a validated binary column. A pyarrow scalar would take ten times as long."""
+    """Return the only value of a validated binary column. Using a pyarrow scalar would take ten times as long."""
     _, offset_buffer, data_buffer = column.buffers()
     first = 4 * column.offset
     start, stop = memoryview(offset_buffer).cast("B")[first : first + 8].cast("i")

@@ -1,21 +1,21 @@
 """Blocks of parameters as Arrow record batches.
 
-Any Flight client can send and read this format. It carries initial values, and pushes and pulls outside of steps; steps
-use ``parts``.
+Any Flight client can send and read this format. It is used for initial values, and for pushes and pulls outside of
+steps; steps use ``parts``.
 
-A *row* is one block: its number, a version, a checksum, and its elements as little-endian bytes of the parameter's
-dtype. The column is ``binary``, so one stream can carry parameters of several dtypes. A large block has a batch of its
-own and is not copied: the Arrow buffer is the array's memory. Small blocks share a batch of up to ``TARGET_BYTES``,
-which costs one copy.
+A *row* is one block: number, version, checksum, and elements as little-endian bytes of the parameter's dtype. The
+column of elements is ``binary``, so that one stream can carry parameters of different dtypes. A large block has its own
+batch and is not copied, because the Arrow buffer is the array's memory. Small blocks are copied to batches of up to
+``TARGET_BYTES``.
 
 There are two schemas:
 
-* ``PUSH_SCHEMA``, from trainer to pserver: ``version`` is the base version at which the gradient was computed. Empty
-  ``values`` report that the batch has no gradient for the block.
-* ``VALUES_SCHEMA``, from pserver to trainer: ``outcome`` is the outcome of the pushed row. ``values`` are empty if none
-  can be sent yet.
+* ``PUSH_SCHEMA``, from trainer to pserver: ``version`` is the base version, at which the gradient was computed. If
+  ``values`` is empty, the batch has no gradient for the block.
+* ``VALUES_SCHEMA``, from pserver to trainer: ``outcome`` is the outcome of the pushed row. If ``values`` is empty, the
+  values are not available yet.
 
-Received values are read-only views of network memory, possibly unaligned, and valid as long as the batch.
+Received values are read-only views of network memory. They may be unaligned, and are valid as long as the batch.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ import xxhash
 from flightedl.errors import DamagedError, MessageError
 from flightedl.messages.parameters import Outcome as Outcome  # noqa: PLC0414 - a row has one
 
-#: Limit on the values in a batch. 1 MiB is fastest on Flight: half of that is slightly slower; four times as much only
-#: uses more memory.
+#: Maximum bytes of values in a batch with several rows. 1 MiB is fastest on Flight: with half of that, sending is
+#: slightly slower; with four times as much, it only uses more memory.
 TARGET_BYTES = 1 << 20
 _NOTHING = memoryview(b"")
 _INT8, _INT32, _INT64, _UINT64, _BINARY = pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.binary()
 _digest = xxhash.xxh3_64_intdigest
-#: Checksum of values that are read piece by piece: ``update(piece)`` for each, then ``intdigest()``.
+#: Checksum of values that are read in pieces: call ``update(piece)`` for each piece, then ``intdigest()``.
 RunningChecksum = xxhash.xxh3_64
 
 PUSH_SCHEMA = pa.schema(
@@ -57,7 +57,7 @@ VALUES_SCHEMA = pa.schema([*PUSH_SCHEMA, pa.field("outcome", pa.int8(), nullable
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One block of a batch. ``values`` is a bytes-like view, empty if the row has no values."""
+    """One block of a batch. ``values`` is a bytes-like view, which is empty if the row has no values."""
 
     block: int
     version: int
@@ -65,22 +65,23 @@ class Row:
     outcome: int = 0
 
     def array(self, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-        """Return the elements, (n,) of ``dtype``: a read-only view, possibly unaligned, valid as long as the batch."""
+        """Return the elements, (n,) of ``dtype``: a read-only view, maybe unaligned, and valid as long as the batch."""
         return np.frombuffer(self.values, dtype=dtype)
 
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a received batch, with verified checksums.
+    """The rows of a received batch, whose checksums have been verified.
 
-    Lists, because comparing and slicing them runs no Python for each row. Not frozen, because an instance is created
-    for each message and freezing would triple its cost. It is never modified.
+    The fields are lists, because lists can be compared and sliced without running Python code for each row. The class
+    is not frozen, because an instance is created for every message, and freezing would triple that cost. Instances are
+    never modified.
     """
 
     blocks: list[int]
     versions: list[int]
     outcomes: list[int]
-    #: (n + 1,) offsets in ``data``: the start of each row's bytes, and the end of the last row's.
+    #: (n + 1,) offsets in ``data``: the start of each row's bytes, and finally the end of the last row's bytes.
     offsets: list[int]
     data: memoryview
 
@@ -91,24 +92,26 @@ class Rows:
         return Row(self.blocks[number], self.versions[number], self.bytes_of(number, number + 1), self.outcomes[number])
 
     def bytes_of(self, start: int, stop: int) -> memoryview:
-        """Return the values of rows ``start`` to ``stop``, which are contiguous."""
+        """Return the values of rows ``start`` up to but excluding ``stop``, which are contiguous."""
         return self.data[self.offsets[start] : self.offsets[stop]]
 
 
 class Checksums(msgspec.Struct):
-    """Cached checksums of values that are sent several times."""
+    """Cached checksums of values that are sent more than once."""
 
-    #: Checksum of each row; None if not computed yet.
+    #: Checksum of each row; None until computed.
     rows: array[int] | None = None
-    #: Checksum of all rows together; None if not computed yet.
+    #: Checksum of all rows together; None until computed.
     whole: int | None = None
 
 
 class OutgoingBlocks(msgspec.Struct):
-    """Outgoing rows of consecutive blocks with one version and one outcome. Not frozen, see ``Rows``.
+    """Outgoing rows of consecutive blocks with the same version and outcome.
 
-    ``values``: the contiguous (n,) elements of all blocks, unchanged until the batch is sent; None for empty rows.
-    ``offsets``: byte offsets at which each block starts and the last one ends.
+    Not frozen, for the reason given in ``Rows``.
+
+    ``values`` are the contiguous (n,) elements of all blocks, which must not change until the batch has been sent; None
+    if the rows are empty. ``offsets`` are the byte offsets of each block's start and the last block's end.
     """
 
     blocks: range
@@ -116,12 +119,11 @@ class OutgoingBlocks(msgspec.Struct):
     outcome: int
     values: npt.NDArray[np.generic] | None
     offsets: Sequence[int]
-    #: Cache of the checksums, reused when the same values are sent again. None: do not cache.
+    #: Cache for the checksums, reused when the same values are sent again; None to disable caching.
     checksums: Checksums | None = None
 
     @property
     def size_bytes(self) -> int:
-        """Number of bytes in ``values``."""
         return 0 if self.values is None else self.values.nbytes
 
 
@@ -136,7 +138,7 @@ def encode_rows(
     values: Sequence[npt.NDArray[np.generic] | None],
     outcomes: Sequence[int] | None = None,
 ) -> pa.RecordBatch:
-    """Return a batch of ``PUSH_SCHEMA``, or of ``VALUES_SCHEMA`` if ``outcomes`` are given.
+    """Return a batch of ``VALUES_SCHEMA`` if ``outcomes`` are given, otherwise one of ``PUSH_SCHEMA``.
 
     Args:
         blocks: Block numbers.
@@ -162,7 +164,7 @@ def encode_rows(
 
 
 def encode_pieces(pieces: Sequence[OutgoingBlocks]) -> pa.RecordBatch:
-    """Return a batch of ``VALUES_SCHEMA``. Values are not copied if only one piece has any."""
+    """Return a batch of ``VALUES_SCHEMA``. If only one piece has values, they are not copied."""
     blocks: list[int] = []
     versions: list[int] = []
     outcomes: list[int] = []
@@ -188,7 +190,7 @@ def encode_pieces(pieces: Sequence[OutgoingBlocks]) -> pa.RecordBatch:
 
 
 def _checksums(piece: OutgoingBlocks, data: memoryview) -> array[int]:
-    """Return the checksum of each row. Two threads may both compute them; the results are equal."""
+    """Return the checksum of each row. If two threads compute them at the same time, the results are equal."""
     known = piece.checksums
     if known is not None and known.rows is not None:
         return known.rows
@@ -248,7 +250,7 @@ def decode_batch(batch: pa.RecordBatch, checked: Sequence[pa.Array] = ()) -> Row
 
 
 def _offsets(buffer: pa.Buffer, first: int, count: int) -> list[int]:
-    """Return the offsets of a binary column. The buffer of a hostile column may have any length."""
+    """Return the offsets of a binary column. In a hostile message, the buffer may have any length."""
     return memoryview(buffer).cast("B")[4 * first : 4 * (first + count + 1)].cast("i").tolist()
 
 
@@ -259,7 +261,7 @@ def decode_rows(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def group_by_size(sizes: Sequence[int], target_bytes: int = TARGET_BYTES) -> list[range]:
-    """Return consecutive groups of rows, one group per batch. A group has at most ``target_bytes``, or a single row."""
+    """Divide rows into consecutive groups, one per batch: at most ``target_bytes``, or a single row."""
     groups: list[range] = []
     start = total = 0
     for number, size in enumerate(sizes):

@@ -1,15 +1,15 @@
-"""Values of messages in shared memory: how the sender places them, and how the receiver reads them.
+"""Values of messages in shared memory: the sender places them there, and the receiver reads them.
 
-Such a message has an offset in place of a batch (see ``parts``). The sender copies the values to free memory of its own
-(:class:`Outbox`) and reuses that memory when the receiver has consumed the values, which happens in the order of
-sending. It always uses the lowest free offset, so that it mostly reuses the same few MiB, which stay in the processor's
-cache.
+A message with values in shared memory has an offset in place of a batch (see ``parts``). The sender copies the values
+to free memory of its own (:class:`Outbox`). Values are consumed in the order in which they were sent, and their memory
+is then reused. The sender always chooses the lowest free offset, so it mostly reuses the same few MiB, which stay in
+the processor's cache.
 
-Values in the sender's *store*, memory outside of any stream that the receiver maps, are lent instead of copied. They
-must not change until the receiver has consumed them.
+If the values are in the sender's *store*, which is memory outside of any stream that the receiver maps, they are lent
+instead of copied. They must not change until the receiver has consumed them.
 
-A trainer reads values in place. A pserver reads a copy (:class:`CopyingInbox`), because the owner of the memory could
-change it between the check and the use.
+A trainer reads the values in place. A pserver copies them first (:class:`CopyingInbox`), because the trainer could
+change them after they have been checked.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from flightedl.errors import MessageError, UnavailableError
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Smaller values travel in the message, because placing them in shared memory would cost just as much.
+#: Smaller values are sent in the message, because placing them in shared memory would cost just as much.
 SHARED_FROM_BYTES = 4096
-#: Limit on the values that are not yet consumed; a single message may exceed it.
+#: Maximum bytes of unconsumed values. A single message may exceed it.
 UNCONSUMED_LIMIT_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
 #: Added to an offset to mark it as an offset in the store.
 _IN_STORE = 1 << 63
-#: Below the size at which glibc starts to bypass the cache, see ``config.tuned_environment``.
+#: Below the size above which glibc's copies bypass the cache; see ``config.tuned_environment``.
 _PIECE_BYTES = 960 << 10
 _PAGE_BYTES = 4096
 _COLLISION_BYTES = 512
 
 
 class Outbox:
-    """The sender's end: values that the receiver has not consumed yet. For one thread.
+    """The sender's end, which tracks values that the receiver has not consumed. Not thread-safe.
 
     Args:
         memory: (n,) bytes that both sides map.
@@ -51,14 +51,14 @@ class Outbox:
         self._store_at = 0 if store is None else store.ctypes.data
         self._memory = memory
         self.least_bytes = least_bytes
-        #: Start, end and size of each message's values, and references to lent values; oldest message first.
+        #: Start, end and size of each message's values, and references to values that were lent, oldest message first.
         self._unconsumed: deque[tuple[int, int, int, list[memoryview]]] = deque()
         #: Number of these messages.
         self.unconsumed = 0
         self._unconsumed_bytes = 0
 
     def put(self, values: Sequence[memoryview], size_bytes: int) -> int | None:
-        """Copy values to the memory, in order, or lend them from the store.
+        """Place values: lend them if they are in the store, otherwise copy them in order.
 
         Args:
             values: Bytes-like values.
@@ -84,7 +84,7 @@ class Outbox:
         return start
 
     def _place_in_store(self, values: Sequence[memoryview]) -> int | None:
-        """Return the offset of values in the store, or None if they are not contiguous there."""
+        """Return the offset of the values in the store, or None if they are not contiguous there."""
         if self._store is None or not values:
             return None
         first = place = np.frombuffer(values[0], np.uint8).ctypes.data - self._store_at
@@ -95,7 +95,7 @@ class Outbox:
         return first if first >= 0 and place <= self._store.size else None
 
     def end(self) -> None:
-        """Forget all values. The caller has revoked the values that were lent."""
+        """Forget all values. The caller must have revoked those that were lent."""
         self._unconsumed.clear()
         self.unconsumed = 0
 
@@ -104,13 +104,13 @@ class Outbox:
         return self._free_place(size_bytes) is not None
 
     def consumed(self, count: int) -> None:
-        """Free the values of the ``count`` oldest messages, which the receiver has consumed."""
+        """Free the values of the ``count`` oldest messages, because the receiver has consumed them."""
         for _ in range(min(count, len(self._unconsumed))):
             self._unconsumed_bytes -= self._unconsumed.popleft()[2]
         self.unconsumed = len(self._unconsumed)
 
     def _free_place(self, size_bytes: int) -> int | None:
-        """Return the offset of the first gap of at least ``size_bytes``, or None."""
+        """Return the offset of the first gap of at least ``size_bytes``, or None if there is none."""
         if self._unconsumed and self._unconsumed_bytes + size_bytes > UNCONSUMED_LIMIT_BYTES:
             return None
         place = 0
@@ -122,14 +122,14 @@ class Outbox:
 
 
 class Inbox:
-    """The receiver's end: reads the sender's values in place.
+    """The receiver's end, which reads the sender's values in place.
 
     Args:
         memory: (n,) bytes of the sender.
         store: (n,) bytes from which the sender lends; None if it has no store.
     """
 
-    #: True if the newest values, read as floats of 32 or 64 bits, are known to be finite.
+    #: True if the most recent values, read as 32-bit or 64-bit floats, are known to be finite.
     is_finite = False
 
     def __init__(self, memory: Bytes, store: Bytes | None = None) -> None:
@@ -137,7 +137,7 @@ class Inbox:
         self._store = store
 
     def take(self, start: int, size_bytes: int) -> memoryview:
-        """Return the values at an offset.
+        """Return the values that begin at an offset.
 
         Raises:
             MessageError: they extend beyond the end of the memory.
@@ -156,7 +156,7 @@ class Inbox:
 
 
 class CopyingInbox(Inbox):
-    """The receiver's end that copies values before it checks and uses them. A copy is valid until the next ``take``.
+    """The receiver's end that copies values before checking and using them. A copy is valid until the next ``take``.
 
     Args:
         memory: See ``Inbox``.
@@ -189,16 +189,17 @@ class CopyingInbox(Inbox):
 
 
 def copy_to_cache(target: Bytes, source: Bytes) -> None:
-    """Copy bytes through the cache, because the target is read soon."""
+    """Copy bytes through the processor's cache, because the target will be read soon."""
     for start in range(0, source.size, _PIECE_BYTES):
         target[start : start + _PIECE_BYTES] = source[start : start + _PIECE_BYTES]
 
 
 def copy_past_cache(target: Bytes, source: Bytes) -> None:
-    """Copy bytes past the cache, because the target is not read soon (see ``config.tuned_environment``).
+    """Copy bytes past the cache, because the target will not be read soon (see ``config.tuned_environment``).
 
-    If the target's offset in its page is slightly above the source's, the processor mistakes each read for one of bytes
-    that it has just written, and waits for them: 2.6 GB/s instead of 26 on an AMD machine. Such copies use the cache.
+    If the target's offset within its page is slightly higher than the source's, the processor mistakes each read for a
+    read of bytes that it has just written, and waits: on an AMD machine, the copy then runs at 2.6 GB/s instead of 26.
+    In this case, the bytes are copied through the cache.
     """
     if source.size > _PIECE_BYTES and 0 < (_address(target) - _address(source)) % _PAGE_BYTES < _COLLISION_BYTES:
         copy_to_cache(target, source)

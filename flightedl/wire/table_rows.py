@@ -1,22 +1,22 @@
-"""Wire format of rows of embedding tables: the values of a part whose blocks are buckets (see ``parts``).
+"""Wire format for rows of embedding tables: values of a message part whose blocks are buckets (see ``parts``).
 
-The bytes of one part are a *payload*, little-endian:
+The bytes of a part are a *payload*, in little-endian byte order:
 
-* ``uint32`` 2, the version of this layout, and ``uint32`` number of sections
-* 16 bytes for each section: ``uint16`` kind, ``uint16`` 0, ``uint32`` number of the table, ``uint64`` number of rows
-* the ids of all sections with ids, in the order of the sections, as ``uint64``
-* the values of all sections with values, in the order of the sections, as ``float32``
+* ``uint32`` 2, the version of this layout; ``uint32`` number of sections
+* for each section, 16 bytes: ``uint16`` kind; ``uint16`` 0; ``uint32`` number of the table; ``uint64`` number of rows
+* the ids of all sections that have ids, as ``uint64``, in the order of the sections
+* the values of all sections that have values, as ``float32``, in the order of the sections
 
-So the ids and the values of many tables are sent and received as two arrays. The kinds of sections:
+In this layout, the ids of all tables form one array, and so do their values. Kinds of sections:
 
 * ``GRADIENTS``: n distinct ids, and (n, dim) gradients. A batch that pushes to a table sends this section to every
-  pserver, empty if the pserver has none of the ids, because the batch's weight counts in the table's mean.
-* ``WANTED``: n ids to look up. They may repeat.
-* ``ROWS``: (n, dim) values, in the order of the ids in the lookup.
-* ``UNKNOWN``: n ids of the lookup without a row, in a table that declares this an error. Their values are zero.
+  pserver, even if the pserver owns none of the ids, because the batch's weight counts in the table's mean.
+* ``WANTED``: n ids to look up, with possible repetitions.
+* ``ROWS``: (n, dim) values, in the order in which the lookup listed the ids.
+* ``UNKNOWN``: n ids of the lookup that have no row, for tables in which this is an error. Their values are zero.
 
-A payload without sections reports that the version of the part has been reached. Ids are integers; the client converts
-texts. Received arrays are read-only views of network memory, valid as long as the message.
+A payload without sections reports that the part's version has been reached. Ids are integers; the client converts
+strings. Received arrays are read-only views of network memory, valid as long as the message.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Payload = npt.NDArray[np.uint8]
 LAYOUT = 2
 START = Struct("<II")
 _SECTION = np.dtype([("kind", "<u2"), ("zero", "<u2"), ("table", "<u4"), ("rows", "<u8")])
-#: Number of bytes before the sections, and of each section.
+#: Number of bytes before the sections; number of bytes per section.
 IDS_AT, SECTION_BYTES = START.size, _SECTION.itemsize
 _ID_BYTES, _VALUE_BYTES = 8, 4
-#: Maximum number of sections in a payload: two for each table.
+#: Maximum number of sections in a payload: two per table.
 SECTIONS_LIMIT = 65_536
 
 
@@ -58,7 +58,7 @@ class Kind(IntEnum):
     UNKNOWN = 4
 
 
-#: 1 for each kind of section that has ids, or values.
+#: 1 for each kind of section that has ids; 1 for each kind that has values.
 _HAS_IDS = np.array([0, 1, 1, 0, 1])
 _HAS_VALUES = np.array([0, 1, 0, 1, 0])
 
@@ -71,7 +71,7 @@ class Section(NamedTuple):
     table: int
     #: (n,); empty for ``ROWS``.
     ids: Ids
-    #: (n, dim); None if the kind has none.
+    #: (n, dim) values; None if the section's kind has no values.
     values: Floats | None = None
 
 
@@ -79,12 +79,12 @@ class Section(NamedTuple):
 class Sections:
     """The n sections of a payload."""
 
-    #: (n,) each: kind, number of the table, elements in a row, number of rows.
+    #: Four (n,) arrays: kind, number of the table, elements per row, number of rows.
     kinds: Numbers
     tables: Numbers
     dims: Numbers
     counts: Numbers
-    #: Ids and values of all sections, flat, in the order of the sections.
+    #: Ids and values of all sections, flattened, in the order of the sections.
     ids: Ids
     values: Floats
 
@@ -99,7 +99,7 @@ class Sections:
 
 
 def rows_payload(tables: Sequence[int], dims: Sequence[int], counts: Sequence[int]) -> tuple[Payload, Floats]:
-    """Return a payload with a ``ROWS`` section for each table, and its uninitialized values for the caller to fill."""
+    """Return a payload with one ``ROWS`` section per table, and its uninitialized values for the caller to fill."""
     header = header_of([(Kind.ROWS, table, count) for table, count in zip(tables, counts, strict=True)])
     payload = np.empty(len(header) + _VALUE_BYTES * sum(map(mul, dims, counts)), np.uint8)
     payload.data[: len(header)] = header
@@ -107,7 +107,7 @@ def rows_payload(tables: Sequence[int], dims: Sequence[int], counts: Sequence[in
 
 
 def new_gradients(ids: Ids, dim: int) -> Floats:
-    """Return an uninitialized (n, dim) array for the gradients of (n,) ids, placed inside of a payload's memory."""
+    """Return an uninitialized (n, dim) array for gradients of (n,) ids. It is located in the memory of a payload."""
     start = IDS_AT + SECTION_BYTES
     values_at = start + ids.nbytes
     payload = np.empty(values_at + _VALUE_BYTES * dim * len(ids), np.uint8)
@@ -116,7 +116,7 @@ def new_gradients(ids: Ids, dim: int) -> Floats:
 
 
 def payload_of(table: int, ids: Ids, gradients: Floats) -> Payload:
-    """Return the payload of one table's gradients. They are not copied if ``new_gradients`` returned the array."""
+    """Return the payload with one table's gradients. If ``new_gradients`` created the array, it is not copied."""
     payload, values_at = gradients.base, IDS_AT + SECTION_BYTES + ids.nbytes
     if (
         not isinstance(payload, np.ndarray)
@@ -129,7 +129,7 @@ def payload_of(table: int, ids: Ids, gradients: Floats) -> Payload:
 
 
 def encode_sections(sections: Sequence[Section]) -> Payload:
-    """Return the payload of some sections, (n,) bytes."""
+    """Return the payload of these sections as (n,) bytes."""
     ids = [np.ascontiguousarray(each.ids, np.uint64).data for each in sections if _HAS_IDS[each.kind]]
     values = [np.ascontiguousarray(each.values, np.float32).data for each in sections if each.values is not None]
     header = header_of(
@@ -139,12 +139,12 @@ def encode_sections(sections: Sequence[Section]) -> Payload:
 
 
 def header_of(sections: Sequence[tuple[int, int, int]]) -> bytes:
-    """Return the bytes of a payload before its ids, given the kind, table and number of rows of each section."""
+    """Return the part of a payload before its ids, given each section's kind, table and number of rows."""
     fields = chain.from_iterable((kind, 0, table, rows) for kind, table, rows in sections)
     return pack("<II" + "HHIQ" * len(sections), LAYOUT, len(sections), *fields)
 
 
-#: Payload without sections: the version has been reached.
+#: Payload without sections, which reports that the version has been reached.
 NOTHING: Payload = np.frombuffer(START.pack(LAYOUT, 0), np.uint8)
 
 
