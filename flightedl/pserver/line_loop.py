@@ -60,6 +60,10 @@ class LineLoop:
         self._parked: set[Lent] = set()
         #: True if the loop is about to check parked steps anyway.
         self._is_awake = False
+        #: Held while another thread uses the event, and while the loop's thread closes it.
+        self._waking = threading.Lock()
+        #: Event by which other threads wake the newest thread of the loop; None after its end.
+        self._event: int | None = None
 
     def enter(self) -> None:
         """Count a new step stream."""
@@ -73,7 +77,7 @@ class LineLoop:
             if not self._streams and self._thread is not None:
                 # Not joined: joining would register gRPC's foreign thread with Python's threading module.
                 self._thread = None
-                os.eventfd_write(self._event, 1)
+                self._write_event()
 
     def lend(self, conversation: Lent) -> None:
         """Serve the conversation until it is handed back."""
@@ -91,13 +95,20 @@ class LineLoop:
     def wake(self) -> None:
         """Check the parked steps, because blocks may have changed."""
         if self._parked and not self._is_awake:
-            os.eventfd_write(self._event, 1)
+            self._write_event()
+
+    def _write_event(self) -> None:
+        with self._waking:
+            if self._event is not None:
+                os.eventfd_write(self._event, 1)
 
     def _start(self) -> None:
         self._poller = select.epoll()
-        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poller.register(self._event, select.EPOLLIN)
-        arguments = (self._poller, self._event)
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        with self._waking:
+            self._event = event
+        self._poller.register(event, select.EPOLLIN)
+        arguments = (self._poller, event)
         self._thread = threading.Thread(target=self._run, args=arguments, name="flightedl-lines", daemon=True)
         self._thread.start()
 
@@ -119,7 +130,11 @@ class LineLoop:
                 self._is_awake = False
                 timeout_s = self._look() if self._parked else _LONG_S
         poller.close()
-        os.close(event)
+        with self._waking:
+            # Another thread of the loop may have started since.
+            if self._event == event:
+                self._event = None
+            os.close(event)
 
     def _look(self) -> float:
         now = self._now()

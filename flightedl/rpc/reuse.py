@@ -12,6 +12,7 @@ between two requests.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ HeldKind = TypeVar("HeldKind", bound=Held)
 
 
 class ReusableExchange(Generic[HeldKind]):
-    """Keeps at most one stream open. If it is in use, other threads get separate streams.
+    """Keeps at most one stream open. If it is in use, other threads get separate streams. Thread-safe.
 
     Args:
         verb: Verb with which the stream is opened. Requests are messages on the stream.
@@ -81,6 +82,7 @@ class ReusableExchange(Generic[HeldKind]):
         self._descriptor = msgspec.json.encode({"verb": verb})
         self._schema = schema
         self._clock = clock
+        self._lock = threading.Lock()
         self._held: HeldKind | None = None
 
     @property
@@ -106,7 +108,7 @@ class ReusableExchange(Generic[HeldKind]):
 
     def begin(self, connection: Connection, *, timeout_s: float) -> HeldKind:
         """Return an open stream for one request (see ``use``). The caller must call ``end`` afterwards."""
-        held, self._held = self._held, None
+        held = self._keep(None)
         if held is not None:
             now = self._clock.now()
             if connection is held.connection and now <= held.old_at and now + timeout_s <= held.ends_at:
@@ -119,15 +121,21 @@ class ReusableExchange(Generic[HeldKind]):
         if error is not None:
             held.exchange.__exit__(type(error), error, error.__traceback__)
             return
-        other, self._held = self._held, held
+        other = self._keep(held)
         if other is not None:
             _end(other.exchange)
 
     def close_idle(self) -> None:
         """Close the stream without waiting. The next request opens a new one."""
-        held, self._held = self._held, None
+        held = self._keep(None)
         if held is not None:
             _end(held.exchange)
+
+    def _keep(self, held: HeldKind | None) -> HeldKind | None:
+        """Replace the kept stream, and return the one kept before."""
+        with self._lock:
+            before, self._held = self._held, held
+            return before
 
     def _open(self, connection: Connection, timeout_s: float) -> HeldKind:
         now, lifetime_s = self._clock.now(), _LIFETIME_S + timeout_s

@@ -1,0 +1,170 @@
+"""Every order in which a lease is renewed, used, moved and released, with slow and lost replies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flightedl.coordination import keeper
+from flightedl.coordination.keeper import HeldKey
+from flightedl.testing import memory_coordinator
+from flightedl.testing.memory_coordinator import MemoryCoordinator, MemoryLease
+from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, swaps
+
+from .scheduler import Run, VirtualClock, explore, finds, running
+
+KEY, TTL_S = "lock", 6.0
+KEEP, MOVE, RELEASE = (f"coordination.keeper:HeldKey.{name}" for name in ("_keep", "_move", "release"))
+
+
+class Holder:
+    """A held key, and the store that knows who really holds it."""
+
+    def __init__(self) -> None:
+        clock: Any = VirtualClock()
+        self.coordinator = MemoryCoordinator(clock)
+        self.losses: list[str] = []
+        held = HeldKey.claim(self.coordinator, clock, KEY, b"me", TTL_S, self.losses.append)
+        assert held is not None
+        self.held = held
+
+    def require_sound(self) -> None:
+        """Fail if the holder trusts its key although the store has given it up."""
+        store = self.coordinator._store
+        with store.condition:
+            store.expire()
+        assert not self.held.is_held or KEY in store.entries, "a key is trusted after its lease has ended"
+
+
+@pytest.fixture
+def slow_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delay every reply to a renewal by more than half of the time for which it is trusted."""
+    renew = MemoryLease.renew
+
+    def slowly(self: MemoryLease) -> None:
+        renew(self)
+        running().sleep(2.5)
+
+    monkeypatch.setattr(MemoryLease, "renew", slowly)
+
+
+def losing(run: Run) -> None:
+    """A holder that can no longer reach etcd stops before its lease ends."""
+    holder = Holder()
+
+    def disconnect() -> None:
+        run.sleep(1.5)
+        holder.coordinator.disconnect()
+
+    def look() -> None:
+        for _ in range(24):
+            run.sleep(0.5)
+            holder.require_sound()
+
+    run.threads(disconnect, look)
+    assert not holder.held.is_held
+    assert len(holder.losses) == 1
+
+
+def releasing(run: Run) -> None:
+    """A released key is free when the call returns, and its holder is not told that it lost it."""
+    holder = Holder()
+
+    def wait() -> None:
+        run.sleep(1.0)
+
+    def release() -> None:
+        run.sleep(1.0)
+        holder.held.release()
+        assert run.now == 1.0, "a release waits for the next renewal"
+        assert KEY not in holder.coordinator._store.entries, "a released key is still held"
+        assert not holder.held.is_held
+
+    run.threads(wait, release)
+    run.sleep(10.0)
+    assert holder.losses == []
+    assert not holder.coordinator._store.leases
+
+
+def moving(run: Run) -> None:
+    """A key moves to a lease with another time to live, and no other lease is left."""
+    holder = Holder()
+
+    def shorten() -> None:
+        holder.held.hold_for(3.0)
+
+    def look() -> None:
+        for _ in range(8):
+            run.sleep(0.5)
+            holder.require_sound()
+
+    run.threads(shorten, look)
+    assert holder.held.is_held
+    assert holder.held.ttl_s == 3.0
+    assert list(holder.coordinator._store.leases) == [holder.held.lease_id]
+
+
+def half_moved(run: Run) -> None:
+    """If it is unknown on which lease a key is, the shorter of both times to live applies."""
+    holder = Holder()
+    coordinator: Any = holder.coordinator
+    transact = coordinator.transact
+
+    def lose_reply(*args: object) -> object:
+        coordinator.fail_next("lost_reply")
+        try:
+            return transact(*args)
+        finally:
+            coordinator.disconnect()
+
+    def shorten() -> None:
+        holder.held.hold_for(3.0)
+
+    def look() -> None:
+        for _ in range(12):
+            run.sleep(0.5)
+            holder.require_sound()
+
+    coordinator.transact = lose_reply
+    run.threads(shorten, look)
+    assert not holder.held.is_held
+
+
+@pytest.mark.usefixtures("slow_renewals")
+def test_a_lease_is_trusted_from_the_moment_of_the_request() -> None:
+    assert explore(losing, [keeper], deviations=1).is_complete
+
+
+@pytest.mark.parametrize("program", [releasing, moving, half_moved])
+def test_a_key_is_released_and_moved_completely(program: Any) -> None:
+    assert explore(program, [keeper], deviations=1).is_complete
+
+
+@pytest.mark.usefixtures("slow_renewals")
+def test_a_lease_that_is_trusted_from_the_reply_is_found() -> None:
+    flaw = bug("trusted from the reply", swaps(KEEP, "_note_renewed(sent_at)", "_note_renewed(self._clock.now())"))
+    finds(flaw, losing, [keeper], deviations=0)
+
+
+@pytest.mark.parametrize(
+    ("program", "flaw"),
+    [
+        (releasing, bug("the loss is reported, too", drops(RELEASE, "self._is_released = True"))),
+        (
+            releasing,
+            bug("the renewal thread goes on", drops("coordination.keeper:HeldKey._lose", "self._is_over.set()")),
+        ),
+        (
+            half_moved,
+            bug(
+                "the longer time to live applies while a key moves",
+                rewrites(MOVE, "self._tenure.ttl_s = min(self.ttl_s, lease.ttl_s)", "pass"),
+            ),
+        ),
+        (moving, bug("former leases stay", drops(MOVE, "each.revoke()"))),
+    ],
+    ids=lambda value: getattr(value, "what", ""),
+)
+def test_a_key_that_is_kept_too_long_is_found(program: Any, flaw: Planted) -> None:
+    finds(flaw, program, [keeper, memory_coordinator], deviations=1)
