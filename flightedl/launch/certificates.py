@@ -12,14 +12,14 @@ from flightedl.rpc.authentication import SERVER_NAME, Role, name_in_certificate
 if TYPE_CHECKING:
     from flightedl.adapters.certificates import Member
 
-#: Host names, IPv4 and IPv6 addresses. The first label of a name may be ``*``.
+#: Host names, IPv4 addresses and IPv6 addresses. The first label of a host name may be ``*``.
 _HOST = re.compile(r"(\*\.)?[\w:]([\w.:-]{0,251}[\w:])?", re.ASCII)
-#: Name used like a role for a job's own etcd. Masters and pservers do not accept the etcd's certificate.
+#: Takes the place of a role in the certificate of a job's own etcd. Masters and pservers reject that certificate.
 ETCD = "etcd"
 
 
 def members(job: str, etcd_hosts: Sequence[str]) -> list[Member]:
-    """Return one member per role, and one for etcd, valid for these names and addresses and for loopback.
+    """Return a member for each role and one for etcd, valid for these names and addresses and for loopback.
 
     Raises:
         UsageError: a host contains characters that are not allowed in names and addresses.

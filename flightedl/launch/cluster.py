@@ -1,4 +1,4 @@
-"""A job's servers, and optionally its trainers, as processes on this machine: ``fe.local()``.
+"""A job's servers, and optionally its trainers, as processes on this machine (``fe.local()``).
 
 ::
 
@@ -85,7 +85,7 @@ class LocalCluster:
         if record is not None:
             more["record"] = str(directory_of(record, "record"))
         page_port = free_ports(1)[0] if page else 0
-        #: URL of the job's page, which responds once a master is running; empty without a page.
+        #: URL of the job's page, which works once a master is running; empty if there is no page.
         self.page_url = f"http://127.0.0.1:{page_port}/" if page else ""
         self._programs = Programs(job, pservers, checkpoint, etcd, trainers, standby, page_port, more)
         self.job = job
@@ -95,8 +95,8 @@ class LocalCluster:
         self._report: OnEvent = on_event or (lambda _: None)
         self._forks = forks
         self._clock = SystemClock()
-        #: True to end a process's leases as soon as the supervisor sees it end; False to let them expire, as on a
-        #: cluster without a supervisor.
+        #: True to end a process's leases as soon as the supervisor sees that it has ended; False to let them expire, as
+        #: on a cluster without a supervisor.
         self.revokes_leases = True
         self._resources: contextlib.ExitStack | None = None
         self._supervisor: Supervisor | None = None
@@ -109,25 +109,25 @@ class LocalCluster:
 
     @property
     def etcd_address(self) -> str:
-        """``host:port`` of the job's etcd. Available once the cluster has started."""
+        """``host:port`` of the job's etcd. Valid once the cluster has started."""
         if self._programs.etcd_address is None:
             raise UsageError(_NOT_STARTED)
         return self._programs.etcd_address
 
     @property
     def directory(self) -> Path:
-        """Directory of logs and results. Available once the cluster has started."""
+        """Directory of logs and results. Valid once the cluster has started."""
         if self._directory is None:
             raise UsageError(_NOT_STARTED)
         return self._directory
 
     @property
     def processes(self) -> tuple[ProcessView, ...]:
-        """All processes, with their pids and start counts."""
+        """All processes, with their pids and how often they were started."""
         return self._running().processes()
 
     def pid(self, role: str, index: int = 0) -> int | None:
-        """Return the pid of a process, or None if it is being replaced or has finished.
+        """Return the pid of a process, or None if it has finished or is being replaced.
 
         Args:
             role: "etcd", "master", "pserver" or "trainer".
@@ -154,12 +154,12 @@ class LocalCluster:
         return child.pid
 
     def outcome(self, timeout_s: float = 0.0) -> Outcome | None:
-        """Return how the job ended, or None if it is still running after ``timeout_s``."""
+        """Return how the job ended, or None if it has not ended after ``timeout_s``."""
         return self._running().outcome(timeout_s)
 
     def status(self) -> JobStatus:
-        """Return a connection for requesting the job's status from the master. Close it after use."""
-        # Imported lazily: importing takes as long as starting etcd, and is needed only once processes are running.
+        """Return a connection for requesting the job's status from the master. The caller closes it."""
+        # Imported lazily: the import takes as long as starting etcd, and is needed only once processes are running.
         from flightedl.launch.status import JobStatus
 
         return JobStatus(self._programs.common, self._clock)
@@ -167,7 +167,7 @@ class LocalCluster:
     # Lifecycle
 
     def start(self, *, ready_s: float | None = 60.0, is_unwanted: Callable[[], bool] = lambda: False) -> Self:
-        """Start everything and wait until the master and all pservers are ready.
+        """Start all processes, and wait until the master and all pservers are ready.
 
         First waits until the leases of an earlier job with this name have ended (see ``liveness``).
 
@@ -228,7 +228,7 @@ class LocalCluster:
         return self
 
     def stop(self, drain_s: float = 0.0, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Close all sessions opened by ``connect``, then stop and remove everything. May be called twice.
+        """Close all sessions opened by ``connect``, then stop all processes and delete temporary files.
 
         Args:
             drain_s: Additional seconds for the servers to write a last checkpoint.
@@ -247,7 +247,7 @@ class LocalCluster:
     def connect(self, *, fresh: bool = False, **arguments: Any) -> Job:
         """Connect to this cluster's job with the arguments of ``fe.connect()``.
 
-        The session ends with the cluster at the latest.
+        The session ends when the cluster does, or earlier if it is closed.
 
         Args:
             fresh: If the job was started before, restart the servers and begin it from scratch.
@@ -302,7 +302,7 @@ class LocalCluster:
         self.stop()
 
     def _require_places(self) -> None:
-        """Check, before anything is started, that the job can write its files.
+        """Check that the job can write its files, before anything is started.
 
         Raises:
             UsageError: a directory cannot be created, or the storage cannot be reached.
@@ -350,7 +350,7 @@ class LocalCluster:
 
 
 def local(pservers: int = 1, **arguments: Any) -> LocalCluster:
-    """Return a cluster on this machine, for use in a ``with`` block.
+    """Return a cluster on this machine, to be used in a ``with`` block.
 
     Args:
         pservers: Number of parameter servers; 0 for trainers that only share data.

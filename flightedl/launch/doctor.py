@@ -1,7 +1,7 @@
 """Queries every process of a job, for diagnosis by ``domain.diagnosis``.
 
-A missing answer is also an observation, so no function here raises an error if a server is gone. All processes are
-queried concurrently, so unresponsive processes cost a few seconds in total, not a few seconds each.
+A missing answer is also an observation, so no function here raises an error if a server is unreachable. All processes
+are queried concurrently, so even many unresponsive processes delay the result by only a few seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 
 _CALL_S = 3.0
 _CONNECT_S = 1.5
-#: A trainer reports at least every 5 s, and sends its stacks with the next report.
+#: A trainer reports at least every 5 s, and sends its stack traces with the next report.
 _STACKS_S = 12.0
 _AT_ONCE = 16
 
@@ -81,7 +81,7 @@ class Doctor:
         self._connector = tool_connector(chosen.tls_dir)
 
     def look(self, *, with_stacks: bool = False) -> Observations:
-        """Query every process once. ``with_stacks`` adds the stacks of all threads."""
+        """Query every process once. ``with_stacks`` includes the stack traces of all threads."""
         endpoints = _at_once(self._ask_etcd, self._etcd.each_endpoint)
         here, chosen = Path(), self._chosen
         found_disk = disk_of(here)
@@ -122,7 +122,7 @@ class Doctor:
         return self._with_stacks(seen, dict(texts), trainers)
 
     def explain(self, seen: Observations) -> tuple[Observations, list[Finding]]:
-        """Return the findings. Slow trainers are first asked for their stacks."""
+        """Return the findings. If trainers are slow, their stack traces are requested first."""
         found = examine(seen)
         slow = [each.who for each in found if each.cause is Cause.TRAINER_IS_SLOW and each.who not in seen.stacks]
         if not slow or seen.master is None:
@@ -178,7 +178,7 @@ class Doctor:
         return self._tried(address, ask)
 
     def _tried(self, address: str, ask: Callable[[], Result]) -> tuple[Asked, Result | None]:
-        """Query a server. Return the outcome of the query and the server's answer."""
+        """Query a server. Return the outcome of the query, and the server's answer."""
         asked = Asked(address=address, is_connected=_is_listening(address))
         if not asked.is_connected:
             return dataclasses.replace(asked, error=f"nothing listens at {address}", code="unavailable"), None
@@ -208,7 +208,7 @@ class Doctor:
 
 
 def _is_listening(address: str) -> bool:
-    """True if ``host:port`` accepts a TCP connection. Sends nothing."""
+    """True if ``host:port`` accepts a TCP connection. No data is sent."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S):

@@ -1,14 +1,14 @@
-"""An etcd for one job: a single member, on this machine, for the lifetime of the job.
+"""An etcd for one job: a single member on this machine that runs as long as the job.
 
 Rules:
 
-* It listens on 127.0.0.1 only, on ports that were free a moment before (etcd does not support port 0). If another
+* It listens only on 127.0.0.1, on ports that were free a moment earlier (etcd does not support port 0). If another
   process takes one of them first, other ports are tried.
-* Its data is in a temporary directory that :meth:`EmbeddedEtcd.close` removes. If the *process* is killed,
+* Its data is in a temporary directory, which :meth:`EmbeddedEtcd.close` removes. If its *process* is killed,
   :meth:`EmbeddedEtcd.start_again` restarts it with the same data and ports.
-* It does not sync to disk (``--unsafe-no-fsync``), which is acceptable for data that ends with the job, but not for a
-  cluster's etcd. Old revisions are compacted and the log is truncated often, so that jobs with millions of tasks stay
-  small.
+* It does not sync to disk (``--unsafe-no-fsync``). This is acceptable for data that is not needed after the job, but
+  not for the etcd of a cluster. Old revisions are compacted, and the log is truncated often, so that jobs with millions
+  of tasks stay small.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _READY_POLL_S = 0.02
 
 
 class EmbeddedEtcd:
-    """One etcd process with a temporary data directory.
+    """One etcd process and its temporary data directory.
 
     Args:
         children: Starts the process and reaps it.
@@ -42,7 +42,7 @@ class EmbeddedEtcd:
     def __init__(self, children: Children, program: str | None = None) -> None:
         self._children = children
         self._program, version = (program, ()) if program else find_etcd()
-        #: Warning about the program, for the user; empty if there is none.
+        #: A warning to users about the etcd program; empty if there is none.
         self.warning = ""
         if version and not is_sound(version):
             self.warning = (
@@ -57,7 +57,7 @@ class EmbeddedEtcd:
 
     @property
     def address(self) -> str:
-        """``host:port`` for clients. Available once etcd has started."""
+        """``host:port`` for clients. Valid once etcd has started."""
         if self._ports is None:
             raise ValueError("etcd was not started")
         return f"{_HOST}:{self._ports[0]}"
@@ -69,7 +69,7 @@ class EmbeddedEtcd:
         return self._child
 
     def start(self) -> Child:
-        """Start etcd, and wait until it answers.
+        """Start etcd and wait until it answers.
 
         Raises:
             UnavailableError: it does not start; contains its last line of output.
@@ -90,7 +90,7 @@ class EmbeddedEtcd:
         raise UnavailableError(f"etcd ({self._program}) does not start: {reason}")
 
     def start_again(self) -> Child:
-        """Restart etcd after its process ended, with the same address and data.
+        """Restart etcd, whose process has ended, with the same address and data.
 
         Does not wait for an answer: etcd may be killed before it answers, or be slow on a busy machine. The supervisor
         watches the process, and all clients retry.
@@ -108,7 +108,7 @@ class EmbeddedEtcd:
         return self._child
 
     def close(self) -> None:
-        """Stop etcd and remove its data."""
+        """Stop etcd and delete its data."""
         if self._child is not None:
             self._children.stop([self._child], grace_s=0.5)
         self._children.remove_directory(self._directory)
@@ -152,7 +152,7 @@ def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
 
 
 def _is_healthy(port: int, member: str) -> bool:
-    """True if this particular etcd answers at the port and has a leader. Another etcd may have taken the port."""
+    """True if this very etcd answers at the port and has a leader. Another etcd may have taken the port."""
     # Imported while etcd starts.
     import http.client
 

@@ -1,4 +1,4 @@
-"""Descriptions of failed and skipped work."""
+"""Descriptions of failed and skipped work, for users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def place_of(piece: FailedPiece) -> str:
 
 
 def joined(pieces: Iterable[FailedPiece]) -> list[FailedPiece]:
-    """Sort failures by task and batch, and merge adjacent failures in a chunk that have the same error."""
+    """Sort failures by task and batch, and merge adjacent failures of a chunk that have the same error."""
     found: list[FailedPiece] = []
     for piece in sorted(pieces, key=lambda each: (each.epoch, each.task, each.first_batch)):
         last = found[-1] if found else None
@@ -37,7 +37,7 @@ def joined(pieces: Iterable[FailedPiece]) -> list[FailedPiece]:
 
 
 def failed_tasks(status: StatusReply) -> int:
-    """Return the number of tasks that failed or have failed parts, counted once per epoch."""
+    """Return the number of tasks with failed batches. A task that fails in two epochs counts twice."""
     return max(len({(piece.epoch, piece.task) for piece in status.failed}), status.tasks.failed)
 
 
@@ -54,7 +54,7 @@ def _continues(last: FailedPiece, piece: FailedPiece) -> bool:
 
 
 def skipped_of(status: StatusReply) -> str:
-    """Describe the data skipped as corrupt. Returns an empty string if there is none."""
+    """Describe the data that was skipped because it is corrupt; empty if none was."""
     counts = (
         (status.skipped_records, "corrupt record", "corrupt records"),
         (status.skipped_parts, "corrupt part of the files", "corrupt parts of the files"),
@@ -63,7 +63,7 @@ def skipped_of(status: StatusReply) -> str:
 
 
 def alarms_of(status: StatusReply) -> list[str]:
-    """Describe each problem that does not stop the job."""
+    """Describe each problem that does not prevent the job from continuing."""
     missing = status.missing_tasks
     alarms = {
         "checkpoints": status.checkpoint_alarm,

@@ -1,25 +1,25 @@
-"""The process from which a job's processes are forked, so that their common modules are imported only once.
+"""The process from which a job's processes are forked, so that they import their common modules only once.
 
-Without it, a small job on two cores would start five processes that each spend a second on imports, and each
-replacement would take another second. ``forking`` starts this process, and requests one process after another from it.
+Without it, a small job on two cores would start five processes that each spend a second on imports, and every
+replacement would take another second. ``forking`` starts this process and requests others from it.
 
-Forking is safe here because only modules are imported and machine code is loaded: gRPC, Flight and etcd's client have
-no objects and no threads yet. The process imports modules in the order in which processes will be requested, and checks
-for requests between modules, so the master and trainers already work while the pservers' compiler is being loaded. On
-two or more cores, the launcher starts a second such process for the pservers, which loads the compiler concurrently.
+Forking is safe here because this process only imports modules and loads machine code: gRPC, Flight and etcd's client
+have not created any objects or threads yet. It imports modules in the order in which processes will be requested, and
+checks for requests between two imports. So the master and the trainers already work while the pservers' compiler is
+being loaded. On two or more cores, a second such process loads the compiler for the pservers concurrently.
 
-A child is forked twice, and its parent exits immediately, so the kernel assigns it to the launcher, which has made
-itself the *subreaper* of its descendants. From then on the child is an ordinary child of the launcher: the launcher
-waits for it, and it dies with the launcher. The launcher is a subreaper only while it waits for an answer, because the
-user's program may have descendants that expect another parent.
+A child is forked twice, and its parent exits at once. The kernel then assigns the child to the launcher, which has made
+itself the *subreaper* of its descendants. From then on it is an ordinary child of the launcher: the launcher waits for
+it, and it dies with the launcher. The launcher is a subreaper only while it waits for an answer, because the user's
+program may have descendants that rely on having another parent.
 
-A child leads its own session and process group. It has the environment and working directory that the request states,
-its output goes to the pipe sent with the request, and ``ps`` shows its own command line.
+A child leads its own session and process group. It has the environment and the working directory in the request, writes
+its output to the pipe that came with the request, and appears in ``ps`` with its own command line.
 
-This process ends when the launcher ends, which closes the launcher's end of the socket.
+This process ends when the launcher ends, because its end of the socket is then closed.
 
-Not guaranteed: that libraries see the child's environment. A library that reads variables while it loads sees this
-process's, so the launcher starts it with those for the allocator, gRPC, and the number of BLAS threads.
+Not guaranteed: that libraries use the child's environment. A library that reads variables while it loads uses those of
+this process. So the launcher starts it with the variables for the allocator, gRPC, and the number of BLAS threads.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from typing import NamedTuple
 from flightedl.config import replace_environment
 from flightedl.process.tuning import defer_pandas, leave_out_pandas_and_scipy
 
-#: Last argument of this process. It reserves room for a child's command line.
+#: Last argument of this process. It reserves memory for the command line of a child.
 PADDING = "-" * 512
-#: Size of a number in a request and in its answer.
+#: Size in bytes of a number in a request and in its answer.
 NUMBER_BYTES = 8
-#: Kind of process -> modules it imports in addition to its main module.
+#: Kind of process -> the modules that it imports besides its main module.
 _IMPORTS = {
     "master": (
         "pyarrow.flight",
@@ -59,20 +59,20 @@ _IMPORTS = {
     "pserver": ("numba", "flightedl.kernels.compiled", "flightedl.pserver.main"),
 }
 _PR_SET_PDEATHSIG = 1
-#: Seconds between checks of a child's parent.
+#: Seconds between two checks of a child's parent.
 _LOOK_S = 0.0005
 
 
 class Request(NamedTuple):
-    """A process requested by the launcher."""
+    """A process that the launcher requests."""
 
-    #: A key of ``_IMPORTS``, or a module's dotted name to import first. Other kinds import nothing first.
+    #: A key of ``_IMPORTS``, or the dotted name of a module to import first. Other values import nothing first.
     kind: str
     #: The module to run as ``__main__``, and its arguments.
     module: str
     arguments: list[str]
     environment: dict[str, str]
-    #: Working directory; empty means the fork server's.
+    #: Working directory; empty for that of the fork server.
     directory: str
     #: Pid of its parent.
     launcher: int
@@ -95,7 +95,7 @@ def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
             connection.close()
             _belong_to(request.launcher)
             _become(request, file)
-            # The module runs again as ``__main__``, even if another module has imported it.
+            # Run the module as ``__main__``, even if another module has already imported it.
             sys.modules.pop(request.module, None)
             runpy.run_module(request.module, run_name="__main__", alter_sys=True)
             return
@@ -116,7 +116,7 @@ def _received(connection: socket.socket) -> tuple[Request, int] | None:
 
 
 def _get_ready(kind: str, connection: socket.socket | None) -> None:
-    """Import the modules of a kind, and load a pserver's kernels. Stop early if a request arrives."""
+    """Import the modules of a kind of process, and load the kernels of pservers. Stop early if a request arrives."""
     with _without_pandas_and_scipy():
         for name in _IMPORTS.get(kind, (kind,) if "." in kind else ()):
             if connection is not None and select.select([connection], [], [], 0)[0]:
@@ -125,15 +125,15 @@ def _get_ready(kind: str, connection: socket.socket | None) -> None:
         if kind == "pserver":
             from flightedl.kernels.compiled import block_kernels
 
-            # Loading the first kernel takes 40 ms, each further kernel 2 ms.
+            # Loading the first kernel takes 40 ms, and each further one 2 ms.
             block_kernels("float32")
-    # These objects are permanent: garbage collection would only write to pages that are shared with children.
+    # Exclude these permanent objects from garbage collection, which would write to pages shared with children.
     gc.freeze()
 
 
 @contextlib.contextmanager
 def _without_pandas_and_scipy() -> Iterator[None]:
-    """Keep the modules that are imported here from loading pandas and scipy. A trainer may still import them."""
+    """Prevent the modules imported here from loading pandas and scipy. Trainers can still import them."""
     before = list(sys.meta_path)
     leave_out_pandas_and_scipy()
     try:
@@ -143,7 +143,7 @@ def _without_pandas_and_scipy() -> Iterator[None]:
 
 
 def _forked() -> int:
-    """Return the pid of a child whose parent is the launcher, or 0 in that child."""
+    """Return the pid of a child whose parent is the launcher. In that child, return 0."""
     reading, writing = os.pipe()
     between = os.fork()
     if between == 0:
@@ -152,7 +152,7 @@ def _forked() -> int:
         if child == 0:
             os.close(reading)
             os.close(writing)
-            # If requested earlier, the parent-death signal would arrive when the intermediate process ends.
+            # If the signal were requested earlier, it would arrive when the intermediate process ends.
             while os.getppid() == between:
                 select.select([], [], [], _LOOK_S)
             return 0
@@ -179,7 +179,7 @@ def _become(request: Request, output: int) -> None:
     os.close(output)
     replace_environment(request.environment)
     if request.directory:
-        # As for a program started with ``-m``, this directory is searched first for modules.
+        # This directory comes first in the search for modules, as for a program started with ``-m``.
         sys.path[0] = request.directory
         with contextlib.suppress(OSError):
             os.chdir(request.directory)
@@ -189,18 +189,18 @@ def _become(request: Request, output: int) -> None:
     if request.kind == "trainer":
         defer_pandas()
     if (random := sys.modules.get("numpy.random")) is not None:
-        # Otherwise all children would draw the same random numbers.
+        # Without this, all children would draw the same random numbers.
         random.seed()
     gc.enable()
 
 
 def show(command: Sequence[str]) -> None:
-    """Write a command line over that of this process, where ``ps`` reads it."""
+    """Overwrite this process's command line, which ``ps`` displays."""
     text = "\0".join(command).encode()
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - before anything is imported for it
             fields = file.read().rpartition(b")")[2].split()
-        # arg_start and arg_end, fields 48 and 49 of proc(5). The first element of this list is field 3.
+        # arg_start and arg_end are fields 48 and 49 in proc(5). This list begins with field 3.
         start, end = int(fields[45]), int(fields[46])
         if start and end - start > len(PADDING):
             ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -1,7 +1,7 @@
-"""Client of ``fork_server``: processes that start immediately, because their imports are already done.
+"""Client of ``fork_server``: starts processes at once, because their imports are already done.
 
-Linux only. If anything fails, the caller gets None and starts the process as a program, as on other systems. The fork
-server lives as long as the job, so a killed process has a successor within milliseconds.
+Works only on Linux. On other systems, or if anything fails, the caller gets None and starts the process as a program.
+The fork server lives as long as the job, so a killed process is replaced within milliseconds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from flightedl.config import available_cores, child_environment, thread_environm
 from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
 
 _PR_SET_CHILD_SUBREAPER = 36
-#: Imports may take long on a busy machine; a process started as a program would take just as long.
+#: Imports may take long on a busy machine, but would take just as long in a process started as a program.
 _FIRST_ANSWER_S = 120.0
-#: Time limit for kinds of processes that were forked before. A frozen fork server delays one replacement by this long.
+#: Timeout in seconds for kinds of processes that were forked before. A frozen fork server delays one replacement.
 _ANSWER_S = 10.0
-#: Prefixes of variables that the interpreter and libraries read only while they load. A process that needs a different
-#: value of such a variable cannot be forked, and starts as a new interpreter.
+#: Prefixes of variables that the interpreter and libraries read only when they load. A process that needs different
+#: values of them cannot be forked, and is started as a program.
 _READ_AT_LOAD = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GRPC_", "ARROW_", "NUMBA_", "LC_", "LANG")
 
 #: Being a subreaper is a property of the whole process, which may have several fork servers.
@@ -36,21 +36,21 @@ _adopting = threading.Lock()
 
 
 class ForkedProcess:
-    """A child of the fork server, with the part of ``subprocess.Popen`` that launchers use."""
+    """A child of the fork server, with those parts of ``subprocess.Popen`` that launchers use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        #: Read end of the pipe for the child's output. None if the output goes elsewhere.
+        #: Read end of the pipe for the child's output; None if the output goes elsewhere.
         self.stdout: IO[bytes] | None = None
         self.returncode: int | None = None
 
     def wait(self) -> int:
-        """Return the exit code, or minus the signal's number, like ``subprocess.Popen.wait``."""
+        """Return the exit code, or minus the number of the signal, like ``subprocess.Popen.wait``."""
         if self.returncode is None:
             try:
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except ChildProcessError:
-                # Another part of this program has already reaped the child.
+                # Another part of this program has already waited for the child.
                 self.returncode = 0
         return self.returncode
 
@@ -69,7 +69,7 @@ class ForkServer:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._read_at_load = _read_at_load(environment)
-        #: Kinds of processes that the fork server has forked.
+        #: Kinds of processes that the fork server has forked so far.
         self._made: set[str] = set()
         self._second = ForkServer(environment, apart) if apart else None
         self._apart = tuple(apart)
@@ -88,7 +88,7 @@ class ForkServer:
     def start(
         self, kind: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> ForkedProcess | None:
-        """Fork a process that runs ``python -m module arguments``. None if it has to be started as a program.
+        """Fork a process that runs ``python -m module arguments``. Return None if it must be started as a program.
 
         Args:
             kind: "master", "pserver" or "trainer"; decides what is imported in advance.
@@ -116,7 +116,7 @@ class ForkServer:
         environment: Mapping[str, str],
         directory: str = "",
     ) -> ForkedProcess | None:
-        """Fork a process like ``start``, with the given output descriptor and working directory."""
+        """Fork a process as ``start`` does, with this output descriptor and working directory."""
         if _read_at_load(environment) != self._read_at_load:
             return None
         if self._second is not None and kind in self._apart:
@@ -153,7 +153,7 @@ class ForkServer:
 
 
 def fork_server(trainers: int) -> ForkServer:
-    """Start a fork server for a job with this many trainers. Each trainer gets its share of the cores."""
+    """Start a fork server for a job with this many trainers, each of which gets its share of the cores."""
     cores = available_cores()
     kinds = ("master", *(("trainer",) if trainers else ()))
     # Importing the pservers' compiler takes as long as all other imports together.
@@ -176,7 +176,7 @@ def _directory() -> str:
 
 
 def _adopted(connection: socket.socket, body: bytes, output: int) -> int:
-    """Return the pid of the child that the fork server created for this process, or 0 if forking failed."""
+    """Return the pid of the child that the fork server created for this process, or 0 if it could not be forked."""
     with _adopting:
         if not _adopt(wanted=True):
             return 0
@@ -192,7 +192,7 @@ def _adopted(connection: socket.socket, body: bytes, output: int) -> int:
 
 
 def _adopt(*, wanted: bool) -> bool:
-    """Turn adoption of orphaned descendants on or off. Return False if the system does not support it."""
+    """Turn the adoption of orphaned descendants on or off. False if the system does not support it."""
     try:
         return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0)
     except (AttributeError, OSError):
@@ -200,7 +200,7 @@ def _adopt(*, wanted: bool) -> bool:
 
 
 def _is_own(pid: int) -> bool:
-    """Return True if a process is a child of this one, running or ended. Otherwise kill it."""
+    """True if a process, running or ended, is a child of this one. Otherwise kill it."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return True

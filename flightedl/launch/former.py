@@ -1,8 +1,8 @@
-"""Earlier job with the same name: its state in etcd, and the rules for resuming it.
+"""An earlier job with the same name: its state in etcd, and the rules for resuming it.
 
-A stopped job is resumed when its launcher is started again. A finished job is not: its trainers would have nothing to
-do, and without checkpoints its new pservers would train everything again. The user decides, by ``--resume``,
-``flightedl forget`` or another name.
+If a stopped job is started again, it is resumed. A finished job is not: its trainers would have nothing to do, and
+without checkpoints its new pservers would train on everything again. The user decides with ``--resume``, ``flightedl
+forget`` or another name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.ports import Absent, Coordinator, CreatedAt, Delete, Entry, Storage
 
-#: Maximum number of operations in a transaction.
+#: Maximum number of operations in one transaction.
 _OPERATIONS_LIMIT = 100
 _SHOWN = 10
 
@@ -28,21 +28,21 @@ class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job's state in etcd."""
 
     name: str
-    #: The job's number of epochs if all are finished, otherwise None.
+    #: The job's number of epochs if all of them are finished, otherwise None.
     finished_epochs: int | None = None
-    #: True if the job's script stopped it (``job.stop``).
+    #: True if the job's script stopped it with ``job.stop``.
     is_stopped: bool = False
-    #: Number of the newest complete checkpoint, or None.
+    #: Number of the newest complete checkpoint; None if there is none.
     checkpoint: int | None = None
 
     @property
     def is_over(self) -> bool:
-        """True if the job's trainers would get no work."""
+        """True if there would be no work for the job's trainers."""
         return self.finished_epochs is not None or self.is_stopped
 
 
 def former_job(coordinator: Coordinator, keys: JobKeys) -> FormerJob | None:
-    """Return the state of a job in etcd, or None. Ignores the key of a launcher that is about to start it."""
+    """Return the state of a job in etcd, or None. Ignores the key of the launcher that is starting the job."""
     entries = {entry.key: entry for entry in _entries(coordinator, keys)}
     if not entries:
         return None
@@ -64,7 +64,7 @@ def _finished_epochs(job: Entry | None, queue: Entry | None) -> int | None:
 
 
 def require_startable(former: FormerJob | None, etcd: str, storage: Storage | None, *, resume: bool) -> None:
-    """Check that a job of this name, which is not running, may be started.
+    """Raise an error if this job, which is not running, may not be started.
 
     Raises:
         UsageError: it has finished, or was stopped and its checkpoints are elsewhere; names the alternatives.
@@ -83,7 +83,7 @@ def require_startable(former: FormerJob | None, etcd: str, storage: Storage | No
         raise UsageError(f"job {name} {ended}: {resuming}; {ways}")
     if former.checkpoint is not None:
         where = "no --checkpoint is given" if storage is None else f"{storage.url} does not have it"
-        # An etcd restored from a backup may name a checkpoint deleted long ago. With --resume, the master detects this.
+        # An etcd restored from a backup may name a deleted checkpoint. With --resume, the master detects this.
         if storage is None or not (
             storage.list(manifest_name(former.checkpoint)) or (resume and _has_later(storage, former.checkpoint))
         ):
@@ -98,7 +98,7 @@ def _has_later(storage: Storage, number: int) -> bool:
 
 
 def forget(coordinator: Coordinator, keys: JobKeys) -> int:
-    """Remove all keys of a job that is not running. Return the number of keys. Checkpoints are kept.
+    """Delete all keys of a job that is not running. Return the number of keys. Checkpoints are kept.
 
     Raises:
         NotFoundError: etcd has no keys of the job.

@@ -1,11 +1,11 @@
-"""Ends the leases of processes known to be dead, so that their successors need not wait for them to expire.
+"""Ends the leases of dead processes, so that their successors need not wait until the leases expire.
 
-A process that starts other processes sees them end. The keys that such a process held in etcd (its pserver's index, its
-trainer's key, the master's lock and address) contain its host and pid. Each key is deleted in a transaction that checks
-the key's generation, so a successor's key is never deleted. A frozen or disconnected process is not dead: its lease has
-to expire.
+A process that starts other processes sees when they end. The keys that a dead process held in etcd (its pserver's
+index, its trainer's key, the master's lock and address) contain its host and pid. Each key is deleted in a transaction
+that compares the key's generation, so a successor's key is never deleted. A frozen or disconnected process is not dead,
+and its lease must expire.
 
-The work runs on its own thread, because etcd may be the process that died.
+This work is done by a separate thread, because etcd itself may be the process that died.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LeaseCleaner:
         self._dead.put(pid)
 
     def close(self) -> None:
-        """Stop. Remaining leases have to expire."""
+        """Stop. The remaining leases expire later."""
         self._is_closing = True
         self._dead.put(None)
         self._thread.join(3.0)

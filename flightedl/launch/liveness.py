@@ -1,21 +1,21 @@
-"""Liveness check for a job with leases in etcd: it may be running, or its leases may have outlived it.
+"""Finds out if a job with leases in etcd is running, or if its leases have outlived it.
 
-A lease outlives its holder by its time to live. etcd extends it on every start, so an etcd restored from a backup has
-leases of processes that ended long ago. A lease is therefore no proof that the job is running. Rules:
+A lease outlives its holder by its time to live. Moreover, etcd extends all leases when it starts, so an etcd restored
+from a backup has leases of processes that ended long ago. A lease is therefore no proof that the job is running. Rules:
 
 1. The job is running if a master answers at its recorded address, belongs to this job and has the recorded generation.
 2. The job is running if a process writes a leased key after the first check.
-3. The job is running if a lease lives for longer than its time to live, counted from the first check: a process renews
-   it, perhaps on another machine that cannot be reached from here. For the same reason a master that does not answer
-   proves nothing: its ``127.0.0.1`` may be that of another machine.
+3. The job is running if, counted from the first check, a lease lives longer than its time to live. Some process must
+   have renewed it, perhaps on a machine that is unreachable from here. For the same reason, a master that does not
+   answer proves nothing: its address ``127.0.0.1`` may refer to another machine.
 4. Otherwise the launcher waits for the leases. When they have ended, the job is not running.
 
-A job's launcher holds the key ``launcher`` from before it starts any process until the job ends. So if several
-launchers have waited for the same leases, or have found none, only one of them starts the job. Trainers and pservers
-may wait for a master to return, so their leases do not prevent a launcher from starting one.
+A launcher holds the key ``launcher`` from before it starts the first process until the job ends. So if several
+launchers have waited for the same leases or have found none, only one of them starts the job. Trainers and pservers may
+be waiting for a master to return, so their leases do not prevent a launcher from starting one.
 
-Not guaranteed: that the holder of ``launcher`` keeps the key if etcd is unreachable for longer than its lease. By then
-the job has a master, or will soon have one again.
+Not guaranteed: that a launcher keeps its key if etcd is unreachable for longer than the key's lease. By then the job
+has a master, or is about to have one again.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from flightedl.errors import UsageError
 from flightedl.messages.decoding import from_json
 from flightedl.ports import Absent, Clock, Coordinator, Entry, Listing
 
-#: True if the master of this record answers.
+#: True if the master described by this record answers.
 IsAnswering = Callable[[ServerRecord], bool]
 
 _POLL_S = 0.2
-#: Maximum delay with which etcd ends leases: it checks every half second, and after a start waits for an election.
+#: Maximum delay, in seconds, with which etcd ends leases. It checks twice per second, and elects a leader first.
 _SLACK_S = 3.0
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields, common to all records, that identify the process that wrote the record."""
+    """The fields, common to all records, that identify the process that wrote a record."""
 
     address: str = ""
     pid: int = 0
@@ -57,19 +57,19 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 class Liveness:
     """Examines one job."""
 
-    #: Direct access to etcd, with etcd's own revisions instead of the job's.
+    #: Direct access to etcd, with etcd's own revisions instead of those of the job.
     coordinator: Coordinator
     keys: JobKeys
     #: Measures how long leases survive.
     clock: Clock
     is_answering: IsAnswering
-    #: Receives a sentence about the leases to wait for.
+    #: Called with a sentence about the leases for which the caller has to wait.
     say: Callable[[str], None] = lambda _: None
     #: True ends the wait.
     is_unwanted: Callable[[], bool] = lambda: False
 
     def claim_name(self, ttl_s: float) -> HeldKey | None:
-        """Claim the right to start this job once it is not running. None if the wait was cancelled.
+        """Claim the right to start this job, once it is not running. Returns None if the wait is cancelled.
 
         Raises:
             UsageError: the job is running, or another launcher is starting it.
@@ -91,7 +91,7 @@ class Liveness:
                 return held
 
     def require_ended(self, held: HeldKey | None = None) -> None:
-        """Wait until the job has no process of any kind. ``held`` is the caller's own key.
+        """Wait until no process of the job is left. ``held`` is the caller's own key.
 
         Raises:
             UsageError: the job is running.
@@ -101,7 +101,7 @@ class Liveness:
             raise UsageError(f"job {self.keys.job_name} is running ({who}): stop it first")
 
     def _who_runs(self, counts: Callable[[Entry], bool]) -> str:
-        """Describe a process that proves that the job is running. Empty if there is none or the wait was cancelled."""
+        """Describe a process that proves that the job is running; empty if there is none or the wait was cancelled."""
         first: Listing | None = None
         ends_at, asked = 0.0, 0
         while not self.is_unwanted():
@@ -141,12 +141,12 @@ class Liveness:
 
 
 def names_process(entry: Entry, keys: JobKeys) -> bool:
-    """True if an entry is leased to a process. Names of ``job.once`` do not count: they may outlive their trainer."""
+    """True if an entry is leased to a process. Names of ``job.once`` do not count, because they may outlive it."""
     return bool(entry.lease_id) and not entry.key.startswith(keys.once)
 
 
 def holder_of(entry: Entry) -> Holder | None:
-    """Return the process that wrote a leased entry, or None if the entry does not name one."""
+    """Return the process that wrote a leased entry, or None if the entry does not identify one."""
     try:
         return from_json(entry.value, Holder)
     except msgspec.DecodeError:

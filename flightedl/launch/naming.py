@@ -1,9 +1,9 @@
-"""A job's name in an etcd shared with other jobs: its claim, and its liveness.
+"""Claims the name of a job in an etcd that several jobs share.
 
-The process that starts a job holds the job's name until the job ends (``liveness``). An earlier job with this name is
-forgotten if it has finished, and resumed if it was stopped (``former``).
+The process that starts a job holds the job's name until the job ends (``liveness``). If there was an earlier job with
+this name, it is forgotten if it has finished, and resumed if it was stopped (``former``).
 
-A job with its own etcd is the first job there and needs none of this, so ``cluster`` imports this module lazily.
+A job with an etcd of its own is the first job there and needs none of this, so ``cluster`` imports this module lazily.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 def liveness_of(
     chosen: CommonSettings, clock: Clock, say: Say, is_unwanted: Callable[[], bool] = lambda: False
 ) -> Iterator[Liveness]:
-    """Connect to the etcd named in the settings, to examine their job. Takes the arguments of ``Liveness``."""
+    """Connect to the etcd in the settings in order to examine their job. Takes the same arguments as ``Liveness``."""
     connector = tool_connector(chosen.tls_dir)
     with contextlib.closing(EtcdCoordinator(EtcdAccess.of(chosen), clock=clock)) as coordinator:
         yield Liveness(

@@ -1,15 +1,15 @@
-"""The process that cleans up after a launcher that died before cleaning up.
+"""The process that cleans up after a launcher that died before it could clean up itself.
 
 Rules:
 
-* It reads lines from its standard input: ``group N``, ``forget-group N``, ``directory PATH``,
-  ``forget-directory PATH``.
-* When the input ends, because the launcher closed it or died in any way, it kills every process group still on its
-  list, then removes every directory still on it, then exits.
-* It has its own session and ignores the terminal's signals, so that it outlives the launcher briefly.
+* It reads these lines from its standard input: ``group N``, ``forget-group N``, ``directory PATH``, ``forget-directory
+  PATH``.
+* Its input ends when the launcher closes it or dies. The reaper then kills the process groups and removes the
+  directories that are still on its lists, and exits.
+* It has its own session and ignores the terminal's signals, so it briefly outlives the launcher.
 
-Not guaranteed: finding a grandchild that has its own session. If the reaper is killed together with the launcher,
-children still die by their parent-death signal, but grandchildren and directories remain.
+Not guaranteed: that it finds grandchildren with a session of their own. If the reaper is killed together with the
+launcher, children still die by their parent-death signal, but grandchildren and directories remain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 
 def reap(lines: Iterable[str]) -> None:
-    """Process ``lines`` until they end, then kill the remaining groups and remove the remaining directories."""
+    """Process ``lines`` until they end. Then kill the remaining groups, and remove the remaining directories."""
     groups: set[int] = set()
     directories: set[str] = set()
     for line in lines:
@@ -43,13 +43,13 @@ def reap(lines: Iterable[str]) -> None:
 
 
 def kill_group(group: int) -> None:
-    """Send SIGKILL to all processes of the group, if there are any."""
+    """Send SIGKILL to all processes of the group, if there are any left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 def remove_directory(directory: str) -> None:
-    """Remove a tree, even if a dying process still writes to it."""
+    """Remove a directory tree, even while a dying process writes to it."""
     for _attempt in range(5):
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.lexists(directory):

@@ -14,7 +14,7 @@ LOGS = "logs"
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are currently free on loopback. Another process may take one before it is used."""
+    """Return ports on loopback that are free now. Another process may take them before they are used."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -23,7 +23,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory for results if it does not exist. Raises UsageError if it cannot be created."""
+    """Create a directory for results unless it exists. Raises UsageError if this is impossible."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -33,7 +33,7 @@ def make_directory(directory: Path) -> None:
 
 
 def directory_of(value: Any, name: str = "output_dir") -> Path:
-    """Return the absolute path of a directory named by a user. Raises UsageError if it is not a path."""
+    """Return the absolute path of a directory that a user has named. Raises UsageError if it is not a path."""
     try:
         return Path(value).absolute()
     except TypeError:

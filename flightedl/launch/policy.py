@@ -1,34 +1,32 @@
-"""Restart policy for the processes of a job. Pure: inputs are process exits, outputs are decisions.
+"""Restart policy for a job's processes. Pure: it takes the ends of processes and returns decisions.
 
-Rules, by how a process ended:
+The rules depend on how a process ended:
 
-* A *server* (etcd, master, pserver) should not end while the job runs. It is restarted: the first time immediately,
-  then after a delay that doubles, unless it was ended from outside. Too many consecutive short runs end the job; the
-  limit is higher for runs that were ended from outside.
-* A process that cannot be started at the moment is retried after the same delays.
-* A *trainer* that exited with 0 has finished. When all have, the job is done.
-* A trainer that was killed or terminated by a signal (143), or exited with 75 ("start me again"), is not the fault of
-  the user's script: it is replaced like a server, with a larger limit.
-* A trainer that exited with any other code crashed in the user's script. It is retried once. The job is given up if
-  the same slot crashes again, or if all slots have crashed: then the script is at fault, not the machine.
-* A trainer that crashes *while training* is different: a record may be poison, and the master can narrow it down only
-  if trainers keep failing on it. So once the job has trained something, work assigned since the slot's last crash
-  resets the slot's crashes and short runs. ``crashes_while_training`` consecutive crashes without new work end the job.
-  If the master does not answer, because the machine is busy or it is being replaced, its last report is used.
+* A *server* (etcd, master, pserver) should not end while the job runs. It is restarted: at once the first time, later
+  after a delay, which doubles unless it was ended from outside. Too many short runs in a row end the job; more are
+  allowed if the last run was ended from outside.
+* If a process cannot be started at the moment, this is retried after the same delays.
+* A *trainer* that exited with 0 has finished. When all trainers have finished, the job is done.
+* If a trainer was killed, terminated by a signal (143), or exited with 75 ("start me again"), the user's script is not
+  at fault. The trainer is replaced like a server, but more often.
+* If a trainer exited with any other code, the user's script crashed. It is started once more. If the same slot crashes
+  again, or all slots have crashed, the script is at fault and not the machine, so the job is given up.
+* A crash *while training* is different, because a poison record may be the cause, and the master can find it only if
+  trainers keep failing on it. So once the job has trained on a batch, a slot's crashes and short runs are forgotten
+  whenever work was assigned since its last crash. ``crashes_while_training`` crashes in a row without new work end the
+  job. If the master does not answer, its last report is used.
 * A poison record fails again when it is retried. If the script raises the same error at the same place for several
-  batches, but never twice for the same batch, the script is at fault: the job is given up when there are more such
-  batches than trainers. A job whose trainers crash ``crashes_without_failed`` times while no batch is found to be at
-  fault is given up, too.
-* Exit codes 2 (the input must be changed) and 3 (the job cannot continue) end the job immediately, because a retry
-  cannot help.
-A process stopped by a signal does not end, but its lease expires, and no process would replace it. After ``frozen_s``
-it counts as lost, like a pod whose probe fails: it is killed and restarted.
+  batches, but never twice for the same batch, then the script is at fault. The job is given up when there are more such
+  batches than trainers, or after ``crashes_without_failed`` crashes without a batch found to be at fault.
+* Exit codes 2 (the input must be changed) and 3 (the job cannot continue) end the job at once, because a retry cannot
+  help. A process that a signal has stopped does not end, but its lease expires and nothing replaces it. After
+  ``frozen_s`` it therefore counts as lost, like a pod whose probe fails, and is killed and restarted.
 
-The trainers of a *group* train one model together, so none of them can continue without the others. If one
-is to be restarted, all are, including those that have finished.
+The trainers of a *group* train one model together, and none can continue without the others. If one must be restarted,
+all of them are, including those that have finished.
 
-A run of at least ``long_run_s`` clears the slot's record of short runs and crashes. ``restarts_limit`` bounds all
-restarts of a slot, for any reason.
+After a run of at least ``long_run_s``, the slot's short runs and crashes are forgotten. ``restarts_limit`` limits all
+restarts of a slot, for whatever reason.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from flightedl.errors import EXIT_FAILED, EXIT_JOB_FAILED, EXIT_START_AGAIN, EXI
 
 
 class Role(StrEnum):
-    """Role of a process in a job."""
+    """Kind of a process in a job."""
 
     ETCD = "etcd"
     MASTER = "master"
@@ -52,7 +50,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A position in a job that holds one process at a time."""
+    """A place in a job for one process at a time."""
 
     role: Role
     index: int
@@ -73,7 +71,7 @@ class StartAgain:
 
 @dataclass(frozen=True, slots=True)
 class StartTogether:
-    """End all trainers and start new ones, ``after_s`` seconds from now, because the one in ``slot`` has ended."""
+    """Stop all trainers and start new ones, ``after_s`` seconds from now, because the one in ``slot`` has ended."""
 
     slot: Slot
     after_s: float
@@ -82,19 +80,19 @@ class StartTogether:
 
 @dataclass(frozen=True, slots=True)
 class SlotFinished:
-    """The trainer has done all its work; the slot stays empty."""
+    """The trainer has done all of its work, so the slot stays empty."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
 class AllFinished:
-    """Every trainer has done all its work: the job is done."""
+    """Every trainer has done all of its work, so the job is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Stop everything. The output of the process in ``slot`` shows the reason."""
+    """Stop everything. The output of the process in ``slot`` shows why."""
 
     slot: Slot
     reason: str
@@ -106,39 +104,39 @@ Decision = StartAgain | StartTogether | SlotFinished | AllFinished | GiveUp
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A job's progress as reported by its master."""
+    """Progress of a job, as its master reports it."""
 
     #: True if any batch has been trained on.
     has_trained: bool
     is_done: bool
     #: Number of assignments of work.
     attempts: int
-    #: Number of tasks found to be at fault and set aside.
+    #: Number of tasks that were found to be at fault and set aside.
     failed: int = 0
-    #: Largest number of batches for each of which the script raised the same error exactly once, and that error.
+    #: Number of batches at which ``error`` was raised, once at each. It is the error with the most such batches.
     raised_once: int = 0
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on restarts, and delays before them."""
+    """Limits on the number of restarts, and delays before them."""
 
-    #: Number of consecutive runs shorter than ``long_run_s`` after which a server's slot is given up.
+    #: Number of runs in a row, each shorter than ``long_run_s``, after which a server's slot is given up.
     server_short_runs: int = 4
-    #: The same for a trainer's slot, if no run ended by a crash of the script.
+    #: The same for a trainer's slot, if none of these runs ended with a crash of the script.
     trainer_short_runs: int = 10
-    #: The same if the last run was ended from outside: by SIGKILL or SIGTERM, or because its lease was lost.
+    #: The same if the last run was ended from outside: by SIGKILL, by SIGTERM, or because its lease was lost.
     ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
     crashes_while_training: int = 5
-    #: More crashes than it takes two trainers to bisect a task of a few thousand batches each.
+    #: Two trainers need fewer crashes than this to bisect a task of a few thousand batches each.
     crashes_without_failed: int = 40
     restarts_limit: int = 200
     long_run_s: float = 20.0
     first_delay_s: float = 0.25
     longest_delay_s: float = 5.0
-    #: Maximum seconds that a process may be frozen. Longer than a lease, so a process that wakes in time continues.
+    #: Maximum number of seconds for which a process may be frozen; longer than a lease, in case it wakes up in time.
     frozen_s: float = 30.0
 
 
@@ -147,22 +145,22 @@ class _Record:
     short_runs: int = 0
     crashes: int = 0
     restarts: int = 0
-    #: True if the slot's last process was ended from outside, so there is no reason to wait.
+    #: True if the slot's last process was ended from outside, so that the next one need not wait.
     is_ended_from_outside: bool = False
     #: Attempts at its last crash.
     attempts: int = 0
-    #: True if the trainer in this slot has done all its work.
+    #: True if the trainer in this slot has done all of its work.
     is_finished: bool = False
 
 
-#: Exit code of a trainer that returns its work on SIGTERM.
+#: Exit code of a trainer that returns its work after SIGTERM.
 EXIT_TERMINATED = 128 + signal.SIGTERM
 _ENDED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, EXIT_TERMINATED, EXIT_START_AGAIN})
 
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Decides on restarts for all slots of a job."""
+    """Decides about restarts in all slots of a job."""
 
     slots: Sequence[Slot]
     limits: Limits = Limits()
@@ -171,7 +169,7 @@ class RestartPolicy:
     _records: dict[Slot, _Record] = field(init=False)
     #: The latest account.
     _account: Account | None = field(init=False, default=None)
-    #: Crashes of all trainers since the last task was set aside, and the number of tasks set aside.
+    #: Number of trainer crashes since the last task was set aside, and number of tasks set aside.
     _crashes: int = field(init=False, default=0)
     _failed: int = field(init=False, default=0)
 
@@ -179,7 +177,7 @@ class RestartPolicy:
         self._records = {slot: _Record() for slot in self.slots}
 
     def ended(self, slot: Slot, exit_code: int, ran_s: float, account: Account | None = None) -> tuple[Decision, ...]:
-        """Decide what to do after the process in ``slot`` ended. ``exit_code`` may be minus a signal's number.
+        """Decide what to do after the process in ``slot`` has ended. ``exit_code`` may be minus the number of a signal.
 
         Args:
             slot: Its slot.
@@ -219,7 +217,7 @@ class RestartPolicy:
         return (self._lost(slot, record, exit_code),)
 
     def not_started(self, slot: Slot, reason: str) -> Decision:
-        """Decide what to do if the machine, not the job, prevented a process from starting."""
+        """Decide what to do if the machine, and not the job, prevented a process from starting."""
         record = self._records[slot]
         record.is_ended_from_outside = False
         record.short_runs += 1
@@ -230,19 +228,19 @@ class RestartPolicy:
 
     @property
     def is_all_finished(self) -> bool:
-        """True if there are trainers and all of them have done their work."""
+        """True if there are trainers, and all of them have done their work."""
         trainers = self._of_trainers()
         return bool(trainers) and all(each.is_finished for each in trainers)
 
     def is_finished(self, slot: Slot) -> bool:
-        """True if the slot's trainer has done all its work."""
+        """True if the slot's trainer has done all of its work."""
         return self._records[slot].is_finished
 
     def _of_trainers(self) -> list[_Record]:
         return [record for slot, record in self._records.items() if slot.role is Role.TRAINER]
 
     def _crashed(self, slot: Slot, record: _Record, exit_code: int, account: Account | None) -> Decision:
-        """Decide what to do after a crash. ``account`` is also None if no batch has been trained on yet."""
+        """Decide what to do after a crash. ``account`` is None if it is unknown or no batch has been trained on."""
         record.crashes += 1
         is_training = account is not None and not account.is_done
         limit = self.limits.crashes_while_training if is_training else self.limits.crashes_of_a_slot
@@ -289,7 +287,7 @@ class RestartPolicy:
 
 
 def describe_exit(code: int) -> str:
-    """Describe how a process ended, for example ``exit code 1`` or ``killed by SIGKILL``."""
+    """Describe how a process ended, for example as ``exit code 1`` or ``killed by SIGKILL``."""
     if code == EXIT_TERMINATED:
         return "terminated by SIGTERM"
     if code >= 0:

@@ -1,4 +1,4 @@
-"""Probes for ``flightedl doctor``: checkpoint storage, free disk space, servers' certificates."""
+"""Probes for ``flightedl doctor``: of the checkpoint storage, free disk space, and servers' certificates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HANDSHAKE_S = 3.0
 
 
 def try_store(url: str, job: str, clock: Clock) -> StoreTried:
-    """Write a small object next to the job's checkpoints, read it and delete it. Never raises."""
+    """Write a small object next to the job's checkpoints, read it, and delete it. Never raises."""
     shown, seconds = without_credentials(url), dict[str, float]()
     tried = StoreTried(url=shown, size_bytes=_SIZE_BYTES, free_bytes=_free_bytes(url))
     try:
@@ -50,7 +50,7 @@ def _use(storage: Storage, record: Callable[[str, float], None], clock: Clock) -
 
 
 def _free_bytes(url: str) -> int | None:
-    """Return the free space at a directory, or at its nearest existing parent. None if the URL is not a local path."""
+    """Return the free space of a directory or its nearest existing parent. None if the URL is not a local path."""
     if "://" in url and not url.startswith("file://"):
         return None
     found = disk_of(Path(url.removeprefix("file://")))
@@ -58,7 +58,7 @@ def _free_bytes(url: str) -> int | None:
 
 
 def disk_of(path: Path) -> tuple[int, int] | None:
-    """Return the free and total bytes of the disk for a path, which need not exist. None if they are unknown."""
+    """Return (free bytes, total bytes) of the disk for a path, which need not exist. None if unknown."""
     for place in (path.absolute(), *path.absolute().parents):
         try:
             usage = shutil.disk_usage(place)

@@ -1,17 +1,17 @@
-"""Child processes that cannot outlive their parent, with their output captured line by line.
+"""Child processes that cannot outlive their parent. Their output is captured line by line.
 
-Theory of operation. Every child leads its own process group and session, so that a Ctrl-C at the terminal reaches only
-the launcher, and a kill reaches the child's own children. Nothing survives the launcher, however it dies, for two
-independent reasons: the kernel kills each child when the *thread* that started it ends (``PR_SET_PDEATHSIG``; all
-starts happen on one thread that lives as long as the :class:`Children`), and the reaper process kills all groups on
-its list when its input ends.
+Every child leads its own process group and session. So Ctrl-C at the terminal reaches only the launcher, and killing a
+child also kills the child's own children. Children do not survive the launcher, however it dies, for two independent
+reasons. First, the kernel kills a child when the *thread* that started it ends (``PR_SET_PDEATHSIG``); all children are
+started by one thread that lives as long as the :class:`Children`. Second, the orphan reaper kills all groups on its
+list when its input ends.
 
-Standard output and error of a child are one stream. One thread reads it, writes it to the child's log file and passes
-it to ``on_lines``: a single line immediately, lines in quick succession together, so that a verbose child does not wait
-for the display. The last lines are kept, for messages about the child's end.
+A child's standard output and standard error are one stream. A thread reads it, writes it to the child's log file, and
+passes it to ``on_lines``: a single line at once, but lines in quick succession together, so that a verbose child does
+not wait for the display. The last lines are kept for messages about the child's end.
 
-Not guaranteed: following a grandchild that creates its own session. The parent-death signal exists only on Linux;
-elsewhere only the orphan reaper kills children.
+Not guaranteed: that grandchildren with a session of their own are killed. The parent-death signal exists only on Linux;
+on other systems, only the orphan reaper kills children.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from flightedl.launch import orphan_reaper
 from flightedl.launch.forking import ForkedProcess
 from flightedl.launch.orphan_reaper import kill_group
 
-#: Receives the child's name and lines without their line ends. Called from the child's reader thread; must not raise.
+#: Called with the child's name and lines (without line ends) from the thread that reads them. Must not raise.
 OnLines = Callable[[str, Sequence[str]], None]
 
 _LINE_LIMIT_BYTES = 64 * 1024
 _KEPT_LINES = 200
-#: Minimum seconds between two calls of ``on_lines``. The pipe buffers the output until then.
+#: Minimum number of seconds between two calls of ``on_lines``. The pipe buffers the output in between.
 _LINES_EVERY_S = 0.02
 _POLL_S = 0.02
 
-# Runs in the child before its program: requests the parent-death signal, and exits if the parent is already dead.
+# Runs in the child before its program. Requests the parent-death signal, and exits if the parent is already dead.
 _PREPARE = """
 import ctypes, os, signal, sys
 try:
@@ -56,7 +56,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class Child:
-    """One child process, running or ended. Created by :meth:`Children.start`. Thread-safe."""
+    """A child process, running or ended. Created by :meth:`Children.start`. Thread-safe."""
 
     def __init__(
         self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, log_path: Path, on_lines: OnLines | None
@@ -72,18 +72,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id, which is also the id of the process group."""
+        """Id of the process and of its process group."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return the exit code (minus the signal's number), or None while it runs.
+        """Return the exit code (minus the number of a signal), or None while the process runs.
 
-        If the child has ended, the rest of its group is killed and its output is read to the end.
+        If the child has ended, the rest of its group is killed, and its output is read to the end.
         """
         with self._lock:
             if self._process.returncode is not None:
                 return self._process.returncode
-            # Check without reaping: the pid, hence the group's id, cannot be reused before the group is killed.
+            # Check without reaping, so that the pid, which is the group's id, is not reused before the group is killed.
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return None
             kill_group(self.pid)
@@ -93,16 +93,16 @@ class Child:
 
     @property
     def is_frozen(self) -> bool:
-        """True if a signal has stopped the process and it was not continued. Always False without ``/proc``."""
+        """True if a signal has stopped the process and it has not been continued. Always False without ``/proc``."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
             return False
-        # The process name, in parentheses, may contain anything; the state follows it.
+        # The name of the process, in parentheses, may contain any characters. Its state follows.
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def wait(self, timeout_s: float) -> int | None:
-        """Poll for at most ``timeout_s`` seconds, and return the exit code, or None while it runs."""
+        """Poll for up to ``timeout_s`` seconds. Return the exit code, or None if the process is still running."""
         waiter = threading.Event()
         for _ in range(max(1, round(timeout_s / _POLL_S))):
             code = self.poll()
@@ -112,7 +112,7 @@ class Child:
         return self.poll()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process itself, if it is still running."""
+        """Send a signal to the process itself, unless it has ended."""
         with self._lock:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -125,7 +125,7 @@ class Child:
                 kill_group(self.pid)
 
     def tail(self, count: int = 40) -> tuple[str, ...]:
-        """Return the last lines of output."""
+        """Return the last lines of the process's output."""
         return tuple(self._lines)[-count:]
 
     def _read(self) -> None:
@@ -146,7 +146,7 @@ class Child:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """Yield the lines of a stream as they arrive; lines in quick succession are yielded together."""
+    """Yield the lines of a stream as they arrive. Lines in quick succession are yielded together."""
     pause = threading.Event()
     begun = b""
     while raw := stream.read1(_LINE_LIMIT_BYTES):  # type: ignore[attr-defined] # every stream with a buffer has it
@@ -161,12 +161,12 @@ def _lines(stream: IO[bytes]) -> Iterator[list[str]]:
 
 
 def _shown(line: bytes) -> str:
-    """Return a line's text without its end. If carriage returns redrew the line, return only its last state."""
+    """Return a line's text without its end. If carriage returns redrew the line, return only its final state."""
     return line.decode("utf-8", errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
 class Children:
-    """The children of one launcher. Thread-safe.
+    """The child processes of one launcher. Thread-safe.
 
     Args:
         log_directory: Directory for the children's logs ``<name>.log``, which are appended to. Created if missing.
@@ -229,7 +229,7 @@ class Children:
     def adopt(
         self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, *, on_lines: OnLines | None = None
     ) -> Child:
-        """Adopt a child of this process that leads a process group and whose output is a pipe. See ``start``."""
+        """Adopt a child of this process that leads a process group and writes its output to a pipe. See ``start``."""
         self._instruct_reaper(f"group {process.pid}")
         child = Child(name, process, self.log_directory / f"{name}.log", on_lines or self._on_lines)
         with self._lock:
@@ -237,7 +237,7 @@ class Children:
         return child
 
     def forget(self, child: Child) -> None:
-        """Remove an ended child from all lists."""
+        """Remove a child that has ended from all lists."""
         if child.poll() is None:
             raise ValueError(f"{child.name} is still running")
         with self._lock:
@@ -246,7 +246,7 @@ class Children:
             self._instruct_reaper(f"forget-group {child.pid}")
 
     def adopt_directory(self, directory: Path) -> None:
-        """Remove a directory when the launcher ends, for any reason."""
+        """Have a directory removed when the launcher ends, for any reason."""
         self._instruct_reaper(f"directory {directory}")
 
     def remove_directory(self, directory: Path) -> None:
@@ -255,7 +255,7 @@ class Children:
         self._instruct_reaper(f"forget-directory {directory}")
 
     def stop(self, children: Sequence[Child], grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Send SIGTERM to these children, SIGKILL to any left after the grace period, and wait for all to end.
+        """Send SIGTERM to these children, then SIGKILL to those left after the grace period. Wait until all have ended.
 
         Args:
             children: The processes to end.
@@ -277,7 +277,7 @@ class Children:
             self.forget(child)
 
     def close(self) -> None:
-        """Kill all running children and end the orphan reaper, which removes the adopted directories."""
+        """Kill all running children, and end the orphan reaper, which removes the adopted directories."""
         with self._lock:
             left = list(self._running.values())
         self.stop(left, grace_s=0.0)

@@ -1,4 +1,4 @@
-"""Processes of a job on this machine: their settings, environments and commands."""
+"""Settings, environments and commands of a job's processes on this machine."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _KINDS = (MasterSettings, PserverSettings, TrainerSettings)
 
 @dataclass(frozen=True, slots=True)
 class TrainerProgram:
-    """Program to run as the trainers of a job."""
+    """The program that runs as a job's trainers."""
 
-    #: Path of a script or dotted name of a module.
+    #: Path of a script, or dotted name of a module.
     target: str
     arguments: tuple[str, ...] = ()
     count: int = 1
@@ -52,16 +52,16 @@ class Programs:
     job: str
     #: Number of pservers.
     pservers: int
-    #: URL for checkpoints; None disables checkpoints.
+    #: URL for checkpoints; None if there are to be none.
     checkpoint: str | None
-    #: ``host:port`` of a running etcd. None: the job has its own etcd, whose address is stored here once it runs.
+    #: ``host:port`` of a running etcd. If it is None, the job gets its own etcd, whose address is then stored here.
     etcd_address: str | None
     trainers: TrainerProgram | None
-    #: Start an additional master and an additional pserver.
+    #: True to start an additional master and an additional pserver.
     standby: bool
-    #: Port of the job's page on the master; 0 disables the page.
+    #: Port of the job's page on the master; 0 for no page.
     page_port: int = 0
-    #: Additional settings; each applies to the kinds of processes that support it.
+    #: More settings. Each of them applies to the kinds of processes that support it.
     more: Mapping[str, Any] = field(default_factory=dict)
     has_own_etcd: bool = field(init=False)
 
@@ -80,14 +80,14 @@ class Programs:
             settings(kind, **{"job": self.job, "etcd": self.etcd_address, **checkpoints, **self.more_of(kind)})
 
     def more_of(self, kind: type[CommonSettings]) -> dict[str, Any]:
-        """Return the additional settings that a kind of process supports."""
+        """Return those additional settings that a kind of process supports."""
         return {name: value for name, value in self.more.items() if name in _names_of(kind)}
 
     def settings(self, kind: type[_Settings], **own: Any) -> _Settings:
-        """Return all settings for a kind of process; ``own`` are settings of a single process."""
+        """Return all settings for a kind of process. ``own`` contains settings of a single process."""
         more = self.more_of(kind)
         if self.has_own_etcd:
-            # The job's own etcd listens on loopback and needs no authentication.
+            # The job's own etcd listens only on loopback, and needs no authentication.
             more |= dict.fromkeys(("etcd_tls_dir", "etcd_user", "etcd_password_file"), "")
         return settings(kind, **{"etcd": self.etcd_address, "job": self.job, **own, **more})
 
@@ -96,7 +96,7 @@ class Programs:
 
     @property
     def common(self) -> CommonSettings:
-        """Return the settings of a tool that inspects the job."""
+        """Return the settings of a tool that examines the job."""
         return self.settings(CommonSettings)
 
     @property
@@ -108,11 +108,11 @@ class Programs:
         return self.trainers is not None and self.trainers.is_group
 
     def starters(self, children: Children, directory: Path, forks: ForkServer) -> dict[Slot, Starter]:
-        """Return a starter for each process except etcd. Results are written to ``directory``.
+        """Return a starter for every process except etcd. Results are written to ``directory``.
 
-        Masters come first, since all processes need their imports; pservers come last, since they load a compiler.
+        Masters come first, because all processes need their imports; pservers come last, because they load a compiler.
         """
-        # Always use free ports: a fixed port from the environment would suffice for only one of the processes.
+        # Always use free ports, because a fixed port in the environment would suit only one of the processes.
         ports = {"port": 0, "metrics_port": 0, "health_port": 0}
         master_ports = ports | {"metrics_port": self.page_port}
         master = self.master_settings(pservers=self.pservers, trainers=self.trainer_count, **master_ports)
@@ -129,7 +129,7 @@ class Programs:
 
         group = _GroupStarts(self.trainer_count) if self.has_group else None
         for index in range(2 if self.standby else 1):
-            # A master computes little, so one thread per library is enough.
+            # A master computes little, so one thread per library is enough for it.
             add(Slot(Role.MASTER, index), ["flightedl.master"], master, cores)
         for index in range(self.trainer_count):
             assert self.trainers is not None, "it counts them"
@@ -147,13 +147,13 @@ class _GroupStarts:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        #: Identifies this launcher in the names of its starts.
+        #: Identifies this launcher in the names of the group's starts.
         self._name = uuid.uuid4().hex[:12]
-        #: The latest start and its port.
+        #: The latest start, and its port.
         self._port = 0, 0
 
     def variables(self, rank: int, start: int) -> dict[str, str]:
-        """Return the variables of a rank for a start. Starts are counted from 1."""
+        """Return the variables of a rank for one start. Starts are counted from 1."""
         if self._port[0] != start:
             self._port = start, free_ports(1)[0]
         return {

@@ -1,14 +1,14 @@
-"""Display of a running job: live on a terminal, plain lines elsewhere.
+"""Display of a running job: live on a terminal, as plain lines elsewhere.
 
 Rules:
 
-* Lines of the trainers are printed unchanged after ``trainer-1 |``; the live display stays below them. A line of the
-  form ``title: 40 %`` becomes a bar of the live display instead.
-* Plain output is one line of figures every few seconds, and immediately when the epoch or the reason for waiting
+* Lines of trainers are printed unchanged after ``trainer-1 |``, above the live display. A line of the form ``title: 40
+  %`` becomes a bar in the live display instead.
+* Plain output consists of one line of figures every few seconds, or at once if the epoch or the reason for waiting
   changes.
-* Waiting is normal while a job starts, so it is shown only after ten seconds.
+* Waiting is normal when a job starts, so it is shown only after ten seconds.
 * If the reader of the output closes its end, as ``head`` does, the job is stopped (:class:`JobConsole`).
-* The display makes no decisions: it turns :class:`Figures` into text.
+* The display decides nothing. It only turns :class:`Figures` into text.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from flightedl.ports import Clock
 
 _PLAIN_EVERY_S = 5.0
 _QUIET_S = 10.0
-#: With more tables, only the total is shown.
+#: If there are more tables, only their total is shown.
 _TABLES_SHOWN = 3
-#: Text in a pserver's state, see ``PserverService.status``.
+#: Text in a pserver's state (see ``PserverService.status``).
 _COMPILING = re.compile(r"kernels to be compiled \((\d+) of (\d+)\)")
 _PERCENT_LINE = re.compile(r"(?P<title>\S.{0,80}?): +(?P<percent>\d{1,3}) ?%")
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures for a running job, from the master's status and from the launcher."""
+    """Figures about a running job, from the master's status and the launcher."""
 
     elapsed_s: float
     #: None until the master has been reached.
@@ -50,26 +50,26 @@ class Figures:
     trainers_running: int
     trainers: int
     pservers: int
-    #: Reason why the status is missing or outdated.
+    #: Why the status is missing or outdated.
     trouble: str = ""
 
     @property
     def waiting_for(self) -> str:
-        """Description of what the job is waiting for. Empty while it trains."""
+        """Description of what the job is waiting for; empty while it trains."""
         if self.status is None or self.trouble:
             return f"the master ({self.trouble})" if self.trouble else "the master"
         return self.status.waiting_for
 
     @property
     def compiling(self) -> tuple[int, int] | None:
-        """Number of kernels that the slowest pserver has compiled, and the total. None if no pserver is compiling."""
+        """Number of kernels that the slowest pserver has compiled, and the total; None if no pserver is compiling."""
         states = () if self.status is None else (pserver.state for pserver in self.status.pservers)
         found = [match for state in states if (match := _COMPILING.search(state))]
         return min(((int(each[1]), int(each[2])) for each in found), default=None)
 
     @property
     def is_starting(self) -> bool:
-        """True if the job has just been started and there is no work yet."""
+        """True if the job has only just been started, so that there is no work yet."""
         status = self.status
         if self.compiling:
             return False
@@ -86,14 +86,14 @@ class Figures:
 
     @property
     def alarm(self) -> str:
-        """Problems that do not stop the job. Empty if there are none."""
+        """Problems that do not stop the job; empty if there are none."""
         if self.status is None:
             return ""
         return "; ".join(alarms_of(self.status))
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Rate, metrics and processes, each as one short text."""
+        """Rate, metrics and processes, each as a short text."""
         found: list[str] = []
         if self.status is not None:
             found += [f"{self.status.records:,} records", f"{self.status.records_per_s:,.0f} records/s"]
@@ -122,10 +122,10 @@ def _tables_of(status: StatusReply) -> list[str]:
 
 
 class JobConsole(Console):
-    """Console that reports once when the reader of its output closes its end, and prints nothing after that.
+    """A console that reports once when the reader of its output closes its end. After that, it prints nothing.
 
-    Rich would instead end the thread that prints. If that thread reads a trainer's pipe, the pipe would fill up, and
-    the trainer would block forever.
+    Without this, rich would end the thread that prints. If that thread reads a trainer's pipe, the pipe would fill up,
+    and the trainer would block forever.
     """
 
     #: Called by the thread that finds the output closed.
@@ -152,7 +152,7 @@ class Display:
         _print(self._console, *(f"{name} | {text}" for text in texts))
 
     def event(self, text: str) -> None:
-        """Show a message of the launcher."""
+        """Show a message from the launcher."""
         _print(self._console, f"flightedl: {text}")
 
     def update(self, figures: Figures) -> None:
@@ -167,7 +167,7 @@ class Display:
 
 
 class PlainDisplay(Display):
-    """Display as plain lines, for pipes, files and dumb terminals."""
+    """A display of plain lines, for pipes, files and dumb terminals."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
         super().__init__(console)
@@ -200,7 +200,7 @@ def plain_line(figures: Figures) -> str:
 
 
 class LiveDisplay(Display):
-    """Display that is redrawn at the bottom of the terminal, and removed when the job ends."""
+    """A display that is redrawn at the bottom of the terminal, and removed when the job ends."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -214,7 +214,7 @@ class LiveDisplay(Display):
             super().lines(name, shown)
 
     def _is_step(self, name: str, text: str) -> bool:
-        """True if a line created or moved a bar. The last line of a bar removes it and is printed."""
+        """True if a line created or moved a bar. The last line of a bar removes the bar and is printed."""
         match = _PERCENT_LINE.fullmatch(text.strip())
         if match is None:
             return False
@@ -270,7 +270,7 @@ def live_view(figures: Figures | None, steps: dict[tuple[str, str], int]) -> Ren
 
 
 def make_display(console: Console, clock: Clock) -> Display:
-    """Return the display that suits the console."""
+    """Return the kind of display that suits the console."""
     return (
         LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay(console, clock)
     )
@@ -281,7 +281,7 @@ def _without_prefix(text: str) -> str:
 
 
 def _print(console: Console, *lines: str) -> None:
-    """Print lines with their colors. Printing many lines at once takes little longer than printing one."""
+    """Print lines with their colors. Printing many lines at once takes hardly longer than printing one."""
     has_colors = any("\x1b" in line for line in lines)
     text = Text("\n").join(map(Text.from_ansi, lines)) if has_colors else Text("\n".join(lines))
     console.print(text, soft_wrap=True)

@@ -1,6 +1,6 @@
-"""Results of a run: its curves as a picture, and a description of its last checkpoint.
+"""Results of a run: a picture of its curves, and a description of its last checkpoint.
 
-The modules that create these results are imported only when the job has ended.
+The modules that create these results are imported only after the job has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PICTURE = "metrics.svg"
 
 
 def keep_curves(directory: Path) -> Iterator[str]:
-    """Write all logged points and a picture of their curves, if there are any, and yield messages about them."""
+    """Write all logged points and a picture of their curves, if there are any. Yield messages about the files."""
     from flightedl.curves.drawing import draw
     from flightedl.curves.files import read_points, write_merged
     from flightedl.curves.merging import LABELS, by_name, curves_of
@@ -34,7 +34,7 @@ def keep_curves(directory: Path) -> Iterator[str]:
 
 
 def last_checkpoint(url: str, job: str) -> str:
-    """Describe a job's newest checkpoint and its progress. Empty if there is none."""
+    """Describe a job's newest checkpoint and its progress; empty if there is no checkpoint."""
     from flightedl.coordination.checkpoint_places import job_storage
     from flightedl.domain.checkpoint.manifest import Manifest
     from flightedl.domain.queue.storage import progress_of

@@ -1,4 +1,4 @@
-"""``flightedl run``: a whole job on this machine, from the first process to the summary.
+"""``flightedl run``: a complete job on this machine, from the first process to the summary.
 
 Exit codes: 0 every trainer did all its work and every task was done, or a trainer stopped the job (``job.stop``); 1 the
 script crashed, or a process ended too often; 2 the command, the script or the data must be changed, also if the script
@@ -6,11 +6,11 @@ succeeded but left work undone; 3 the job cannot continue; 4 the job ended, but 
 last checkpoint was not written; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM); 141 stopped because the
 reader of the output closed its end, as in ``flightedl run ... | head``.
 
-If the reader of the output closes its end, the job stops as on Ctrl-C, and prints its summary to standard error.
-Redirect the output to a file to train without watching.
+If the reader of the output closes its end, the job stops as on Ctrl-C and prints its summary to standard error. To
+train without watching, redirect the output to a file.
 
-Stopping by a signal takes less than five seconds, plus at most ``FLIGHTEDL_DRAIN_S`` if the servers write a last
-checkpoint. A second signal ends all processes immediately. Only the output directory and the checkpoints remain.
+After a signal, the job stops in less than five seconds, plus at most ``FLIGHTEDL_DRAIN_S`` if the servers write a last
+checkpoint. A second signal ends all processes at once. Only the output directory and the checkpoints remain.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 _REFRESH_S = 0.25
 _STATUS_EVERY_S = 0.5
 _STATUS_TIMEOUT_S = 2.0
-#: Seconds for which an unreachable master is not reported, since it has to start first.
+#: Seconds for which an unreachable master is not reported, because it must start first.
 _PATIENCE_S = 5.0
-#: Maximum seconds to wait for the master's final status once every trainer has ended.
+#: Maximum number of seconds to wait for the master's final status after every trainer has ended.
 _LAST_WORD_S = 10.0
-#: Additional seconds if a trainer has stopped the job. The master spends half of this time waiting for remaining work.
+#: Additional seconds if a trainer has stopped the job. The master uses half of them to wait for remaining work.
 _STOPPED_WORD_S = 60.0
 _LAST_CHECKPOINT = "after a last checkpoint, which may take {:g} s; a second signal ends the job at once"
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -65,40 +65,40 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class RunOptions:
     """Options of ``flightedl run``."""
 
-    #: Path of a script or dotted name of a module.
+    #: Path of a script, or dotted name of a module.
     target: str
     arguments: tuple[str, ...] = ()
     trainers: int = 1
     #: True if the trainers are the ranks of a group.
     is_group: bool = False
     pservers: int = 1
-    #: Derived from the target's name by default.
+    #: The default is derived from the name of the target.
     job: str | None = None
     checkpoint: str | None = None
-    #: Start a standby master and a spare pserver, which take over immediately. None: only if checkpoints are written.
+    #: True to start a standby master and a spare pserver, which take over at once. None: only with checkpoints.
     standby: bool | None = None
-    #: A new directory under ``runs/`` by default.
+    #: The default is a new directory under ``runs/``.
     output: Path | None = None
     etcd: str | None = None
-    #: Serve a web page of the job. Disabled if the job uses certificates, because browsers have none.
+    #: True to serve a web page about the job. Ignored if the job uses certificates, because browsers have none.
     page: bool = True
-    #: The command that continues from the checkpoints of this run; empty if unknown.
+    #: The command that continues from this run's checkpoints; empty if unknown.
     resume_command: str = ""
-    #: A fork server with its imports done, to be closed after the job; None starts one.
+    #: A fork server that has done its imports, to be closed after the job. If None, one is started.
     forks: ForkServer | None = None
     #: Further settings of all processes.
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
 def job_name(target: str) -> str:
-    """Return a job's name derived from a script or module: ``flightedl.examples.flights`` gives ``flights``."""
+    """Derive a job's name from a script or module: ``flightedl.examples.flights`` gives ``flights``."""
     last = Path(target).stem if target.endswith(".py") else target.rpartition("/")[2].rpartition(".")[2]
     name = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:63].strip("-")
     return name or "job"
 
 
 def new_output_directory(job: str, parent: Path) -> Path:
-    """Create and return the first of ``parent/job``, ``parent/job-2``, ... that does not exist."""
+    """Create and return the first of the directories ``parent/job``, ``parent/job-2``, ... that does not exist."""
     make_directory(parent)
     number = 1
     while True:
@@ -152,7 +152,7 @@ def run_job(options: RunOptions, console: Console) -> int:
                 display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` shows its state")
             poller = StatusPoller(cluster, clock)
             stack.callback(poller.close)
-            # Called first, so that a poller waiting for a reply does not delay the stop.
+            # Called first, so that a poller that waits for a reply does not delay the stop.
             stack.callback(cluster.stop)
             outcome = _watch(cluster, poller, display, clock, options.trainers, requests)
             if outcome.exit_code == 0:
@@ -196,9 +196,9 @@ def _stop_requests(console: Console) -> Iterator[list[int]]:
 
 
 class StatusPoller:
-    """Requests the job's status from the master on its own thread, so that the display never waits.
+    """Requests the job's status from the master on a separate thread, so that the display never waits.
 
-    Its modules are imported when the first reply is due: until then the job's processes need the CPU.
+    The modules are imported when the first reply is due, because the job's processes need the CPU until then.
     """
 
     def __init__(self, cluster: LocalCluster, clock: Clock) -> None:
@@ -220,14 +220,14 @@ class StatusPoller:
                 self.status = self._job_status.read(_STATUS_TIMEOUT_S)
                 self._trouble, self._read_at = "", self._clock.now()
             except NotFoundError:
-                # Every job starts without a master. If the job had a master before, its successor is about to start.
+                # Every job starts without a master. If the job has had a master, a successor is about to start.
                 self._trouble = "" if self.status is None else "a new one takes over"
             except FlightedlError as error:
                 self._trouble = str(error)
             return self.status
 
     def wait_for_last_status(self) -> None:
-        """Poll until the master reports that nothing is left, normally at once unless it is being replaced."""
+        """Poll until the master reports that no work is left. It does so at once unless it is being replaced."""
         deadline = self._clock.now() + _LAST_WORD_S
         self.status = None
         while True:
@@ -239,7 +239,7 @@ class StatusPoller:
 
     @property
     def trouble(self) -> str:
-        """Reason why the status is outdated. Empty if the status is current."""
+        """Why the status is outdated; empty if it is current."""
         return self._trouble if self._clock.now() - self._read_at >= _PATIENCE_S else ""
 
     def _run(self) -> None:
@@ -300,20 +300,20 @@ def _report(
         say(f"flightedl: {line}")
     if outcome.reason:
         say(f"flightedl: {outcome.reason}", "red" if outcome.exit_code else "yellow")
-    # Finally, print the output that shows why the job ended.
+    # At the end, print the output that shows why the job ended.
     for line in outcome.last_lines:
         say(f"{outcome.slot} | {line}")
     return outcome.exit_code
 
 
 def may_be_resumed(outcome: Outcome, status: StatusReply | None) -> bool:
-    """True if the job is not done, so that continuing from its checkpoint makes sense."""
+    """True if the job is not done, so that it can be continued from its checkpoint."""
     is_done = outcome.exit_code in {0, EXIT_INCOMPLETE}
     return status is not None and (status.is_stopped or not is_done)
 
 
 def too_few_tasks(status: StatusReply, trainers: int) -> str:
-    """Suggest a remedy if there are fewer tasks than trainers. Empty otherwise."""
+    """Suggest a remedy if there are fewer tasks than trainers; empty otherwise."""
     total = status.tasks.total
     if not 0 < total < trainers or status.is_growing:
         return ""
@@ -327,7 +327,7 @@ def too_few_tasks(status: StatusReply, trainers: int) -> str:
 def summary(
     outcome: Outcome, status: StatusReply | None, failed: int, wall_s: float, directory: Path
 ) -> tuple[str, ...]:
-    """Return the last lines of a run: duration, work done, and output directory."""
+    """Return the last lines of a run: its duration, the work done, and the output directory."""
     ended = "done" if outcome.exit_code in {0, EXIT_INCOMPLETE} else "ended"
     if outcome.exit_code == 0 and status is not None and status.is_stopped:
         ended = f"stopped by {status.stopped_by} ({status.stop_reason})"

@@ -1,7 +1,7 @@
-"""Client of a job's master, for tools.
+"""Client for a job's master, used by tools.
 
-A call looks up the master's address in etcd, connects (or reuses the connection while address and generation are
-unchanged), and sends the action. It never retries: its callers poll anyway.
+A call looks up the master's address in etcd, connects (or reuses the connection if address and generation have not
+changed), and sends the action. It never retries, because its callers poll anyway.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from flightedl.rpc.identity import Caller, ServerIdentity
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 _ANSWER_TIMEOUT_S = 2.0
-#: Longer, because the restart policy needs this answer. Connecting to a dead master fails at once; a busy one is slow.
+#: Longer, because the restart policy needs the answer. A dead master fails at once, while a busy one is slow.
 _ACCOUNT_TIMEOUT_S = 5.0
-#: Seconds between two attempts, and minimum timeout of an attempt, so that a timeout of 0 makes one attempt.
+#: Seconds between two attempts. Also the minimum timeout of an attempt, so that a timeout of 0 allows one attempt.
 _PAUSE_S = 0.1
 _LAST_LOOK_S = 0.5
 
 
 def tool_connector(tls_dir: str) -> Connector:
-    """Return a connector for tools, with the role of an admin."""
+    """Return a connector for tools, which have the role of an admin."""
     return Connector(Caller("tool", "status"), Role.ADMIN, tls_dir)
 
 
@@ -65,7 +65,7 @@ def _connection(record: ServerRecord, job: str, connector: Connector) -> Connect
 
 
 class JobStatus:
-    """Connection to the master of one job. Thread-safe; serves one caller at a time.
+    """A connection to the master of one job. Thread-safe, but serves one caller at a time.
 
     Args:
         chosen: Settings that name the job, its etcd, and the directory with an admin's or a reader's certificate.
@@ -90,7 +90,7 @@ class JobStatus:
         return self.ask("status", b"{}", StatusReply, timeout_s)
 
     def checkpoint(self, request: CheckpointRequest, timeout_s: float) -> CheckpointReply:
-        """Request a checkpoint from the master, or ask if it is complete. Raises the same errors as ``ask``."""
+        """Request a checkpoint from the master, or ask if one is complete. Raises the same errors as ``ask``."""
         return self.change("checkpoint", request, CheckpointReply, timeout_s)
 
     def change(self, verb: str, request: OfJob, kind: type[Answer], timeout_s: float) -> Answer:
@@ -112,7 +112,7 @@ class JobStatus:
             try:
                 return decode(self._connection(record).action(verb, body, timeout_s=timeout_s), kind)
             except FencedError:
-                # The master was replaced after the lookup; its successor will register soon.
+                # The master was replaced after the lookup. Its successor is about to register.
                 raise NotFoundError(f"the master of job {self._job} is being replaced: try again in a moment") from None
 
     def close(self) -> None:
@@ -144,9 +144,9 @@ class JobStatus:
 def answered_within(
     timeout_s: float, clock: Clock, ask: Callable[[float], Answer], is_enough: Callable[[Answer], bool]
 ) -> Answer:
-    """Repeat ``ask`` until its answer is sufficient or the time is up, and return the latest answer.
+    """Repeat ``ask`` until its answer is sufficient or the time is up. Return the latest answer.
 
-    ``ask`` is passed the remaining seconds, within which it has to return or raise.
+    ``ask`` receives the number of seconds that remain. It must return or raise within that time.
 
     Raises:
         UnavailableError: there was no answer in time; names the last error.
@@ -168,7 +168,7 @@ def answered_within(
 
 
 def account_of(status: JobStatus) -> Account | None:
-    """Return the job's account for the restart policy, or None if its master does not answer."""
+    """Return the job's account for the restart policy, or None if the job's master does not answer."""
     try:
         reply = status.read(_ACCOUNT_TIMEOUT_S)
     except FlightedlError:
@@ -188,7 +188,7 @@ def account_of(status: JobStatus) -> Account | None:
 
 
 def _account_of_group(reply: StatusReply, group: GroupStatus) -> Account:
-    """Return the account of a job whose data goes to a group: each start is an attempt at the work."""
+    """Return the account of a job whose data is read by a group, where each start is an attempt at the work."""
     errors = Counter(piece.error for piece in reply.failed if piece.error != SILENT)
     ((error, count),) = errors.most_common(1) or [("", 0)]
     return Account(True, reply.state == "done", group.starts, len(reply.failed), count, error)

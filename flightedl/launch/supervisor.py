@@ -1,12 +1,12 @@
-"""Supervisor of a job's processes. It carries out the policy's decisions.
+"""Supervisor of a job's processes, which carries out the policy's decisions.
 
-One thread polls all children, asks :class:`RestartPolicy` about each one that ended, and starts new ones. It ends with
-an :class:`Outcome` when the policy gives up or all trainers have finished. It kills processes that are frozen for too
-long. Once the job runs, no other thread starts processes. The supervisor stops nothing else by itself: the caller that
-waits for the outcome calls :meth:`Supervisor.stop`.
+One thread polls all children, asks :class:`RestartPolicy` about each one that has ended, and starts new ones. It also
+kills processes that have been frozen for too long. Once the job runs, no other thread starts processes. The thread ends
+with an :class:`Outcome` when the policy gives up or all trainers have finished. It does not stop the remaining
+processes: the caller that waits for the outcome calls :meth:`Supervisor.stop`.
 
 Processes are stopped in order, trainers before servers before etcd: SIGTERM, a grace period, then SIGKILL. This takes
-at most five seconds, plus ``drain_s`` if servers may write a last checkpoint.
+at most five seconds, plus ``drain_s`` if the servers can write a last checkpoint.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from flightedl.ports import Clock
 
 #: Starts a process. Called from the supervisor's thread with the number of starts in the slot, including this one.
 Starter = Callable[[int], Child]
-#: Receives a message for the user, one sentence. Called from the supervisor's thread.
+#: Called with a message of one sentence for the user, from the supervisor's thread.
 OnEvent = Callable[[str], None]
 
 _POLL_S = 0.05
-#: Maximum seconds that one check adds to the time for which a process counts as frozen.
+#: Maximum number of seconds by which one check extends the time for which a process counts as frozen.
 _LOOK_LIMIT_S = 1.0
-#: Seconds for the other ranks of a group to end by themselves when one has ended.
+#: Seconds in which the other ranks of a group can end by themselves after one has ended.
 _TOGETHER_S = 1.0
 _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
     (frozenset({Role.TRAINER}), 1.5),
@@ -55,10 +55,10 @@ _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
 class Outcome:
     """Result of a job."""
 
-    #: 0 if every trainer has done all its work.
+    #: 0 if every trainer has done all of its work.
     exit_code: int
     reason: str = ""
-    #: The process that shows the cause, and its last lines of output.
+    #: The process whose output shows the cause, and the last lines of that output.
     slot: Slot | None = None
     last_lines: tuple[str, ...] = ()
 
@@ -80,14 +80,14 @@ class _Place:
     child: Child | None = None
     started_at: float = 0.0
     starts: int = 0
-    #: Seconds for which the supervisor has seen the slot's process frozen.
+    #: Number of seconds for which the supervisor has found the slot's process frozen.
     frozen_s: float = 0.0
-    #: Time at which the next process is due, or None.
+    #: Time at which to start the next process; None if there is none to start.
     due_at: float | None = 0.0
 
 
 class Supervisor:
-    """Keeps one process running in each slot. Thread-safe.
+    """Keeps a process running in each slot. Thread-safe.
 
     Args:
         children: Starts processes and reaps them.
@@ -138,19 +138,19 @@ class Supervisor:
         self._thread.start()
 
     def outcome(self, timeout_s: float = 0.0) -> Outcome | None:
-        """Return how the job ended, or None if it is still running after ``timeout_s``."""
+        """Return how the job ended, or None if it has not ended after ``timeout_s``."""
         self._ended.wait(timeout_s)
         return self._outcome
 
     def give_up(self, outcome: Outcome) -> None:
-        """End the job with this outcome, unless it has ended already."""
+        """End the job with this outcome, unless it has already ended."""
         with self._lock:
             if self._outcome is None:
                 self._outcome = outcome
         self._ended.set()
 
     def processes(self) -> tuple[ProcessView, ...]:
-        """Return the state of all slots, in order."""
+        """Return the state of every slot, in order."""
         with self._lock:
             return tuple(
                 ProcessView(
@@ -160,7 +160,7 @@ class Supervisor:
             )
 
     def child(self, slot: Slot) -> Child | None:
-        """Return the running process in a slot, or None. Raises KeyError if there is no such slot."""
+        """Return the process that runs in a slot, or None. Raises KeyError if there is no such slot."""
         with self._lock:
             return self._places[slot].child
 
@@ -183,11 +183,11 @@ class Supervisor:
                     place.child = None
             self._children.stop(running, grace_s + (drain_s if Role.PSERVER in roles else 0.0), is_hurried)
             for child in running if Role.TRAINER in roles else ():
-                # Rounds, and therefore a last checkpoint, wait for a killed trainer until its lease ends.
+                # Rounds wait for a killed trainer until its lease ends, and so does a last checkpoint.
                 self._on_end(child.pid)
 
     def _run(self) -> None:
-        # Servers keep running after the last trainer: a stopped job may have results to inspect.
+        # Servers keep running after the last trainer, because users may want to inspect a stopped job's results.
         while not self._stopping.wait(_POLL_S) and (self._outcome is None or self._outcome.exit_code == 0):
             try:
                 self._step()
@@ -250,7 +250,7 @@ class Supervisor:
             place.frozen_s = 0.0
 
     def _carry_out(self, decision: Decision, child: Child | None, code: int | None) -> None:
-        """Carry out a decision about a slot's last process (if there was one) and its exit code."""
+        """Carry out a decision about a slot. Its last process, if any, was ``child`` and exited with ``code``."""
         match decision:
             case StartAgain(slot, after_s, reason):
                 self._places[slot].due_at = self._clock.now() + after_s
@@ -283,9 +283,9 @@ class Supervisor:
 
 
 def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Select the last lines of a process's output that show why it ended.
+    """Select those last lines of a process's output that show why it ended.
 
-    These are its last traceback, or a server's last sentence (``flightedl master: ...``), or the last few lines.
+    These are its last traceback, or the last sentence of a server (``flightedl master: ...``), or the last few lines.
     """
     if lines and re.match(r"flightedl \w+: ", lines[-1]):
         return (lines[-1],)

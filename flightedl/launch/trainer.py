@@ -1,11 +1,11 @@
-"""Entry point of a trainer process: runs the user's script or module as ``__main__``.
+"""Entry point of a trainer process, which runs the user's script or module as ``__main__``.
 
-The launcher starts it as ``python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]``; so can users.
+The launcher starts it as ``python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]``; users can do the same.
 
-* A crash prints the traceback from the user's first frame on, and exits with the error's code: 1 in general, 2 if the
-  script must be changed, 3 if the job cannot continue, 75 if a new trainer may simply take over.
-* SIGTERM raises SystemExit in the main thread, so that ``with`` blocks and ``finally`` run: a trainer that is stopped
-  returns its work.
+* After a crash, the traceback is printed from the user's first frame on, and the process exits with the error's code: 1
+  in general, 2 if the script must be changed, 3 if the job cannot continue, 75 if a new trainer should take over.
+* SIGTERM raises SystemExit in the main thread, so that ``with`` and ``finally`` blocks run, and a trainer that is
+  stopped returns its work.
 * The process ends when the script has ended (``process.ending``).
 """
 
@@ -30,18 +30,18 @@ from flightedl.process.ending import code_of, end_process
 
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
 _OUTER_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
-#: Frames in these directories do not help a user who made a mistake in a call.
+#: Frames in these directories do not help users to find a mistake in their own calls.
 _LIBRARY = Path(__file__).resolve().parent.parent
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 
 
 def is_script(target: str) -> bool:
-    """True if the target is a file rather than a module."""
+    """True if the target is a file and not a module."""
     return target.endswith(".py") or "/" in target or Path(target).is_file()
 
 
 def check_target(target: str) -> None:
-    """Check that the target can exist, without importing the user's modules.
+    """Check that the target exists, without importing the user's modules.
 
     Raises:
         UsageError: there is no such file or module.
@@ -85,7 +85,7 @@ def _is_module(target: str) -> bool:
 
 
 def main() -> int:
-    """Run the target of the command line, and return the exit code."""
+    """Run the target on the command line, and return the exit code."""
     if len(sys.argv) < 2:
         sys.stderr.write("usage: python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]\n")
         return EXIT_USAGE
@@ -123,8 +123,8 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _print_from_user_frame(error: BaseException) -> None:
-    """Print the traceback from the user's first frame on, or a FlightedlError's message with the user's line."""
-    # Set as Python does, so that sessions still open at exit see that the script has failed.
+    """Print the traceback from the user's first frame on; for a FlightedlError, its message and the user's line."""
+    # Set by Python itself in other programs, so that sessions still open at exit see that the script has failed.
     sys.last_value = error
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OUTER_FILES:

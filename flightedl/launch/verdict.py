@@ -11,10 +11,10 @@ from flightedl.launch.failed import failed_tasks
 from flightedl.launch.supervisor import Outcome
 from flightedl.messages.status import StatusReply
 
-#: The job ended, but its results are incomplete.
+#: The job has ended, but its results are incomplete.
 EXIT_INCOMPLETE = 4
 
-#: Maximum number of omitted files named in a message.
+#: Maximum number of omitted files that a message names.
 _LISTED_FILES = 10
 _DONE = Outcome(0)
 _OWN_MODELS = (
@@ -45,19 +45,19 @@ def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
 
 
 def is_finished(status: StatusReply) -> bool:
-    """True if nothing is left to train, or if a trainer has stopped the job."""
+    """True if no training remains, or if a trainer has stopped the job."""
     is_past_last = status.epochs is not None and status.epoch >= status.epochs
     return status.state == "done" or is_past_last or (status.is_stopped and not status.tasks.pending)
 
 
 def is_last_word(status: StatusReply) -> bool:
-    """True if the job's state cannot change any more. All of its trainers have ended.
+    """True if the job's state can no longer change. All of its trainers have ended.
 
-    After ``job.stop``, the master first compares the pservers. The status is then ``done``, or names remaining work.
+    After ``job.stop``, the master first compares the pservers. The status is ``done``, or names remaining work.
     """
     if status.is_stopped and status.plan_hash:
         return status.state == "done" or bool(status.unfinished)
-    # The master may still count tasks as pending for trainers that have just ended.
+    # The master may still count tasks as pending that are held by trainers that have just ended.
     return is_finished(status) or not status.tasks.pending
 
 

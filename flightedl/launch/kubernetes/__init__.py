@@ -1,25 +1,26 @@
-"""A job on Kubernetes: its objects, and how it is submitted, watched, scaled and ended.
+"""Jobs on Kubernetes: their objects, and how jobs are submitted, watched, scaled and ended.
 
-This package is the only source of the objects: ``flightedl submit`` applies them, the kustomize base and components in
-``deploy/`` are generated from it, and tests compare each overlay with it.
+All objects come from this package: ``flightedl submit`` applies them, the kustomize base and components in ``deploy/``
+are generated from it, and tests compare each overlay with its objects.
 
-Pure, values in and objects out:
+These modules are pure; they take values and return objects:
 
 * ``values``: validated settings of a job on a cluster
-* ``objects``: all objects of a job, in the order in which they are applied: trainers, masters, pservers, autoscaler
-* ``pods``: building blocks of these objects, such as a pod with one container
-* ``templates``: users' pod templates, merged into these pods
-* ``etcd_members``, ``one_pod``: an etcd for one job; a complete job in one pod
+* ``objects``: all objects of a job (trainers, masters, pservers, autoscaler) in the order in which they are applied
+* ``pods``: building blocks of the objects, such as a pod with one container
+* ``templates``: merges users' pod templates into the pods of a job
+* ``etcd_members``: an etcd for one job; ``one_pod``: a complete job in one pod
 * ``network``: network policies
-* ``views``: labels, and the state of a job according to its objects on the cluster
+* ``views``: labels, and the state of a job as its objects on the cluster show it
 
 With a cluster (``ports.Cluster``):
 
 * ``secrets``: certificates for one job
-* ``submitting``: submitting, scaling and removing a job
+* ``submitting``: submits, scales and removes jobs
 * ``scaling``: the loop that adds and removes trainers
-* ``watching``: waits for the end of a job, with progress and output
+* ``watching``: waits until a job has ended, and shows its progress and output
 
-A submitted job: ``values`` validates its settings, ``objects`` creates its objects, ``submitting`` applies them. The
-trainers' Job owns all others. ``watching`` follows the job using ``views``, and ``scaling`` changes its parallelism.
+When a job is submitted, ``values`` validates its settings, ``objects`` creates its objects, and ``submitting`` applies
+them. The trainers' Job owns all other objects. ``watching`` follows the job (with ``views``), and ``scaling`` changes
+its parallelism.
 """

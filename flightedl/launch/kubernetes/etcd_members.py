@@ -1,8 +1,8 @@
 """An etcd for one job: a StatefulSet of 1, 3 or 5 members, each with a volume.
 
-A single member runs the etcd in the job's image; several members run upstream's image (``ClusterJob.image_of_etcd``).
-With TLS, clients and members authenticate with certificates from the job's authority; a member's certificate lists its
-host names (``certificate_hosts``).
+A single member runs the etcd in the job's image; several members run the image of the etcd project
+(``ClusterJob.image_of_etcd``). With TLS, clients and members authenticate with certificates of the job's authority, and
+each member's certificate lists the members' host names (``certificate_hosts``).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _RESOURCES = Resources("250m", "256Mi", "1Gi")
 
 
 def certificate_hosts(job: ClusterJob) -> list[str]:
-    """Return all host names of the members."""
+    """Return all host names of all members."""
     name, peers = job.name(COMPONENT), job.name("etcd-peer")
     return [name, *(f"{name}-{number}.{peers}" for number in range(job.etcd_members))]
 
 
 def etcd(job: ClusterJob) -> list[Object]:
-    """Return the members, and the services through which clients and other members find them."""
+    """Return the members, and the services through which clients and other members reach them."""
     client = {"name": "client", "port": ETCD_PORT, "targetPort": "client"}
     peer = {"name": "peer", "port": ETCD_PEER_PORT, "targetPort": "peer"}
     selector, name, peers = labels(job, COMPONENT), job.name(COMPONENT), job.name("etcd-peer")
@@ -66,7 +66,7 @@ def _members(job: ClusterJob) -> Object:
         container={
             "ports": ports(client=ETCD_PORT, peer=ETCD_PEER_PORT, health=ETCD_HEALTH_PORT),
             "startupProbe": probe("/health?serializable=true", period_s=2, failures=60),
-            # A member is alive if it can answer by itself, and ready if it can answer with a quorum.
+            # A member is alive if it can answer without the others, and ready if it can answer with a quorum.
             "livenessProbe": probe("/health?serializable=true", period_s=10, failures=6),
             "readinessProbe": probe("/health", period_s=2, failures=1),
             "image": job.image_of_etcd,
@@ -79,7 +79,7 @@ def _members(job: ClusterJob) -> Object:
     spec = {
         "replicas": job.etcd_members,
         "serviceName": job.name("etcd-peer"),
-        # A member waits for the others, so all must start together.
+        # Members wait for each other, so all of them must start at the same time.
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": labels(job, COMPONENT)},
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},

@@ -1,7 +1,7 @@
-"""Network policies of a job. They forbid every connection that is not listed here.
+"""Network policies of a job. They forbid all connections that are not listed here.
 
-A request from an unauthorized client is in a server's memory before the server can reject it, so TLS alone does not
-protect a server. Networks that do not support policies ignore these objects.
+TLS alone does not protect a server, because the request of an unauthorized client is in the server's memory before the
+server can reject it. Networks without support for policies ignore these objects.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from flightedl.launch.kubernetes.values import (
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"(?P<scheme>[a-z0-9+]+)://[^/?#]*?(:(?P<port>[0-9]{1,5}))?([/?#]|$)")
-#: Namespace whose pods may read the metrics.
+#: Namespace of the pods that may read the metrics.
 _MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
 
 def policies(job: ClusterJob) -> list[Object]:
-    """Return the policies of all pods of a job."""
+    """Return the policies for all pods of a job."""
     members = {"podSelector": {"matchLabels": labels(job)}}
     found = [
         _policy(job, "deny", labels(job), ingress=[], egress=[]),
         _policy(job, "leave", labels(job), egress=_ways_out(job)),
     ]
-    # Policies add up, so each set of ports has its own.
+    # Policies are additive, so each set of ports has its own policy.
     for name, ports in (
         ("external-etcd", {int(address.rpartition(":")[2]) for address in job.etcd.split(",") if address}),
         ("stores", ports_of([job.checkpoint, *job.variables.values(), *job.arguments]).union(job.egress_ports) - {443}),
@@ -50,7 +50,7 @@ def policies(job: ClusterJob) -> list[Object]:
 
 
 def etcd_policy(job: ClusterJob) -> Object:
-    """Return the policy of the members of the job's own etcd."""
+    """Return the policy for the members of the job's own etcd."""
     members = {"podSelector": {"matchLabels": labels(job)}}
     peers = {"podSelector": {"matchLabels": labels(job, "etcd")}}
     ingress = [
@@ -62,9 +62,9 @@ def etcd_policy(job: ClusterJob) -> Object:
 
 
 def _ways_out(job: ClusterJob) -> list[Object]:
-    """Return the rules of outgoing connections: DNS, the job's pods, and stores (and the cluster's API) by HTTPS.
+    """Return the rules for outgoing connections: to DNS, the job's pods, and stores (and the cluster's API) by HTTPS.
 
-    The last rule allows the machine's metadata service, which provides the machine's credentials in a cloud.
+    The last rule allows the machine's metadata service, which supplies the machine's credentials in a cloud.
     """
     return [
         {"ports": [{"protocol": "UDP", "port": 53}, _tcp(53)]},
@@ -75,7 +75,7 @@ def _ways_out(job: ClusterJob) -> list[Object]:
 
 
 def ports_of(texts: Iterable[str]) -> set[int]:
-    """Return the ports of all strings that are URLs with scheme HTTP or HTTPS, or with an explicit port."""
+    """Return the ports of all strings that are HTTP or HTTPS URLs, or URLs with an explicit port."""
     urls = filter(None, map(_URL.match, texts))
     return {int(url["port"] or _DEFAULT_PORTS.get(url["scheme"], 0)) for url in urls} - {0}
 

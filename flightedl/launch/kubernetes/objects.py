@@ -1,24 +1,24 @@
 """All objects of a job, in the order in which they are applied.
 
-Masters and pservers are Deployments: a pod claims its index in etcd, independent of its name. Each pod binds its own
-address. A pod that receives SIGTERM drains: a pserver requests a checkpoint and waits for it, for at most ``drain_s``,
-so no hook before the signal is needed. A rollout replaces the next pod once the previous pod's successor has been ready
-for a moment. A pserver is ready when it has loaded its predecessor's checkpoint.
+Masters and pservers are Deployments. A pod claims an index in etcd, independently of its name, and each pod binds its
+own address. A pod that receives SIGTERM drains: a pserver requests a checkpoint and waits for it, but no longer than
+``drain_s``. So no hook before the signal is needed. A pserver is ready once it has loaded its predecessor's checkpoint.
+A rollout replaces a pod only after the successor of the previous one has been ready for a moment.
 
 The trainers are a Job without completions: ``parallelism`` pods run until one of them succeeds. A trainer succeeds when
-all data has been trained on, so all others will succeed, too: the Job waits for them and is complete. ``parallelism``
-may change at any time, down to 0 and up again. Exit codes of trainers (docs/operations.md) decide:
+all data has been trained on, so all others are about to succeed too, and the Job waits for them. ``parallelism`` may
+change at any time, even to 0 and back. The exit codes of trainers (docs/operations.md) decide what happens:
 
-* 2 and 3: a restart does not help; the Job fails.
-* 75 and 143, and evicted pods: nothing is wrong; another pod starts, and no failure is counted.
-* any other code is a crash, and counts against ``backoffLimit``.
+* 2 and 3: a restart would not help, so the Job fails.
+* 75 and 143, and evicted pods: nothing is wrong, so another pod starts, and no failure is counted.
+* all other codes: the trainer crashed, which counts against ``backoffLimit``.
 
-The ranks of a group share one trainer's pod, in which torchrun restarts all ranks when one dies.
+The ranks of a group share one trainer's pod. If one rank dies, torchrun restarts all ranks in the pod.
 
-The Job owns all other objects of the job, so the cluster deletes them with it: ``ttlSecondsAfterFinished`` after its
-end, or when a user deletes it.
+The Job owns all other objects, so the cluster deletes them together with it: ``ttlSecondsAfterFinished`` after it has
+ended, or when a user deletes it.
 
-The autoscaler is a Deployment with one pod. It may only read and change the trainers' Job, and list pods.
+The autoscaler is a Deployment of one pod. It may only read and change the trainers' Job, and list pods.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ from flightedl.launch.kubernetes.views import QUEUE, component_of
 from flightedl.launch.policy import EXIT_TERMINATED
 from flightedl.launch.trainer import is_script
 
-#: Additional seconds after the drain for shutting down on a busy machine.
+#: Additional seconds, after the drain, in which a server on a busy machine can shut down.
 _CLOSING_S = 15
-#: Seconds to finish a step in progress.
+#: Seconds in which a trainer can finish its current step.
 _TRAINER_GRACE_S = 60
-#: Maximum starts of a group in one pod. The master counts starts that end at the same records.
+#: Maximum number of times that a group starts in one pod. The master counts starts that end at the same records.
 _RESTARTS = 1000
 _AUTOSCALER_RESOURCES = Resources("100m", "256Mi", "512Mi")
 
 
 def render(job: ClusterJob) -> list[Object]:
-    """Return all objects except Secrets. The trainers' Job, which owns the others, comes first."""
+    """Return all objects except Secrets. The first one is the trainers' Job, which owns the others."""
     found = [_trainers(job), account(job, job.job), config_map(job, job.job, job.settings())]
     if job.code:
         found.append(config_map(job, job.name("code"), job.code))
     found += policies(job)
     if job.own_etcd:
         found += [*etcd(job), etcd_policy(job)]
-    # One master leads, the others are on standby. Spare pservers wait until an index is free.
+    # One master leads while the others are on standby. Spare pservers wait for a free index.
     found += _servers(job, "master", job.masters)
     if job.pservers:
         found += _servers(job, "pserver", job.pservers + job.spares)
@@ -87,7 +87,7 @@ def render(job: ClusterJob) -> list[Object]:
 
 
 def owned(objects: Sequence[Object], owner: Object, uid: str) -> list[Object]:
-    """Return the same objects with an owner, so that the cluster deletes them together with it."""
+    """Return the objects with an owner, so that the cluster deletes them together with the owner."""
     reference = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -100,7 +100,7 @@ def owned(objects: Sequence[Object], owner: Object, uid: str) -> list[Object]:
 
 
 def require_common_place(checkpoint: str, objects: Sequence[Object]) -> None:
-    """Check that checkpoints at a path would outlive the pods that write them.
+    """Raise an error if checkpoints at this path would not outlive the pods that write them.
 
     Raises:
         UsageError: a master or pserver has no volume at that path, or one that is deleted with its pod.

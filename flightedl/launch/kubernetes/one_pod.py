@@ -1,8 +1,8 @@
-"""A complete job in one pod: ``flightedl run``, with its own etcd and all processes on one machine.
+"""A complete job in one pod: ``flightedl run`` with its own etcd, and all processes on one machine.
 
-For jobs that fit on one machine: processes communicate over loopback and shared memory, need neither certificates nor
-network policies, and are restarted inside the pod. The Job replaces the pod itself; its successor continues from the
-newest checkpoint.
+For jobs that fit on one machine. Their processes communicate over loopback and shared memory, need neither certificates
+nor network policies, and are restarted inside the pod. If the pod fails, the Job replaces it, and the new pod continues
+from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def render(job: ClusterJob) -> list[Object]:
         job.trainer_resources,
         container={"envFrom": [{"secretRef": {"name": job.secret}}]} if job.secret else {},
         spec={"restartPolicy": "Never", "terminationGracePeriodSeconds": 30},
-        # The default of 64 MiB is too small for processes that share memory.
+        # The default of 64 MiB is too small for processes that communicate over shared memory.
         mounts=[{"name": "shared-memory", "mountPath": "/dev/shm"}, *mounts],  # noqa: S108 - of the pod
         volumes=[{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}, *volumes],
     )

@@ -1,7 +1,7 @@
 """Building blocks of a job's objects: labels, pods with one container, probes, budgets.
 
-No pod runs as root, can gain privileges, or writes to its image. Only the autoscaler has a token for the cluster's API,
-because it cannot work without one.
+No pod runs as root, can gain privileges, or can write to its image. Only the autoscaler has a token for the cluster's
+API, because it needs one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flightedl.launch.kubernetes.views import labels_of
 
 Object = dict[str, Any]
 
-#: Kind -> API version; all other kinds are in v1.
+#: Kind -> API version. All other kinds are in v1.
 _VERSIONS = {
     **dict.fromkeys(("Deployment", "StatefulSet"), "apps/v1"),
     **dict.fromkeys(("Role", "RoleBinding"), "rbac.authorization.k8s.io/v1"),
@@ -23,41 +23,41 @@ _VERSIONS = {
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
 }
-#: User id in the image; Kubernetes requires a number.
+#: Id of the user in the image. Kubernetes requires a number.
 USER = 10001
 
 
 def labels(job: ClusterJob, component: str = "") -> dict[str, str]:
-    """Return the labels that select the objects of a job, or of one of its components."""
+    """Return labels that select the objects of a job, or of one of its components."""
     return labels_of(job.job, component)
 
 
 def make(job: ClusterJob, kind: str, name: str, component: str = "", /, **fields: Any) -> Object:
-    """Return an object of a job. ``fields`` is its spec, or its other fields."""
+    """Return an object of a job. ``fields`` contains its spec or other top-level fields."""
     marks = {"app.kubernetes.io/part-of": "flightedl", "app.kubernetes.io/managed-by": "flightedl"}
     metadata = {"name": name, "labels": labels(job, component) | marks}
     return {"apiVersion": _VERSIONS.get(kind, "v1"), "kind": kind, "metadata": metadata, **fields}
 
 
 def deployment(job: ClusterJob, component: str, template: Object, **spec: Any) -> Object:
-    """Return a Deployment of pods of this template."""
+    """Return a Deployment of pods made from this template."""
     spec |= {"selector": {"matchLabels": labels(job, component)}, "template": template}
     return make(job, "Deployment", job.name(component), component, spec=spec)
 
 
 def disruption_budget(job: ClusterJob, component: str) -> Object:
-    """Let drained machines evict a component's pods one at a time, each after the previous successor is ready."""
+    """Limit the eviction of a component's pods to one at a time, each after the last one's successor is ready."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(job, component)}}
     return make(job, "PodDisruptionBudget", job.name(component), component, spec=spec)
 
 
 def account(job: ClusterJob, name: str, component: str = "") -> Object:
-    """Return a ServiceAccount with neither permissions nor a token."""
+    """Return a ServiceAccount that has neither permissions nor a token."""
     return make(job, "ServiceAccount", name, component, automountServiceAccountToken=False)
 
 
 def config_map(job: ClusterJob, name: str, data: Mapping[str, str]) -> Object:
-    """Return a ConfigMap with these strings."""
+    """Return a ConfigMap that contains these strings."""
     return make(job, "ConfigMap", name, data=dict(data))
 
 
@@ -67,29 +67,29 @@ def variables(values: Mapping[str, str]) -> list[Object]:
 
 
 def variable_of_pod(name: str, path: str) -> Object:
-    """Return a variable that takes its value from a field of each pod."""
+    """Return a variable whose value is taken from a field of the pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def common_variables() -> list[Object]:
-    """Return the variables that the allocator and gRPC read at startup, and those that name writable directories."""
+    """Return variables that the allocator and gRPC read when they start, and variables for writable directories."""
     written = {"HOME": WORK, "NUMBA_CACHE_DIR": f"{WORK}/.numba", "PYTHONUNBUFFERED": "1"}
     return variables(tuned_environment() | written)
 
 
 def settings_of(job: ClusterJob) -> list[Object]:
-    """Return the sources of the settings that all processes share."""
+    """Return the sources of those settings that all processes share."""
     secret = [{"secretRef": {"name": job.secret}}] if job.secret else []
     return [{"configMapRef": {"name": job.job}}, *secret]
 
 
 def ports(**numbers: int) -> list[Object]:
-    """Return named ports of a container."""
+    """Return the named ports of a container."""
     return [{"name": name, "containerPort": number} for name, number in numbers.items()]
 
 
 def probe(path: str, period_s: int, failures: int) -> Object:
-    """Return an HTTP probe of the port ``health``."""
+    """Return an HTTP probe for the port ``health``."""
     return {
         "httpGet": {"port": "health", "path": path},
         "periodSeconds": period_s,
@@ -112,7 +112,7 @@ def pod(
     mounts: Sequence[Object] = (),
     volumes: Sequence[Object] = (),
 ) -> Object:
-    """Return the template of a pod with one container, which may write only to ``/work`` and ``/tmp``.
+    """Return the template of a pod with one container, which can write only to ``/work`` and ``/tmp``.
 
     Args:
         job: The job.
@@ -131,7 +131,7 @@ def pod(
     first = [{"name": "work", "mountPath": WORK}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - of the pod
     if certificates and job.tls:
         mounts = [{"name": "certificates", "mountPath": CERTIFICATES, "readOnly": True}, *mounts]
-        # Readable for the pod's group, which has no other members.
+        # The file is readable for the pod's group, which has no other members.
         source = {"secretName": job.name(certificates), "defaultMode": 0o440}
         secret.append({"name": "certificates", "secret": source})
     process = {
@@ -147,7 +147,7 @@ def pod(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The pod's status then contains the process's last lines of output, for ``flightedl submit``.
+        # The pod's status then contains the last lines of the process's output, for ``flightedl submit``.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*first, *mounts],
         **container,
@@ -173,7 +173,7 @@ def pod(
 
 
 def code_of(job: ClusterJob) -> tuple[list[Object], list[Object]]:
-    """Return mounts and volumes for the code that is submitted with the job."""
+    """Return mounts and volumes for code that is submitted with the job."""
     if not job.code:
         return [], []
     mount = {"name": "code", "mountPath": CODE, "readOnly": True}
@@ -181,15 +181,15 @@ def code_of(job: ClusterJob) -> tuple[list[Object], list[Object]]:
 
 
 def failure_policy(component: str, *more: tuple[str, Sequence[int]]) -> Object:
-    """Return a Job's pod failure policy. ``more`` are actions and the exit codes that trigger them."""
+    """Return a Job's pod failure policy. ``more`` contains further actions, and the exit codes that cause them."""
     codes = {"containerName": component, "operator": "In"}
-    # Comes first, because an evicted pod may have any exit code.
+    # This rule comes first, because the exit code of an evicted pod is arbitrary.
     rules: list[Object] = [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
     return {"rules": rules + [{"action": action, "onExitCodes": codes | {"values": [*each]}} for action, each in more]}
 
 
 def spread(job: ClusterJob, component: str) -> list[Object]:
-    """Prefer different machines for the pods of a component."""
+    """Prefer to run the pods of a component on different machines."""
     return [
         {
             "maxSkew": 1,

@@ -1,6 +1,6 @@
 """The control loop that adds and removes trainers.
 
-It stores nothing: a restarted loop begins with the current number of trainers, and measures again.
+It stores nothing: after a restart, the loop begins with the current number of trainers and measures again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Read = Callable[[], StatusReply]
 
 
 def look(cluster: Cluster, job: str, read: Read) -> Seen | None:
-    """Return the figures for a scaling decision, or None if the job has ended.
+    """Return the figures on which a scaling decision is based, or None if the job has ended.
 
     Raises:
         FlightedlError: the cluster or the master does not answer.
@@ -51,7 +51,7 @@ def run(
     say: Callable[[str], None],
     every_s: float,
 ) -> None:
-    """Measure and act until the job has ended, or ``stop`` is set."""
+    """Measure and scale until the job has ended or ``stop`` is set."""
     shown = ""
     while not stop.wait(every_s):
         try:

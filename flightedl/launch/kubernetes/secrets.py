@@ -1,7 +1,7 @@
-"""Certificates of a submitted job, as Secrets: one per role, created for this job only.
+"""Certificates of a submitted job, as Secrets: one per role, created for this job alone.
 
-The authority's key is discarded, so no further members can be created. A job must be resubmitted when its certificates
-expire.
+The authority's key is discarded, so that no more certificates can be issued. When they expire, the job must be
+submitted again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _DAYS = 365
 
 
 def secret_names(job: ClusterJob) -> list[str]:
-    """Return the names of the Secrets that the job's pods wait for."""
+    """Return the names of the Secrets for which the job's pods wait."""
     roles = [Role.SERVER, Role.TRAINER, *([Role.READER] if job.scaling else []), *([ETCD] if job.own_etcd else [])]
     return [job.name(role) for role in roles] if job.tls else []
 
 
 def make_secrets(job: ClusterJob) -> list[Object]:
-    """Create new certificates, as Secrets. Raises UsageError if the required package is not installed."""
+    """Create new certificates as Secrets. Raises UsageError if the package that this requires is not installed."""
     if not job.tls:
         return []
     from flightedl.adapters import certificates

@@ -1,12 +1,12 @@
-"""Submitting a job to a cluster, removing it, and changing its number of trainers.
+"""Submits a job to a cluster, removes it, and changes its number of trainers.
 
-The trainers' Job is created first, suspended and marked as incomplete, because an owner must exist before the objects
-it owns. When all objects exist, the mark is removed, and the Job is resumed or gets the label of its queue, which then
-decides. A submission that fails or is interrupted deletes its Job, and the cluster then collects the objects that the
-Job owned. If the mark remains, the next submission knows that the previous one was killed.
+The trainers' Job is created first, because an owner must exist before the objects that it owns. It is suspended and
+marked as incomplete. When all other objects exist, the mark is removed, and the Job is resumed or gets the label of its
+queue, which then decides when it starts. A submission that fails or is interrupted deletes its Job, and with it the
+objects that the Job owns. If the mark is left, the next submission knows that the previous one was killed.
 
-The cluster's garbage collector runs in the background and goes by UIDs, so an object that is applied again under its
-old name may still be deleted. Therefore a job starts only after all of its predecessor's objects are gone.
+The cluster's garbage collector works in the background, and by UIDs. It may still delete an object that has been
+applied again under its old name. Therefore a job starts only after all objects of its predecessor are gone.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from flightedl.launch.kubernetes.views import INSTANCE, QUEUE, JobView, labels_o
 from flightedl.ports import Clock, Cluster
 
 _POLL_S = 0.5
-#: Maximum seconds until a job's objects are gone: its pods' longest grace period, plus garbage collection.
+#: Maximum number of seconds until a job's objects are gone: its pods' longest grace period plus garbage collection.
 _GONE_S = 180.0
-#: Maximum duration of another submission with the same name. After that it counts as killed.
+#: Maximum duration, in seconds, of another submission with the same name. After this time it counts as killed.
 _SUBMITTING_S = 15.0
 #: Annotation of a Job whose other objects do not all exist yet.
 INCOMPLETE = "flightedl/incomplete"
 _CLAIM = "PersistentVolumeClaim"
-#: Kinds of a job's objects, including those that controllers create for it.
+#: Kinds of a job's objects, including those that controllers create for the job.
 _KINDS = (
     "Job,Deployment,StatefulSet,Pod,ConfigMap,Secret,Service,ServiceAccount,NetworkPolicy,PodDisruptionBudget," + _CLAIM
 )
-#: Kinds of objects of a job with an autoscaler. Not every user may list the last two.
+#: Kinds of objects that only jobs with an autoscaler have. Some users may not list the last two.
 _KINDS_WITH_RIGHTS = f"{_KINDS},Role,RoleBinding"
 
 
 def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
-    """Apply all objects of a job, its owner first.
+    """Apply all objects of a job, starting with their owner.
 
     Raises:
         UsageError: a job of this name exists and has not ended, or the cluster rejects an object.
@@ -46,7 +46,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
     owner, *others = objects
     kind, name = owner["kind"], owner["metadata"]["name"]
     _make_room(cluster, owner["metadata"]["labels"][INSTANCE], clock)
-    # Otherwise a queue could admit the trainers as soon as it sees them.
+    # Without this, a queue could admit the trainers as soon as it sees them.
     labels = owner["metadata"]["labels"]
     queue = {QUEUE: labels[QUEUE]} if QUEUE in labels else {}
     draft = owner["metadata"] | {
@@ -58,7 +58,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
         (made,) = cluster.apply([owner | {"metadata": draft, "spec": owner["spec"] | {"suspend": True}}])
         uid = made["metadata"]["uid"]
         cluster.apply(owned(others, made, uid))
-        # The UID ensures that another submission's Job is left alone.
+        # The UID makes sure that no other submission's Job is deleted.
         complete = {"uid": uid, "annotations": {INCOMPLETE: None}, "labels": queue}
         cluster.patch(kind, name, {"metadata": complete, "spec": {} if queue else {"suspend": False}})
     except BaseException:
@@ -70,7 +70,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
 
 
 def _make_room(cluster: Cluster, job: str, clock: Clock) -> None:
-    """Remove the objects of a job of this name that has ended, or whose submission was killed.
+    """Remove the objects of an earlier job of this name that has ended, or whose submission was killed.
 
     Raises:
         UsageError: the job is running, or has objects that no Job owns.
@@ -82,7 +82,7 @@ def _make_room(cluster: Cluster, job: str, clock: Clock) -> None:
         raise UsageError(
             f"job {job} exists already: end it with `flightedl cancel {job}`, or choose another name (--job)"
         )
-    # An etcd's volume claims have no owner if the cluster does not support their retention policy.
+    # On a cluster without support for retention policies of volume claims, an etcd's claims have no owner.
     kinds = _kinds(cluster, job)
     left = cluster.list(kinds, labels_of(job))
     kept = [each for each in left if _is_unowned(each) and each["kind"] not in {"Job", _CLAIM}]
@@ -95,7 +95,7 @@ def _make_room(cluster: Cluster, job: str, clock: Clock) -> None:
 
 
 def scale(cluster: Cluster, job: str, trainers: int) -> JobView:
-    """Change the number of trainers. Trainers that are removed return their work.
+    """Change the number of trainers. Trainers that are removed return their work to the master.
 
     Raises:
         NotFoundError: there is no such job.
@@ -108,7 +108,7 @@ def scale(cluster: Cluster, job: str, trainers: int) -> JobView:
 
 
 def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -> None:
-    """End a job and remove it: trainers first, then pservers, which write a checkpoint, then everything else.
+    """End a job and remove it: first the trainers, then the pservers, which write a checkpoint, then everything else.
 
     Returns when all objects of the job are gone.
 
@@ -125,7 +125,7 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
     if known is None and not cluster.list(kinds, labels_of(job)):
         raise _unknown(job)
     if known is not None and not at_once and not view_of(known).is_finished:
-        # The autoscaler would add trainers again.
+        # Otherwise, the autoscaler would add trainers again.
         cluster.delete("Deployment", f"{job}-autoscaler")
         cluster.patch("Job", _name(job), {"spec": {"parallelism": 0}})
         _wait_for_the_end_of(cluster, job, "trainer", clock)
@@ -135,7 +135,7 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
 
 
 def find(cluster: Cluster, job: str) -> JobView:
-    """Return the job with this name. Raises NotFoundError if it does not exist."""
+    """Return the job with this name. Raises NotFoundError if there is none."""
     found = _job(cluster, job)
     if found is None:
         raise _unknown(job)
@@ -143,7 +143,7 @@ def find(cluster: Cluster, job: str) -> JobView:
 
 
 def _remove(cluster: Cluster, job: str, kinds: str, clock: Clock) -> None:
-    """Delete a job's Job and all objects without an owner, and wait until all objects are gone."""
+    """Delete a job's Job and all objects without an owner, then wait until all objects are gone."""
 
     def left() -> list[dict[str, Any]]:
         found = cluster.list(kinds, labels_of(job))
@@ -164,7 +164,7 @@ def _wait_for_the_end_of(cluster: Cluster, job: str, role: str, clock: Clock) ->
 
 
 def _wait_until_none(ask: Callable[[], Sequence[Object]], clock: Clock) -> None:
-    """Poll until no object is left. Raises UnavailableError if that takes too long."""
+    """Poll until no object is left. Raises UnavailableError if this takes too long."""
     deadline = clock.now() + _GONE_S
     while left := ask():
         if clock.now() >= deadline:

@@ -1,11 +1,11 @@
-"""Users' pod templates, which are merged into the pods of a job.
+"""Merges users' pod templates into the pods of a job.
 
 As in Kubernetes' strategic merge patches, maps are merged, ``null`` removes a field, and lists whose entries have a key
-(``_KEYS``) are merged entry by entry. Other lists of maps, such as tolerations and ``envFrom``, are appended to.
-Kubernetes would replace them, but a job needs its own entries. Other values are replaced.
+(``_KEYS``) are merged entry by entry. Entries of other lists of maps, such as tolerations and ``envFrom``, are
+appended; Kubernetes would replace these lists, but a job needs its own entries. All other values are replaced.
 
-A template refers to the process's own container as ``flightedl``, or by its role. Entries for other roles are ignored,
-so one template may serve several roles.
+A template refers to the process's own container as ``flightedl`` or by the pod's role. Containers with the names of
+other roles are ignored, so one template may serve several roles.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from flightedl.errors import UsageError
 
 Object = dict[str, Any]
 
-#: Kinds of pods that a job may have.
+#: Kinds of pods that a job can have.
 ROLES = ("trainer", "master", "pserver", "etcd", "autoscaler")
-#: Name of a list -> the field that identifies its entries.
+#: Name of a list -> the field that identifies the list's entries.
 _KEYS = {
     **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), "name"),
     "volumeMounts": "mountPath",
@@ -30,14 +30,14 @@ _KEYS = {
 
 
 class PodTemplate(NamedTuple):
-    """Metadata and spec to merge into the pods of some roles."""
+    """Metadata and a spec that are merged into the pods of some roles."""
 
     roles: Sequence[str]
     template: Mapping[str, Any]
 
     @classmethod
     def of(cls, roles: Sequence[str], found: Any) -> PodTemplate:
-        """Convert a file's document to a template. Raises UsageError if the document is not a pod template."""
+        """Convert the content of a file to a template. Raises UsageError if it is not a pod template."""
         if not isinstance(found, dict) or not found or found.keys() - {"apiVersion", "kind", "metadata", "spec"}:
             raise UsageError("a pod template has metadata and spec, as a Pod does, and nothing else")
         if found.get("kind", "Pod") != "Pod":
@@ -46,7 +46,7 @@ class PodTemplate(NamedTuple):
 
 
 def with_templates(objects: Sequence[Object], templates: Sequence[PodTemplate]) -> list[Object]:
-    """Merge templates, in their order, into all objects that create pods.
+    """Merge templates, in this order, into all objects that create pods.
 
     Raises:
         UsageError: a template does not have the shape of a pod, or changes labels that select pods.
@@ -67,7 +67,7 @@ def _with_templates(found: Object, templates: Sequence[PodTemplate]) -> Object:
 
 
 def _merged(before: Any, changes: Any, field: str, role: str) -> Any:
-    """Merge changes into the previous value of a field, which is None if there is none."""
+    """Merge a change into the previous value of a field, or into None if there is no value."""
     if isinstance(before, dict | list) and type(before) is not type(changes):
         raise UsageError(f"{field} of a pod template is not a {'map' if isinstance(before, dict) else 'list'}")
     if isinstance(changes, dict):

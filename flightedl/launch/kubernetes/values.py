@@ -1,4 +1,4 @@
-"""Settings of a job on a cluster: frozen, validated, and sufficient to create its objects."""
+"""Settings of a job on a cluster, which are frozen, validated, and sufficient for creating the job's objects."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ METRICS_PORT = 9090
 ETCD_PORT = 2379
 ETCD_PEER_PORT = 2380
 ETCD_HEALTH_PORT = 2381
-#: The oldest 3.5 release that is safe with several members; Debian's version is safe with one member.
+#: The oldest etcd 3.5 that is safe with several members. Debian's version is safe with one member.
 ETCD_IMAGE = "gcr.io/etcd-development/etcd:v3.5.28"
 
-#: Limit on the length of objects' names. In pods' names, "-pserver-" and ten more characters follow.
+#: Maximum length of objects' names. In the names of pods, "-pserver-" and ten more characters follow.
 _LONGEST_JOB_NAME = 40
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Requests and limits of one container, in Kubernetes' notation for quantities."""
+    """Requests and limits of one container, as quantities in Kubernetes' notation."""
 
     cpu: str = "1"
     memory: str = "1Gi"
@@ -45,7 +45,7 @@ class Resources:
                 raise UsageError(f"{name} is {value!r:.40}, but has to be a quantity, such as 500m or 2Gi")
 
     def of_container(self) -> dict[str, Any]:
-        """Return requests and limits. GPUs are requested by setting a limit."""
+        """Return requests and limits. GPUs are requested by a limit."""
         limits = {"memory": self.memory_limit, "cpu": self.cpu_limit, "nvidia.com/gpu": str(self.gpus or "")}
         return {
             "requests": {"cpu": self.cpu, "memory": self.memory},
@@ -59,9 +59,9 @@ class Scaling:
 
     minimum: int = 1
     maximum: int = 10
-    #: Required gain of an additional trainer, as a fraction of the current trainers' average rate.
+    #: Minimum rate of an additional trainer, as a fraction of the current trainers' average rate.
     worth: float = 0.5
-    #: Hourly cost of one trainer, and limit on the hourly cost of all trainers; 0: no limit.
+    #: Hourly cost of one trainer, and maximum hourly cost of all trainers; 0 for no maximum.
     hourly_cost: float = 0.0
     hourly_limit: float = 0.0
 
@@ -72,55 +72,55 @@ class ClusterJob:
 
     job: str
     image: str
-    #: Path of a script in the image or below /code, or dotted name of a module.
+    #: Path of a script, in the image or below /code, or dotted name of a module.
     target: str
     arguments: tuple[str, ...] = ()
-    #: Name of a file -> its text, mounted at /code. Empty: the image contains the code.
+    #: Name of a file -> its text, which is mounted at /code. Empty if the image contains the code.
     code: Mapping[str, str] = field(default_factory=dict)
     trainers: int = 2
-    #: Number of ranks of a group, which torchrun starts in a single pod; 0 if the trainers are not a group.
+    #: Number of ranks of a group, which torchrun starts in one pod; 0 if the trainers are not a group.
     ranks: int = 0
     pservers: int = 2
-    #: Additional pservers that take over immediately.
+    #: Number of additional pservers, which take over at once if a pserver dies.
     spares: int = 1
-    #: One master leads, the others are on standby.
+    #: Number of masters: one leads, the others are on standby.
     masters: int = 2
     #: URL for checkpoints. If it is empty, none are written, and training starts from scratch if a pserver dies.
     checkpoint: str = ""
-    #: "true" to continue from the newest checkpoint, "auto" to do so if there is one; otherwise empty.
+    #: "true" to continue from the newest checkpoint, "auto" to do so if there is one, empty to start from scratch.
     resume: str = ""
-    #: ``host:port`` of a running etcd. Empty: the job has its own etcd.
+    #: ``host:port`` of a running etcd; empty if the job gets an etcd of its own.
     etcd: str = ""
-    #: Number of members of the job's own etcd; 0 if another tool creates that etcd, under the same name.
+    #: Number of members of the job's own etcd; 0 if another tool creates this etcd under the same name.
     etcd_members: int = 1
-    #: Image of these members. Empty: the job's image for one member (Debian's etcd), otherwise upstream's.
+    #: Image of these members. If empty, one member uses the job's image, and several use that of the etcd project.
     etcd_image: str = ""
-    #: Use certificates from the Secrets JOB-server, JOB-trainer, JOB-reader and, for its own etcd, JOB-etcd.
+    #: True to use certificates from the Secrets JOB-server, JOB-trainer, JOB-reader and (own etcd) JOB-etcd.
     tls: bool = True
-    #: Listen without certificates, for networks where only the job's pods can reach each other.
+    #: True to work without certificates, in networks where only the job's pods can reach each other.
     insecure: bool = False
-    #: Name of a Secret whose keys become variables of all processes, such as AWS_ACCESS_KEY_ID; may be empty.
+    #: Name of a Secret whose keys become variables of all processes, for example AWS_ACCESS_KEY_ID; may be empty.
     secret: str = ""
-    #: Ports that all pods may connect to anywhere, in addition to those of stores named by URLs.
+    #: Ports to which all pods may connect at any address, in addition to the ports of stores named by URLs.
     egress_ports: tuple[int, ...] = ()
     scaling: Scaling | None = None
     server_resources: Resources = Resources()
     trainer_resources: Resources = Resources()
     #: Templates to merge into the pods, in this order.
     templates: tuple[PodTemplate, ...] = ()
-    #: Name of the Kueue queue that admits the trainers; empty: they start immediately.
+    #: Name of the Kueue queue that admits the trainers. If it is empty, they start at once.
     queue: str = ""
-    #: Number of trainer crashes after which the job has failed.
+    #: Number of trainer crashes after which the job fails.
     backoff_limit: int = 6
-    #: Seconds after which the job has failed; 0: no limit.
+    #: Seconds after which the job fails; 0 for no limit.
     deadline_s: int = 0
-    #: Additional settings of all processes, by environment variable.
+    #: More settings of all processes: name of an environment variable -> value.
     variables: Mapping[str, str] = field(default_factory=dict)
-    #: Seconds for which the finished job and its servers are kept before they are removed.
+    #: Seconds after which the finished job and its servers are removed.
     keep_s: int = 600
-    #: Maximum seconds after SIGTERM for a server to write a last checkpoint.
+    #: Maximum number of seconds that a server has, after SIGTERM, for its part of a last checkpoint.
     drain_s: int = 30
-    #: Seconds for which a server must be ready before the next one is replaced; a spare needs them to claim an index.
+    #: Seconds for which a server must be ready before the next one is replaced. A spare uses them to claim an index.
     settled_s: int = 5
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class ClusterJob:
 
     @property
     def etcd_address(self) -> str:
-        """``host:port`` for clients, or a comma-separated list."""
+        """``host:port`` for clients, or a comma-separated list of such addresses."""
         return self.etcd or f"{self.name('etcd')}:{ETCD_PORT}"
 
     def settings(self) -> dict[str, str]:
@@ -191,9 +191,9 @@ class ClusterJob:
         return {name: str(value) for name, value in found.items()} | dict(self.variables)
 
 
-#: Directory with the certificate of a pod's role.
+#: Directory with the certificate for a pod's role.
 CERTIFICATES = "/etc/flightedl/certificates"
-#: Directory where a ConfigMap's code is mounted.
+#: Directory at which a ConfigMap with code is mounted.
 CODE = "/code"
-#: Directory to which a process may write; the rest of its file system is read-only.
+#: A directory to which a process may write. The rest of its file system is read-only.
 WORK = "/work"

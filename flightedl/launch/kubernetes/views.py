@@ -1,4 +1,4 @@
-"""State of a job according to the cluster's objects. Pure."""
+"""State of a job as the objects on the cluster show it. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Object = Mapping[str, Any]
 
 INSTANCE = "app.kubernetes.io/instance"
 _COMPONENT = "app.kubernetes.io/component"
-#: Label of a Job that Kueue suspends, and admits when its queue has room.
+#: Label of Jobs that Kueue suspends, and admits when their queue has room.
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def labels_of(job: str, component: str = "") -> dict[str, str]:
-    """Return the labels that select a job's objects, or those of a component. An empty name selects all jobs."""
+    """Return labels that select the objects of a job or component. An empty name selects all jobs."""
     found = {"app.kubernetes.io/name": "flightedl"}
     if job:
         found[INSTANCE] = job
@@ -27,26 +27,26 @@ def labels_of(job: str, component: str = "") -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """State of one job, derived from its trainers' Job."""
+    """State of one job, as its trainers' Job shows it."""
 
     job: str
     #: Name of the Job.
     name: str
-    #: Number of trainers requested, and number running.
+    #: Number of requested trainers, and number of running ones.
     wanted: int
     active: int
-    #: Number of trainers' pods that crashed.
+    #: Number of trainers' pods that have crashed.
     failed: int
-    #: "Complete", or the reason for the failure with a message; empty while the job runs.
+    #: "Complete", or why the job failed; empty while it runs.
     ended: str = ""
     is_failed: bool = False
     created_at: str = ""
-    #: True if the job waits for admission by a queue.
+    #: True if the job waits until a queue admits it.
     is_queued: bool = False
 
     @property
     def is_finished(self) -> bool:
-        """True if no trainer will run any more."""
+        """True if no trainer will run again."""
         return bool(self.ended)
 
     @property
@@ -59,11 +59,11 @@ class JobView:
 
 
 def view_of(found: Object) -> JobView:
-    """Return the state of the job whose trainers a Job runs."""
+    """Return the state of the job to which a Job of trainers belongs."""
     spec, status, metadata = found["spec"], found.get("status", {}), found["metadata"]
     ended, is_failed = "", False
     for condition in status.get("conditions", []):
-        # Only these conditions are final: pods may still run under earlier ones.
+        # Only these conditions are final. While others are set, pods may still run.
         if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
             is_failed = condition["type"] == "Failed"
             ended = f"{condition.get('reason', '')}: {condition.get('message', '')}" if is_failed else "Complete"
@@ -81,7 +81,7 @@ def view_of(found: Object) -> JobView:
 
 
 def outcome_of(view: JobView, pods: Sequence[Object]) -> Outcome | None:
-    """Return how a job has ended, from its Job and its trainers' pods, or None if it has not ended."""
+    """Return how a job ended, as shown by its Job and its trainers' pods. None if it has not ended."""
     if not view.is_finished:
         return None
     if not view.is_failed:
@@ -101,26 +101,26 @@ def exit_codes(pod: Object) -> list[int]:
 
 
 def is_ready(pod: Object) -> bool:
-    """True if a pod is ready and is not being deleted."""
+    """True if a pod is ready and not being deleted."""
     conditions = pod.get("status", {}).get("conditions", [])
     is_good = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
     return is_good and "deletionTimestamp" not in pod["metadata"]
 
 
 def has_output(pod: Object) -> bool:
-    """True if the pod's container has been started."""
+    """True if the container of a pod has been started."""
     return pod.get("status", {}).get("phase") in {"Running", "Succeeded", "Failed"}
 
 
 def component_of(pod: Object) -> str:
-    """Return the component of a job that a pod belongs to."""
+    """Return the component of a job to which a pod belongs."""
     return str(pod["metadata"].get("labels", {}).get(_COMPONENT, ""))
 
 
 def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -> list[str]:
     """Return one sentence for each part of the job that cannot start, with the reason.
 
-    An event may be outdated. It is used only while its pod is pending, or its controller has created no pod.
+    Events may be outdated. One is used only while its pod is pending, or while its controller has created no pod.
     """
     found = {component_of(pod): why for pod in pods if (why := waits_for(pod))}
     if view.is_queued:
@@ -137,13 +137,13 @@ def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -
 
 
 def waits_for(pod: Object) -> str:
-    """Return the reason why a pod is not running yet; empty if neither its machine nor the cluster gives one."""
+    """Return why a pod is not running yet; empty if neither its machine nor the cluster gives a reason."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting")
         if waiting and waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
             ended = container.get("lastState", {}).get("terminated", {})
-            # The container's own last line is more informative than the fact that it restarted.
+            # The last line of the container's own output says more than the fact that it restarted.
             why = str(ended.get("message") or waiting.get("message", "")).strip().rpartition("\n")[2]
             return f"{waiting['reason']}: {why}".rstrip(": ")
     for condition in status.get("conditions", []):
@@ -153,7 +153,7 @@ def waits_for(pod: Object) -> str:
 
 
 def is_being_evicted(pod: Object) -> bool:
-    """True if the cluster evicts the pod. False for a trainer that the job itself removes."""
+    """True if the cluster is evicting the pod, but not if the job itself removes this trainer."""
     status = pod.get("status", {})
     marked = any(
         each["type"] == "DisruptionTarget" and each["status"] == "True" for each in status.get("conditions", [])

@@ -1,7 +1,7 @@
-"""Waiting for a job on a cluster: its progress, its trainers' output, and its result.
+"""Waits for a job on a cluster, and shows its progress, its trainers' output, and its result.
 
-The job's status comes from ``flightedl status`` in a master's pod, so no port has to be open. A user who may not run
-commands in pods sees less, but can still wait for the job. The output of each pod is followed by one thread.
+The job's status comes from ``flightedl status`` in a master's pod, so no port need be open. Users who may not run
+commands in pods see less, but can still wait for the job. One thread per pod follows the pod's output.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from flightedl.ports import Clock, Cluster
 _STATUS_TIMEOUT_S = 10.0
 #: Maximum number of pods whose output is followed.
 _FOLLOWED_LIMIT = 20
-#: Maximum number of consecutive requests that the cluster fails to answer.
+#: Maximum number of requests in a row that the cluster may leave unanswered.
 _PATIENCE = 30
-#: Seconds between two requests for the namespace's events, which may be many.
+#: Seconds between two requests for the namespace's events, of which there may be many.
 _EVENTS_EVERY_S = 10.0
 
-#: Receives a pod's name and lines of its output.
+#: Called with the name of a pod and lines of its output.
 OnLines = Callable[[str, Sequence[str]], None]
 
 
 @dataclass(slots=True)
 class Followers:
-    """Follows the output of pods, including those that start later, until it is closed."""
+    """Follows the output of pods until it is closed, including pods that start later."""
 
     cluster: Cluster
     on_lines: OnLines
@@ -53,7 +53,7 @@ class Followers:
     _open: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
 
     def follow(self, labels: dict[str, str]) -> None:
-        """Start following the output of all pods with these labels that are not followed yet."""
+        """Start to follow the output of all pods with these labels, unless it is already followed."""
         for pod in self.cluster.list("Pod", labels):
             name = pod["metadata"]["name"]
             if has_output(pod) and name not in self._threads and self._running < _FOLLOWED_LIMIT:
@@ -71,14 +71,14 @@ class Followers:
             self.on_lines(name, [line])
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Stop following. Wait at most ``wait_s`` for each pod's remaining output."""
+        """Stop following the output. Wait for what remains, at most ``wait_s`` per pod."""
         for thread in self._threads.values():
             thread.join(wait_s)
         self._open.close()
 
 
 def status_of(cluster: Cluster, job: str) -> StatusReply | None:
-    """Return the status reported by the job's master, or None if it is unavailable."""
+    """Return the status that the job's master reports, or None if it is unavailable."""
     for pod in cluster.list("Pod", labels_of(job, "master")):
         if is_ready(pod):
             with contextlib.suppress(FlightedlError, msgspec.MsgspecError):
@@ -96,7 +96,7 @@ def wait(
     *,
     keeps_checkpoints: bool,
 ) -> tuple[Outcome, StatusReply | None]:
-    """Wait until a job has ended. Return how it ended, and its master's last status.
+    """Wait until a job has ended. Return how it ended, and the last status from its master.
 
     Args:
         cluster: The job's cluster.
@@ -117,7 +117,7 @@ def wait(
             said = status_of(cluster, job)
             failures = 0
         except FlightedlError as error:
-            # A missing job will not come back; an unreachable cluster may.
+            # A missing job never comes back, but an unreachable cluster may.
             failures += 1
             if not error.retryable or failures >= _PATIENCE:
                 return Outcome(EXIT_FAILED, str(error)), newest
@@ -127,7 +127,7 @@ def wait(
         outcome = outcome_of(view, [pod for pod in pods if component_of(pod) == "trainer"])
         if outcome is None:
             if clock.now() >= events_at and (said is None or not all(map(has_output, pods))):
-                # Not every user may list events.
+                # Some users may not list events.
                 with contextlib.suppress(FlightedlError):
                     events = cluster.list("Event", {})
                 events_at = clock.now() + _EVENTS_EVERY_S
