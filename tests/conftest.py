@@ -43,6 +43,10 @@ LEAK_PATIENCE_S = 5.0
 _NAMED = re.compile(r"mark\.(etcd|s3|faults|slow|seeds|torch)\b")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write the files of expected texts instead of comparing")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Run the longest tests first in every worker of pytest-xdist, so that none is left with a long test at the end.

@@ -24,6 +24,7 @@ import msgspec
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.errors import BegunAnewError, FlightedlError, RolledBackError
+from flightedl.marks import sometimes
 from flightedl.messages.decoding import from_json
 from flightedl.ports import Clock, CompactedError, Coordinator, Entry, Watch, WatchEvent, Written
 
@@ -181,6 +182,7 @@ class Directory:
                 self._replace(kept, listing.revision)
                 self._watch(listing.revision)
             except CompactedError as error:
+                sometimes("a directory listed all keys again")
                 _log.info("the job's keys are listed again: %s", error)
             except (RolledBackError, BegunAnewError) as error:
                 _log.error("the directory ends: %s", error)
@@ -188,6 +190,7 @@ class Directory:
                 self._snapshot = self._snapshot[0], self._snapshot[1]
                 return
             except FlightedlError as error:
+                sometimes("a directory could not follow etcd")
                 if not self._trouble:
                     _log.warning("the directory cannot follow etcd: %s", error)
                 self._trouble = str(error)

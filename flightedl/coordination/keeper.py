@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 
 from flightedl.domain.tenure import Tenure
 from flightedl.errors import FencedError, FlightedlError, OutcomeUnknownError, UnavailableError
+from flightedl.marks import sometimes
 from flightedl.ports import (
     Absent,
     Clock,
@@ -284,6 +285,7 @@ class HeldKey:
         lease = self._tried.get(found.lease_id)
         if lease is not None:
             # An earlier attempt succeeded, but its reply was lost.
+            sometimes("a key had moved to a new lease although the reply was lost")
             lease.renew()
         else:
             lease = self._coordinator.grant(ttl_s)
@@ -315,6 +317,7 @@ def _claimed_after_all(coordinator: Coordinator, key: str, lease_id: int) -> int
     with contextlib.suppress(UnavailableError):
         found = coordinator.get(key)
         if found is not None and found.lease_id == lease_id:
+            sometimes("a key was claimed although the reply was lost")
             return found.create_revision
     return None
 

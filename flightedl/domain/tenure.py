@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flightedl.marks import sometimes
+
 RENEWALS_PER_TTL = 6
 #: Fraction of the time to live after which a key that was not renewed is considered lost.
 TRUSTED_PART = 2 / 3
@@ -40,6 +42,8 @@ class Tenure:
 
     def lose(self, reason: str) -> str:
         """End the tenure. Return the reason for which it first ended."""
+        if not self.lost_because:
+            sometimes("a process gave up its lease")
         self.lost_because = self.lost_because or reason
         return self.lost_because
 

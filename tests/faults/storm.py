@@ -40,6 +40,7 @@ from pathlib import Path
 from flightedl.examples.ledger import MODES, batches_of
 from flightedl.launch.forking import ForkServer
 from flightedl.testing.etcd_server import EtcdServer
+from flightedl.testing.marks import left_in, report
 from flightedl.testing.s3_server import S3Server
 
 from ..launch.forked_launcher import ForkedCommand
@@ -88,6 +89,11 @@ class Storm:
     done: Counter[str] = field(default_factory=Counter)
     events: list[str] = field(default_factory=list)
 
+    @property
+    def marks(self) -> Path:
+        """Directory of the marks that the storm's processes have reached."""
+        return self.directory / "marks"
+
     def arguments(self, *more: str) -> list[str]:
         """Return the arguments of ``flightedl``."""
         return [
@@ -116,8 +122,10 @@ class Storm:
         environment = {
             **os.environ,
             "FLIGHTEDL_CHECKPOINT_EVERY_S": str(self.checkpoint_every_s),
+            "FLIGHTEDL_MARKS": str(self.marks),
             "FLIGHTEDL_LOG_LEVEL": os.environ.get("FLIGHTEDL_LOG_LEVEL", "INFO"),
         }
+        self.marks.mkdir(exist_ok=True)
         if self.swallow_after_s:
             environment["FLIGHTEDL_GIVE_UP_S"] = str(self.swallow_after_s)
         log = (self.directory / log_name).open("wb")
@@ -226,6 +234,8 @@ def main() -> int:
         arguments = [*line.split(), "--directory", str(chosen.directory / str(number)), "--seed", str(chosen.seed)]
         print(f"storm {number} of {len(SERIES)}: {line}", flush=True)
         worst = max(worst, abs(run_one(parser.parse_args(arguments))))
+    counts = sum(map(left_in, chosen.directory.glob("*/marks")), Counter[str]())
+    print(f"processes that reached each mark:\n{report(counts)}", flush=True)
     return worst
 
 
@@ -319,6 +329,7 @@ def one(storm: Storm) -> int:
         "verdict": verdict(output),
         "wrong": wrong,
         "faults": dict(storm.done),
+        "marks": len(left_in(storm.marks)),
         "swallowed": output.count("ledger: goes on after"),
         "seconds": round(time.monotonic() - start, 1),
     }

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from flightedl.testing.marks import all_marks
 from flightedl.testing.simulation import BUGS, Found, Outcome, run_seed, run_seeds
+from flightedl.testing.simulation.runs import Summary
 
 from .found_at import seeds_for
 
+#: Number of times that seeds must have reached a mark for a test to require it: rarer ones may be missed by chance.
+OFTEN = 4
 #: Bugs that are found quickly enough for every run of the tests.
 QUICK = (
     "no dedupe",
@@ -51,9 +56,28 @@ def report(found: list[Found]) -> str:
     return "\n".join(f"{f.story}\nflightedl.testing.simulation --seed {f.seed}: {f.problem}" for f in found)
 
 
-def test_a_few_seeds():
+@pytest.fixture
+def require_marks(request):
+    """Require that these seeds still reach the marks that they reached before, so that a fault path is not lost.
+
+    The files in ``marks/`` have the marks that were reached several times. ``pytest --rewrite`` writes them. A mark may
+    be removed if these seeds miss it by chance, but other seeds reach it: ``flightedl.testing.simulation --marks``.
+    """
+
+    def require(name: str, summary: Summary) -> None:
+        file = Path(__file__).parent / "marks" / f"{name}.txt"
+        if request.config.getoption("--rewrite"):
+            file.write_text("".join(f"{mark}\n" for mark, count in sorted(summary.marks.items()) if count >= OFTEN))
+        missing = set(file.read_text().splitlines()) - summary.marks.keys()
+        assert not missing, f"never reached by these seeds any more: {missing}"
+
+    return require
+
+
+def test_a_few_seeds(require_marks):
     summary = run_seeds(range(8))
     assert not summary.found, report(summary.found)
+    require_marks("few", summary)
     assert summary.fault_count > 8 * 100
     assert summary.checkpoints > 0
 
@@ -69,9 +93,10 @@ def test_a_few_seeds_with_rows():
 @pytest.mark.parametrize(
     "seeds", [range(2000, 2008), pytest.param(range(2008, 2100), marks=pytest.mark.storm)], ids=str
 )
-def test_many_seeds_with_rows(seeds):
+def test_many_seeds_with_rows(seeds, require_marks):
     summary = run_seeds(seeds, has_rows=True)
     assert not summary.found, report(summary.found)
+    require_marks("rows", summary)
 
 
 @pytest.mark.seeds
@@ -81,9 +106,10 @@ def test_many_seeds_with_rows(seeds):
 @pytest.mark.parametrize(
     "seeds", [range(1000, 1005), pytest.param(range(1005, 1050), marks=pytest.mark.storm)], ids=str
 )
-def test_many_seeds(mode, recovery, seeds):
+def test_many_seeds(mode, recovery, seeds, require_marks):
     summary = run_seeds(seeds, mode=mode, recovery=recovery)
     assert not summary.found, report(summary.found)
+    require_marks(f"{mode}-{recovery}", summary)
     assert summary.modes == {mode: len(seeds)}
 
 
@@ -91,6 +117,14 @@ def test_a_job_without_faults_ends():
     summary = run_seeds(range(4), fault_scale=0.0)
     assert not summary.found, report(summary.found)
     assert summary.fault_count == 0
+
+
+def test_expected_marks_exist():
+    expected = {
+        line for file in (Path(__file__).parent / "marks").glob("*.txt") for line in file.read_text().splitlines()
+    }
+    assert expected <= all_marks()
+    assert len(expected) >= 15
 
 
 @pytest.mark.parametrize("seed", [7, 9])

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from flightedl.errors import OutcomeUnknownError, UnavailableError
+from flightedl.marks import sometimes
 from flightedl.ports import Clock
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.rpc.channel import Channel, Received
@@ -95,6 +96,7 @@ class StepChannel:
             try:
                 stream.share(ask_to_share(exchange, self._gradients()), self._joined_bytes)
             except NotSharedError as error:
+                sometimes("a stream did without shared memory")
                 self._unshared = connection
                 _log.debug("values from and to pserver %d are sent by TCP: %s", self._index, error)
         return stream
@@ -285,6 +287,7 @@ class StepStream(Channel):
 
     def _line_ended(self) -> NoReturn:
         # Raise the server's error, or the reason why the stream ended.
+        sometimes("a line ended before its stream")
         self.exchange.answer()
         raise OutcomeUnknownError("the server has ended the line, but not the stream")
 

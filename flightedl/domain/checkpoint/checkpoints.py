@@ -71,6 +71,7 @@ from flightedl.domain.checkpoint.values import (
     WriteManifest,
 )
 from flightedl.domain.recovery.store_history import Sighting
+from flightedl.marks import sometimes
 from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest
 
 _MARGIN_LIMIT = 1024
@@ -278,6 +279,7 @@ class Checkpoints:
             case _Publishing(retry_at_s=retry_at_s) as work:
                 if retry_at_s is None or now < retry_at_s:
                     return ()
+                sometimes("a manifest was written again")
                 work.retry_at_s = None
                 return (WriteManifest(work.number),)
             case _Ordered() as work:
@@ -314,6 +316,7 @@ class Checkpoints:
         if progress.state == "refused" and work.is_waited_for and work.serial < _OPEN_PROPOSALS:
             return self._propose(work, self._highest_round, now)
         if progress.state == "refused":
+            sometimes("the round of a checkpoint had already passed")
             self._margin = min(2 * self._margin, _MARGIN_LIMIT)
             return self._propose(work, self._highest_round + self._margin, now)
         if progress.state == "failed":
@@ -472,6 +475,7 @@ class Checkpoints:
     def _give_up(self, now: float, reason: str) -> Effects:
         work = self._work
         assert isinstance(work, _Ordered), "a published checkpoint is not aborted"
+        sometimes("a checkpoint was abandoned")
         self._work = None
         self._wanted = self._wanted or work.reason
         self._not_before_s = now + self._pause_s()

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
+from flightedl.marks import sometimes
 from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, WrittenFile
 
 #: Maximum length of a failure's reason, in characters.
@@ -145,6 +146,7 @@ class PserverSnapshots:
 
     def _move(self, progress: SnapshotReply) -> bool:
         if progress.order != self._newest:
+            sometimes("a newer order replaced a snapshot")
             return False
         self._progress = progress
         return True

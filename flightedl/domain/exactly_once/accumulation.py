@@ -31,6 +31,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from flightedl.marks import sometimes
+
 Member = TypeVar("Member")
 
 
@@ -108,6 +110,7 @@ class BatchGroup(Generic[Member]):
         """
         members = self.clear()
         if is_lost:
+            sometimes("a whole sum was repeated")
             return Settled((), (members,))
         refused = [frozenset(places) for places in refusals]
         #: Set of rejecting blocks -> batches that exactly these blocks lack.

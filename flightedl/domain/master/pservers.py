@@ -19,6 +19,7 @@ from flightedl.domain.recovery.audit import Audit
 from flightedl.domain.recovery.reinitialization import LostValues, Reinitialize, RestartServers, next_step
 from flightedl.domain.recovery.replay import AppliedSummary, PserverRecovery, tasks_to_reopen
 from flightedl.errors import NotFoundError
+from flightedl.marks import sometimes
 from flightedl.messages.control import AppliedReply
 from flightedl.messages.tasks import FinishedTask, ReturnedTask, TasksTicket
 
@@ -123,6 +124,7 @@ class Pservers:
         ]
         if not lost:
             return ticket, []
+        sometimes("finished work was lost with a pserver")
         text = "finished work was lost with a pserver trainer=%s pieces=%d"
         self._outbox.note(Kind.WORK_LOST, ticket.trainer, text, ticket.trainer, len(lost))
         return replace(ticket, finished=kept, returned=[*ticket.returned, *lost]), lost
@@ -185,6 +187,8 @@ class Pservers:
         if lacking is None:
             return False
         reopened = 0 if queue is None else self._reopen(lacking, queue)
+        if reopened:
+            sometimes("the batches that a checkpoint lacked were repeated")
         self._outbox.note(
             Kind.PSERVER_SETTLED,
             pserver_named(index),
@@ -245,6 +249,7 @@ class Pservers:
             count = self._reopen({epoch: tasks}, queue)
             reopened += count
             if count:
+                sometimes("the audit found missing work")
                 self._outbox.note(
                     Kind.WORK_LOST,
                     pserver_named(index),
@@ -266,6 +271,7 @@ class Pservers:
         torn = self._audit.torn(lambda epoch: size_of(queue, epoch))
         count = sum(queue.claim(epoch, tasks) for epoch, tasks in torn.items())
         if count:
+            sometimes("a stopped job finished work that only some blocks had")
             text = "finishing work that only some blocks have applied before the job ends tasks=%d"
             self._outbox.note(Kind.WORK_LOST, "", text, count)
         return count
@@ -294,6 +300,7 @@ class Pservers:
         step = self.next_step(present, may_be_saved=may_be_saved)
         self._to_restart = step.generations if isinstance(step, RestartServers) else {}
         if isinstance(step, Reinitialize):
+            sometimes("the model was initialized again")
             self._recovery.reinitialize()
             self._outbox.touch()
             return step

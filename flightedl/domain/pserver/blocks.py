@@ -79,6 +79,7 @@ from flightedl.domain.pserver.block_values import (
     ViewApplied,
 )
 from flightedl.errors import CorruptError, MessageError
+from flightedl.marks import sometimes
 from flightedl.messages.control import ViewRequest
 from flightedl.messages.parameters import Outcome
 
@@ -295,7 +296,9 @@ class BlockProtocol:
         having = self._applied.mark_together(span.numbers, batches)
         is_new = not any(having)
         if not is_new:
+            sometimes("a repeated gradient was recognized")
             if any(0 < count < len(span.numbers) for count in having):
+                sometimes("a push found blocks with different batches")
                 return self.split(first, self._alike(span))
             if not all(having):
                 return self._refuse_sum(span, push, base_version, applied_bits(map(bool, having)))

@@ -64,6 +64,7 @@ from flightedl.domain.pserver.life_values import (
 )
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FencedError, NotReadyError, ReplacedError
+from flightedl.marks import sometimes
 from flightedl.messages.base import OfPlan
 from flightedl.messages.control import AppliedReply, OfMaster, OrderNumber, SnapshotReply, SnapshotRequest, ViewRequest
 from flightedl.messages.declarations import DeclaredModel
@@ -204,6 +205,7 @@ class PserverLife:
         if self._was_visible and self._is_given and self._given == election:
             return self._serve(election, None)
         if loadable is not None and self._was_visible:
+            sometimes("a pserver restarted to load a checkpoint")
             return self._end("its values are in a checkpoint, which only a fresh process can load")
         if loadable is not None:
             return self._restore(election, Restore(loadable, self._facts.rejected))
@@ -247,6 +249,7 @@ class PserverLife:
         assert self._wanted is not None, "no restore was requested"
         election, _ = self._wanted
         if self._facts.election != election:
+            sometimes("the model was initialized again during the load of a checkpoint")
             return self._end("the model was initialized again while a checkpoint was being loaded")
         self.skipped, self._trouble = event.skipped, ""
         return self._serve(election, event.number)
@@ -389,6 +392,7 @@ class PserverLife:
             raise FencedError("the master has a different shard plan: read the job's declaration again")
         if isinstance(request, OfMaster):
             if request.master_generation < self.newest_master:
+                sometimes("a request of a deposed master was rejected")
                 raise FencedError(f"master {request.master_generation} is deposed: {self.newest_master} leads")
             self.observe_master(request.master_generation)
         # Outdated views and orders are recognized by their numbers.

@@ -19,6 +19,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from flightedl.domain.checkpoint.manifest import Manifest, Skipped, candidates, examine, number_of, without_manifest
+from flightedl.marks import sometimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class CheckpointSearch:
         return self._skip(Skipped(self._left[0], reason))
 
     def _skip(self, skipped: Skipped) -> Step:
+        sometimes("a checkpoint was skipped because it could not be used")
         self._skipped.append(skipped)
         self._left = self._left[1:]
         return self._next()

@@ -77,6 +77,7 @@ from flightedl.domain.queue.values import (
     TaskGiven,
 )
 from flightedl.errors import CorruptError, FencedError, JobFailedError, NotFoundError, UsageError
+from flightedl.marks import sometimes
 from flightedl.messages.tasks import Assignment
 
 SUSPECTS_LIMIT = 16
@@ -173,6 +174,7 @@ class TaskQueue(QueueState):
         now = self._time(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
         if pending is None:
+            sometimes("a task that was done was reported again")
             return AlreadyDone()
         self._note_duration(pending, attempt, now)
         attempts = [holder.attempt for holder in pending.holders]
@@ -255,6 +257,7 @@ class TaskQueue(QueueState):
         effects: list[Effect] = []
         for holder, pending in tuple(self.pending.running()):
             if reason := self._overdue(holder, now):
+                sometimes("a task timed out")
                 effects.append(Expired(holder.trainer, self.assignment(pending, holder.attempt), reason))
                 effects += self._lose_all(holder.trainer, now, reason, 1)
         return tuple(effects)
@@ -506,6 +509,7 @@ class TaskQueue(QueueState):
 
     def _give_copy(self, holder: Holder, pending: Pending, now: float) -> TaskGiven:
         self.pending.add_holder(pending, holder, now)
+        sometimes("a slow task was copied to an idle trainer")
         self.copies += 1
         return TaskGiven(self.assignment(pending, holder.attempt), is_copy=True)
 
@@ -540,6 +544,7 @@ class TaskQueue(QueueState):
             return None
         is_begun = epoch <= self.epoch and position < self.begun(epoch)
         if attempt >= self.next_attempt or not is_begun or self.pending.at(*place) or self.waiting.at(*place):
+            sometimes("a report about an outdated attempt was rejected")
             raise FencedError(f"attempt {attempt} is no longer current: drop the rest of its task")
         return None
 
@@ -580,6 +585,8 @@ class TaskQueue(QueueState):
             parts: tuple[BatchRange, ...] = (pending.piece,)
         else:
             parts = after_failure(pending.piece, batch, settings.attempts_limit, confirmations)
+        if len(parts) > 1:
+            sometimes("a failing task was split")
         for part in parts:
             for first, end in pending.done.gaps(part.first_batch, part.end_batch):
                 self.waiting.put(replace(part, first_batch=first, end_batch=end))
@@ -588,6 +595,7 @@ class TaskQueue(QueueState):
         return () if parts else self._quarantine(pending, trainer, error or "")
 
     def _quarantine(self, pending: Pending, trainer: str, error: str) -> Effects:
+        sometimes("a batch was quarantined")
         piece = pending.piece
         self.losses.forget(piece)
         failed = FailedPiece(

@@ -36,6 +36,7 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.cohorts import differing
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.errors import CorruptError, NotFoundError
+from flightedl.marks import sometimes
 from flightedl.messages.decoding import from_msgpack
 
 _FORMAT = 1
@@ -253,6 +254,7 @@ class PserverRecovery:
         if before < self._floor and self._pinned == (checkpoint,):
             # The master restarted this process.
             return
+        sometimes("all pservers were rolled back")
         self._floor = generation
         self._pinned = (checkpoint,)
 

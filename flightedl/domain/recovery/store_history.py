@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flightedl.marks import sometimes
+
 #: Revisions per life. Few stores need more during a job, and a member id has room for hundreds of lives. A store with
 #: more revisions uses several lives (see ``life_after``).
 LIFE_REVISIONS = 1 << 32
@@ -125,9 +127,11 @@ def judge(
     """
     why = "" if next_number is None else older_than(present, begun_on, next_number, newest_number, newest)
     if why and not (resume and newest_number):
+        sometimes("the state of an etcd that went back was refused")
         return Refuse(why)
     has_fallen_behind = newest is not None and resume and next_number is None and needs_new_life(present, newest)
     if why or has_fallen_behind or begun_on not in {"", present.cluster}:
+        sometimes("a job began a new life")
         return BeginLife(life_after(life, newest), why)
     return GoOn()
 

@@ -11,6 +11,7 @@ During training, values are read without this check.
 from __future__ import annotations
 
 from flightedl.errors import BegunAnewError, NotReadyError
+from flightedl.marks import sometimes
 from flightedl.messages.tasks import TasksReply
 
 
@@ -46,6 +47,7 @@ class JobEnd:
         if self.may_read(index, generation):
             return
         if reply.outcome != "epochs_done" and not reply.is_ending:
+            sometimes("the result was lost after the end of the job")
             raise BegunAnewError(
                 f"pserver {index} was replaced after the job's end and lacks some batches, which are being repeated: "
                 "restart this trainer"

@@ -33,6 +33,7 @@ from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.fair_share import count_to_ask_for, wanted_count
 from flightedl.domain.retries import is_transient
 from flightedl.errors import FlightedlError
+from flightedl.marks import sometimes
 from flightedl.messages.tasks import (
     MOMENT_S,
     STRETCHES_LIMIT,
@@ -337,6 +338,7 @@ class Feed:
 
     def registered_again(self) -> None:
         """Hand back all tasks, including those in flight, because they were assigned to an earlier registration."""
+        sometimes("a trainer registered again and returned its tasks")
         self._registration += 1
         self._hand_back_all()
         self._done.clear()
@@ -439,6 +441,7 @@ class Feed:
     def _lose(self, attempts: set[int], now: float) -> None:
         if not attempts:
             return
+        sometimes("a trainer was told to drop a task")
         oldest = next(iter(self._held), None)
         self._held = {attempt: held for attempt, held in self._held.items() if attempt not in attempts}
         self._ready = deque(task for task in self._ready if task.assignment.attempt in self._held)
@@ -448,6 +451,7 @@ class Feed:
     def _hold(self, task: AssignedTask) -> None:
         attempt = task.assignment.attempt
         if attempt in self._held:
+            sometimes("an attempt was assigned twice to one trainer")
             # The task was assigned twice. Batches read for the first assignment do not count.
             self._ready = deque(each for each in self._ready if each.assignment.attempt != attempt)
         self._held[attempt] = task

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from flightedl.domain.retries import is_transient
 from flightedl.errors import BegunAnewError, FlightedlError
+from flightedl.marks import sometimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,7 @@ class ElectionOfFirstValues:
             self._step = _READ_KEY
 
     def _read_again(self, why: str) -> None:
+        sometimes("the election of first values began again")
         self._pause, self._step = why, _READ_KEY
 
 

@@ -29,6 +29,7 @@ from flightedl.domain.exactly_once.accumulation import missing_places
 from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.batches import CurrentBatch, Pushed
 from flightedl.errors import FlightedlError, StalePlacementError
+from flightedl.marks import sometimes
 from flightedl.messages.parameters import Outcome
 
 
@@ -187,6 +188,7 @@ class TransferState(msgspec.Struct, eq=False):
         for answer in answers:
             self._apply_answer(shard, index, generation, answer)
         if isinstance(error, StalePlacementError):
+            sometimes("a block had moved to another pserver")
             self.misplaced = error
             return OVER
         if error is not None and not (isinstance(error, FlightedlError) and is_transient(error)):
@@ -200,6 +202,8 @@ class TransferState(msgspec.Struct, eq=False):
         assert call is not None, "an unfinished transfer has no call"
         if error is None:
             return KeepWaiting(f"pserver {index}: the other trainers' gradients of this round", call)
+        if isinstance(call, Push):
+            sometimes("a gradient was sent again under the same identity")
         return AskAgain(error, call)
 
     def _apply_answer(self, shard: ShardTransfer, index: int, generation: int, answer: Answer) -> None:
@@ -207,12 +211,14 @@ class TransferState(msgspec.Struct, eq=False):
         outcome, version, current = answer.outcome, answer.version, self.current
         blocks = range(answer.begin, answer.end)
         if outcome in _TOO_LATE:
+            sometimes("a gradient came too late and was computed again")
             shard.must_repeat = self.must_repeat = True
         elif outcome != _NONE and current is not None:
             shard.pushes.difference_update(blocks)
             current.generations[index] = min(generation, current.generations.get(index, generation))
             bases = self._bases(current, blocks)
             if outcome == _PARTLY_APPLIED:
+                sometimes("a sum was refused in part")
                 self.refusals.add(missing_places(answer.having, 1 + len(current.pushed.others)))
                 # In sync mode, the trainer has arrived with weight zero and continues with the next round.
                 is_pulled = self.pull_after_push and isinstance(self.mode, Sync)

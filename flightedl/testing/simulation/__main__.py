@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.testing.marks import report
 from flightedl.testing.simulation.bugs import BUGS
 from flightedl.testing.simulation.runs import Summary, run_seeds
 
@@ -23,6 +24,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--planted", choices=sorted(BUGS), metavar="NAME", help="plant this bug; see --list")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--record", type=Path, metavar="DIR", help="record the run of --seed for `flightedl replay`")
+    parser.add_argument("--marks", action="store_true", help="print how often each mark was reached")
     parser.add_argument("--list", action="store_true", help="list the bugs that can be planted")
     chosen = parser.parse_args()
     if chosen.record is not None and chosen.seed is None:
@@ -69,6 +71,8 @@ def main() -> int:
         f"{summary.quarantined:,} batches quarantined, {summary.evaluations:,} results of evaluations, "
         f"{summary.simulated_s / 3600:.1f} simulated hours, {len(summary.found)} violations\n"
     )
+    if chosen.marks:
+        sys.stdout.write(f"{report(summary.marks)}\n")
     return 1 if summary.found else 0
 
 

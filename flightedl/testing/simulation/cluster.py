@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -43,6 +43,8 @@ class Outcome:
     begun_anew: int
     quarantined: int
     evaluations: int
+    #: Marks of the product that the run reached.
+    marks: Mapping[str, int] = field(default_factory=dict)
 
 
 class Cluster:

@@ -8,9 +8,10 @@ import multiprocessing
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flightedl.marks import counting
 from flightedl.testing.simulation.bugs import PLANTED
 from flightedl.testing.simulation.cluster import Cluster, Outcome
 from flightedl.testing.simulation.planted import planted
@@ -44,6 +45,8 @@ class Summary:
     evaluations: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
+    #: Marks of the product (``flightedl.marks``).
+    marks: Counter[str] = field(default_factory=Counter)
     found: list[Found] = field(default_factory=list)
 
     def add(self, result: Outcome | Found) -> None:
@@ -60,6 +63,7 @@ class Summary:
         self.evaluations += result.evaluations
         self.faults.update(result.faults)
         self.modes[result.mode] += 1
+        self.marks.update(result.marks)
 
     @property
     def fault_count(self) -> int:
@@ -80,9 +84,9 @@ def run_seed(
     has_rows = has_rows or not ROW_BUGS.keys().isdisjoint(flaws)
     cluster = None
     try:
-        with planted([PLANTED[name] for name in flaws if name in PLANTED]):
+        with planted([PLANTED[name] for name in flaws if name in PLANTED]), counting() as marks:
             cluster = Cluster(seed, flaws, fault_scale, mode, recovery, record, has_rows=has_rows)
-            return cluster.run()
+            return replace(cluster.run(), marks=marks)
     except Exception as error:  # noqa: BLE001 - any error of a run is a finding
         story = "" if cluster is None else "\n".join(list(cluster.world.story())[-_STORY_LINES:])
         where = "".join(traceback.format_tb(error.__traceback__)[-3:])
