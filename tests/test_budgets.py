@@ -18,22 +18,22 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (19_964, 16_000, ("flightedl/domain",)),
+    "domain": (20_058, 16_000, ("flightedl/domain",)),
     "client, torch": (11_928, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (10_171, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (5_831, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "pserver, kernels": (10_355, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "rpc, wire, messages": (5_903, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
-        8_233,
+        8_438,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
-    "formats": (5_558, 4_700, ("flightedl/formats",)),
-    "launch": (6_297, 4_800, ("flightedl/launch",)),
+    "formats": (5_745, 4_700, ("flightedl/formats",)),
+    "launch": (6_326, 4_800, ("flightedl/launch",)),
     "recording": (2_497, 1_500, ("flightedl/recording",)),
     "testing": (9_735, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_436, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
-        7_450,
+        7_626,
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "master": ("flightedl_tools.servers", "master", "Start a master, which hands out tasks."),
     "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server, which holds a part of the model."),
     "checkpoint": ("flightedl_tools.checkpoint", "checkpoint", "List, save, verify, restore and export checkpoints."),
+    "model": ("flightedl_tools.model", "model", "Read the parameters and tables of a running job."),
     "data": ("flightedl_tools.data", "data", "Serve data to ranks that torchrun or another launcher starts."),
     "dataset": ("flightedl_tools.dataset", "dataset", "Index, inspect, convert or split training data."),
     "mode": ("flightedl_tools.mode", "mode", "Show or change the consistency mode of a running job."),

@@ -14,13 +14,24 @@ import pyarrow as pa
 from flightedl.coordination import records
 from flightedl.coordination.keys import JobKeys
 from flightedl.formats.chunks import CHUNK_SCHEMA
-from flightedl.messages import base, checkpoints, control, declarations, groups, hosts, parameters, status, tasks
+from flightedl.messages import (
+    base,
+    checkpoints,
+    control,
+    declarations,
+    groups,
+    hosts,
+    parameters,
+    reading,
+    status,
+    tasks,
+)
 from flightedl.messages.parameters import Outcome
 from flightedl.wire.parts import STEP_SCHEMA, batch_of, encode_message
 from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, OutgoingBlocks, encode_rows
 
 _JOB = "<job>"
-_MESSAGES = (checkpoints, declarations, control, groups, hosts, parameters, status, tasks, records)
+_MESSAGES = (checkpoints, declarations, control, groups, hosts, parameters, reading, status, tasks, records)
 
 
 def current() -> dict[str, Any]:

@@ -22,6 +22,7 @@ Models:
 * ``shard_files``, ``row_batches``: a pserver's file in a checkpoint, and the rows of tables in it
 * ``checkpoint_files``, ``stored_tables``: reading a checkpoint's parameters and rows
 * ``range_file``: a stored file read by ranges
+* ``columns``: Arrow columns of parameters and tables
 * ``model_files``, ``table_files``: parameters and rows in formats that other programs read
 
 A record's path: ``index`` finds its chunk and the master stores the index. ``layout`` puts the chunk into a task; a

@@ -54,6 +54,14 @@ def found_checkpoints(storage: Storage, job: str) -> list[Manifest | Skipped]:
     return found
 
 
+def checkpoint_numbered(storage: Storage, job: str, number: int) -> Manifest:
+    """Return the manifest of a checkpoint. Raises NotFoundError if it is incomplete or was deleted."""
+    for found in found_checkpoints(storage, job):
+        if isinstance(found, Manifest) and found.number == number:
+            return found
+    raise NotFoundError(f"checkpoint {number} is not complete, or was deleted in favor of newer ones")
+
+
 def verify(storage: Storage, manifest: Manifest) -> int:
     """Read all files and compare them with their checksums. Return the number of bytes read.
 
@@ -82,18 +90,40 @@ def load_parameters(
     """
     plan = saved_plan(manifest, parameters)
     for spec in parameters:
-        values = np.empty(spec.size, spec.storage_dtype)
-        for first in plan.block_range(spec.name)[::_BLOCKS_AT_ONCE]:
-            numbers = range(first, min(first + _BLOCKS_AT_ONCE, plan.block_range(spec.name).stop))
-            for file in manifest.shards:
-                mine = [number for number in numbers if plan.block(number).pserver == file.index]
-                if not mine:
-                    continue
+        values, at = np.empty(spec.size, spec.storage_dtype), 0
+        for piece in parameter_pieces(storage, manifest, plan, spec, 0, spec.size):
+            values[at : at + piece.size] = piece
+            at += piece.size
+        yield spec, values.reshape(spec.shape)
+
+
+def parameter_pieces(
+    storage: Storage, manifest: Manifest, plan: ShardPlan, spec: ParameterSpec, start: int, stop: int
+) -> Iterator[Array]:
+    """Yield the elements ``start`` to ``stop`` of a parameter, some at a time. Raises the errors of ``read_blocks``.
+
+    Args:
+        storage: Storage with the checkpoint.
+        manifest: Manifest of the checkpoint.
+        plan: Output of ``saved_plan``.
+        spec: The parameter.
+        start: First element.
+        stop: Element after the last one.
+    """
+    blocks = [
+        block for block in map(plan.block, plan.block_range(spec.name)) if start < block.stop > block.start < stop
+    ]
+    for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
+        some = blocks[first : first + _BLOCKS_AT_ONCE]
+        found: dict[int, Array] = {}
+        for file in manifest.shards:
+            mine = [block.number for block in some if block.pserver == file.index]
+            if mine:
                 contents = read_blocks(storage, file.name, file.size_bytes, mine)
                 require_file(manifest, contents.header, file.index, file)
-                for block in contents.blocks:
-                    values[block.start : block.stop] = block.values
-        yield spec, values.reshape(spec.shape)
+                found.update((block.number, block.values) for block in contents.blocks)
+        for block in some:
+            yield found[block.number][max(start - block.start, 0) : stop - block.start]
 
 
 def load_shard_blocks(

@@ -26,7 +26,9 @@ Numbers = npt.NDArray[np.int64]
 _UNKNOWN = 1 << 62
 
 
-def stored_rows(storage: Storage, manifest: Manifest, table: int, spec: TableSpec) -> Iterator[StoredRows]:
+def stored_rows(
+    storage: Storage, manifest: Manifest, table: int, spec: TableSpec, buckets: range = range(BUCKETS)
+) -> Iterator[StoredRows]:
     """Yield the rows of a table in batches, in no particular order.
 
     Args:
@@ -34,6 +36,7 @@ def stored_rows(storage: Storage, manifest: Manifest, table: int, spec: TableSpe
         manifest: Manifest of the checkpoint.
         table: Number of the table.
         spec: Declaration of the table.
+        buckets: Buckets of the rows.
 
     Raises:
         CorruptError, NotFoundError: a file is damaged or missing.
@@ -41,13 +44,18 @@ def stored_rows(storage: Storage, manifest: Manifest, table: int, spec: TableSpe
     """
     chains = [(shard, chain_buckets(storage, shard)) for shard in manifest.shards]
     first = min((number for _, chain in chains for number in chain[-1].numbers), default=0)
+    wanted = np.zeros(BUCKETS, np.bool_)
+    wanted[buckets.start : buckets.stop] = True
     for shard, chain in chains:
+        if not any(number - first in buckets for number in chain[-1].numbers):
+            continue
         passed_over = np.empty(0, np.uint64)
         #: For each bucket, the lowest version and epoch of rows that have not expired.
         oldest = np.full((2, BUCKETS), _UNKNOWN)
         for file, counting in zip(reversed(shard.chain), reversed(chain), strict=True):
             counts = np.zeros(BUCKETS, np.bool_)
             counts[[number - first for number in counting.numbers]] = True
+            counts &= wanted
             header, _, stored = read_rows(storage, file.name, file.size_bytes)
             require_file(manifest, header, shard.index, file)
             spans = {span.first: span for span in header.rows}

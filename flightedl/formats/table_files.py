@@ -78,7 +78,7 @@ def table_file(spec: TableSpec, rows: Iterable[StoredRows], *, has_slots: bool =
 def batches_of(spec: TableSpec, rows: Iterable[StoredRows], *, has_slots: bool = False) -> Iterator[pa.RecordBatch]:
     """Return the record batches of a file with these rows."""
     schema = schema_of(spec, has_slots=has_slots)
-    return (_batch(spec, some, schema, has_slots=has_slots) for some in rows if len(some.ids))
+    return (batch_of(spec, some, schema, has_slots=has_slots) for some in rows if len(some.ids))
 
 
 def file_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
@@ -99,7 +99,8 @@ def file_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[by
     yield sink.take()
 
 
-def _batch(spec: TableSpec, rows: StoredRows, schema: pa.Schema, *, has_slots: bool) -> pa.RecordBatch:
+def batch_of(spec: TableSpec, rows: StoredRows, schema: pa.Schema, *, has_slots: bool) -> pa.RecordBatch:
+    """Return the record batch of some rows. ``schema``: output of ``schema_of``."""
     columns = [rows.ids.view(np.int64), _values(spec, rows)]
     if has_slots:
         columns.append(rows.updates.astype(np.int64))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Self, TypeVar
 
 import msgspec
+import pyarrow as pa
 from msgspec.structs import replace
 
 from flightedl.adapters.etcd import EtcdCoordinator
@@ -26,14 +27,17 @@ from flightedl.launch.policy import Account
 from flightedl.messages.base import OfJob, decode, encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.messages.decoding import from_json
+from flightedl.messages.reading import ReadCommand
 from flightedl.messages.status import GroupStatus, StatusReply
 from flightedl.ports import Clock
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.client import Connection
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller, ServerIdentity
+from flightedl.rpc.routes import Endpoints
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+Returned = TypeVar("Returned")
 
 _ANSWER_TIMEOUT_S = 2.0
 #: Longer, because the restart policy needs the answer. A dead master fails at once, while a busy one is slow.
@@ -105,12 +109,38 @@ class JobStatus:
             UnavailableError: etcd or the master does not answer.
             FlightedlError: the master replied with an error.
         """
+        return decode(self._on_master(lambda master: master.action(verb, body, timeout_s=timeout_s)), kind)
+
+    def flights(self, prefix: str, timeout_s: float) -> list[Endpoints]:
+        """Return the locations of all parameters and tables with this prefix. Raises the same errors as ``ask``."""
+        return self._on_master(lambda master: master.flights(prefix.encode(), timeout_s=timeout_s))
+
+    def columns(self, command: ReadCommand, timeout_s: float) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Return the columns of a parameter or table, and its batches. Raises the same errors as ``ask``.
+
+        Args:
+            command: Name, state and rows to read.
+            timeout_s: Time limit of each call.
+        """
+        found = self._on_master(lambda master: master.info(encode(command), timeout_s=timeout_s))
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for endpoint in found.endpoints:
+                with (
+                    self._connector.connect(endpoint.addresses[0], None) as connection,
+                    connection.get(endpoint.ticket, timeout_s=timeout_s) as stream,
+                ):
+                    yield from (batch for batch, _ in stream if batch is not None)
+
+        return found.schema, batches()
+
+    def _on_master(self, call: Callable[[Connection], Returned]) -> Returned:
         with self._lock:
             record = self.master()
             if record is None:
                 raise NotFoundError(f"job {self._job} is not running at etcd {self._etcd}: it has no master")
             try:
-                return decode(self._connection(record).action(verb, body, timeout_s=timeout_s), kind)
+                return call(self._connection(record))
             except FencedError:
                 # The master was replaced after the lookup. Its successor is about to register.
                 raise NotFoundError(f"the master of job {self._job} is being replaced: try again in a moment") from None

@@ -14,6 +14,7 @@
 * ``pservers``: calls to the pservers; ``beginning``: reinitialization of a model whose values are lost
 * ``checkpointing``: checkpoint files; ``resuming``: start of a job from a checkpoint; ``exporting``: the model as a
   file
+* ``reading``: locations of parameters and tables
 * ``progress``: sums over the trainers' reports; ``journal``: the newest events
 * ``status``: the job's status; ``groups``: the status of a group; ``history``: curves over time
 * ``metrics``: metrics for Prometheus; ``page``: the web page

@@ -32,7 +32,7 @@ from flightedl.process import tracing
 from flightedl.process.stacks import stacks
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.call import Call
-from flightedl.rpc.routes import Answer, Endpoint, Endpoints, Routes
+from flightedl.rpc.routes import Answer, Endpoint, Endpoints, Routes, verb_of
 from flightedl.wire.rows import VALUES_SCHEMA
 
 _OF_A_TRAINER = (
@@ -46,6 +46,7 @@ _ROLES = {
     "status": tuple(Role),
     "events": (Role.READER, Role.ADMIN),
     "info": tuple(Role),
+    "read": (Role.TRAINER, Role.READER, Role.ADMIN),
 }
 
 
@@ -84,9 +85,14 @@ class MasterFlight:
                 "stacks": self._stacks,
                 "events": lambda body, call: encode(self._service.events(decode(body, EventsRequest), call.closing)),
             },
-            gets={"tasks": self._get_tasks, "index": self._get_index},
+            gets={
+                "tasks": self._get_tasks,
+                "index": self._get_index,
+                "read": lambda ticket, _: self._service.locations.read(ticket),
+            },
             request_streams={"tasks": self._ask_for_tasks},
             info=self._info,
+            flights=lambda criteria, _: self._service.locations.commands(criteria),
             roles=_ROLES,
         )
 
@@ -139,12 +145,15 @@ class MasterFlight:
         )
 
     def _info(self, command: bytes, _: Call) -> Endpoints:
-        """Return one endpoint per pserver for ``{"verb": "parameters"}``; its ticket pulls the pserver's blocks."""
-        if b"parameters" not in command:
-            raise MessageError('the command of GetFlightInfo is {"verb": "parameters"}')
-        plan_hash, addresses = self._service.parameter_servers()
-        ticket = encode(PullTicket(plan_hash=plan_hash))
-        return Endpoints(VALUES_SCHEMA, tuple(Endpoint(ticket, (address,)) for address in addresses))
+        """Return where to read a parameter or table, or all blocks of all pservers."""
+        match verb_of(command):
+            case "read":
+                return self._service.locations.endpoints(command)
+            case "parameters":
+                plan_hash, addresses = self._service.parameter_servers()
+                ticket = encode(PullTicket(plan_hash=plan_hash))
+                return Endpoints(VALUES_SCHEMA, tuple(Endpoint(ticket, (address,)) for address in addresses))
+        raise MessageError('the command of GetFlightInfo is {"verb": "read", "name": …} or {"verb": "parameters"}')
 
 
 def _located(assignments: list[Assignment], pieces: list[list[Chunk]]) -> list[Assignment]:

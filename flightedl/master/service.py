@@ -28,6 +28,7 @@ from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.journal import Journal
 from flightedl.master.progress import TrainerProgress, report_every_s
 from flightedl.master.pservers import PserverLinks
+from flightedl.master.reading import ModelLocations
 from flightedl.master.recovery import RecoveredState
 from flightedl.master.state import JobState, queue_settings_of
 from flightedl.master.status import describe
@@ -95,6 +96,7 @@ class MasterService:
         self._indexing = DatasetIndexing(files, clock, index_storage, follow_every_s=chosen.follow_every_s, stop=stop)
         self.growing = Growing(state, files, index_storage, chosen.follow_every_s, step_down)
         self._links = PserverLinks(state, chosen.job, directory, connector)
+        self.locations = ModelLocations(state, chosen.job, directory, connector)
         self.declaring = Declaring(state, self.growing, self._indexing)
         self.checkpoints = CheckpointStore(checkpoints, state, chosen.job)
         self.tasks = Tasks(state)

@@ -19,6 +19,7 @@
 * ``copying``: the copies of blocks for all cuts; ``copier``: the copies for one cut
 * ``snapshots``: checkpoint orders, and the thread that writes files from the copies
 * ``restoring``: loading of the newest readable checkpoint
+* ``reading``: reads of parameters and tables as Arrow columns
 * ``meter``, ``metrics``: counters of pushes, steps and rounds, and Prometheus metrics
 
 A gradient's path: ``conversation`` receives a message, and ``wire.parts`` verifies its checksum. ``shard.push`` lets

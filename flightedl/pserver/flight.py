@@ -1,7 +1,7 @@
 """Handlers of the pserver's Flight verbs: they decode requests, call the service, and encode replies.
 
 ``step`` (DoExchange) pushes and pulls on one stream (see ``conversation``). ``push`` (DoPut) and ``pull`` (DoGet) are
-separate calls for any Flight client.
+separate calls for any Flight client. ``read`` (DoGet) reads parameters and tables as Arrow columns.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from flightedl.messages.parameters import (
     PushReply,
     TableTicket,
 )
+from flightedl.messages.reading import ReadTicket
 from flightedl.messages.status import StacksReply
 from flightedl.ports import Clock
 from flightedl.process.stacks import stacks
@@ -41,6 +42,7 @@ _ROLES = {
     **dict.fromkeys(("view", "snapshot", "applied", "reload", "seal"), (Role.SERVER,)),
     "stacks": (Role.ADMIN,),
     "pull": (Role.TRAINER, Role.READER, Role.ADMIN),
+    "read": tuple(Role),
     "status": tuple(Role),
 }
 
@@ -72,7 +74,7 @@ class PserverFlight:
                 "reload": self._reload,
                 "seal": self._seal,
             },
-            gets={"pull": self._pull, "table": self._table},
+            gets={"pull": self._pull, "table": self._table, "read": self._read},
             puts={"push": PutRoute(PUSH_SCHEMA, self._push), "init": PutRoute(PUSH_SCHEMA, self._init)},
             exchanges={"step": ExchangeRoute(STEP_SCHEMA, self._step)},
             roles=_ROLES,
@@ -151,6 +153,10 @@ class PserverFlight:
         deadline = min(self._clock.now() + request.wait_s, call.deadline)
         found = awaited_values(shard, request.member, waiting, self._clock, deadline)
         return Outgoing(VALUES_SCHEMA, ((encode_pieces(pieces), None) for pieces in while_wanted(found, call)))
+
+    def _read(self, ticket: bytes, _: Call) -> Outgoing:
+        request = decode(ticket, ReadTicket)
+        return self._service.reading(request.plan_hash).answer(request)
 
     def _table(self, ticket: bytes, _: Call) -> Outgoing:
         # Imported lazily: Parquet is slow to import, and few jobs need it.

@@ -55,6 +55,7 @@ from flightedl.process.shared_memory import SharedMemory
 from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.building import kernels_of
 from flightedl.pserver.meter import Meter
+from flightedl.pserver.reading import Reading
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
@@ -398,6 +399,12 @@ class PserverService:
             self.look()
             self._life.require_values(plan_hash)
         return self._blocks()
+
+    def reading(self, plan_hash: str) -> Reading:
+        """Return the reads of the present model. Raises the errors of ``PserverLife.require_values``."""
+        shard = self.shard(plan_hash)
+        assert self._plan is not None, "there are values without a plan"
+        return Reading(self._keys.job_name, self._plan, shard, self._storage)
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:
         """Return the shard for initial values. Return None if it has values, so that initial values are ignored."""

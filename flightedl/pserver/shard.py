@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds_values import Pull
@@ -43,11 +43,12 @@ from flightedl.domain.pserver.block_values import (
 )
 from flightedl.domain.pserver.block_values import Pushed as Decided
 from flightedl.domain.pserver.blocks import around
+from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.errors import BusyError, FencedError, MessageError, StalePlacementError
 from flightedl.formats.checkpoint_files import Record
-from flightedl.formats.row_batches import TABLE, WAITING, StoredRows
+from flightedl.formats.row_batches import ROWS_OF, StoredRows
 from flightedl.formats.shard_files import StoredBlock
-from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewReply, ViewRequest
+from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome, PushHeader
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.changes import Changes
@@ -55,8 +56,9 @@ from flightedl.pserver.copying import Copying
 from flightedl.pserver.dense import DenseStore
 from flightedl.pserver.held import Held
 from flightedl.pserver.meter import Meter
+from flightedl.pserver.rows.span import RowSpan
 from flightedl.pserver.rows.store import RowStore
-from flightedl.pserver.rows.stored import CutRows
+from flightedl.pserver.rows.tables import RowCut
 from flightedl.pserver.rows.values import NO_ROWS, TableRows
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.spans import ArraySpan, BlockArrays
@@ -65,7 +67,11 @@ from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
-_NO_FILE = SnapshotRequest(OrderNumber(0, 0, 0), None, "", plan_hash="")
+#: Maximum number of simultaneous readers of all rows.
+_READERS = 2
+#: Size of the rows that are sent together.
+_CHUNK_BYTES = 1 << 20
+Array = npt.NDArray[np.generic]
 _UPDATE = Needs(has_update=True)
 
 
@@ -121,8 +127,8 @@ class Shard:
         #: The block whose updates are counted for the status.
         self._lowest = 0
         self._spans_changed()
-        #: Held by an export while it reads all rows, so that only one export runs at a time.
-        self._reading = threading.Lock()
+        #: Acquired by each reader of all rows, because there must be a cut left for checkpoints.
+        self._reading = threading.BoundedSemaphore(_READERS)
 
     # figures
 
@@ -414,28 +420,38 @@ class Shard:
             number = numbers.stop
         return pieces, rest
 
-    def all_rows(self, table: int) -> Iterator[StoredRows]:
-        """Yield the rows of a table as of the first iteration.
+    def values(self, numbers: range) -> Array:
+        """Return the values of the first of these adjacent blocks, as many as have the same span.
+
+        They are (n,) and do not change while the result is alive.
+        """
+        with self._held.locked(numbers.start) as span:
+            found: Array = span.borrow(range(numbers.start, min(span.numbers.stop, numbers.stop)))
+            return found
+
+    def all_rows(self, table: int, buckets: range = range(BUCKETS)) -> Iterator[StoredRows]:
+        """Yield the rows of a table, in their state at the time of the first iteration.
 
         Raises:
-            BusyError: Another caller is reading a table, or there is no memory for concurrent changes; retry.
+            BusyError: Other callers are reading tables, or there is no memory for concurrent changes; retry.
         """
         if not self._reading.acquire(blocking=False):
-            raise BusyError(f"pserver {self._index} is being read for another export")
-        cuts: list[CutRows] = []
+            raise BusyError(f"pserver {self._index} is being read by {_READERS} others: try again later")
+        cuts: list[tuple[RowSpan, RowCut]] = []
         try:
             for span in distinct(self.rows.spans):
                 with span.lock:
                     self._soundness.require()
-                    cuts.append(CutRows(span, self._protocol.version(span.numbers.start), 0, _NO_FILE, is_base=True))
-            for rows in chain.from_iterable(cut.stored() for cut in cuts):
-                if rows.table == table and rows.kind not in {TABLE, WAITING}:
-                    yield rows
+                    version = self._protocol.version(span.numbers.start)
+                    cuts.append((span, span.rows.begin_cut(version, span.epoch, is_base=True, table=table)))
+            for span, cut in cuts:
+                yield from _rows_of(span, cut, self.rows.tables[table].salt, buckets)
         except MemoryError:
-            raise BusyError(f"pserver {self._index} has no memory left to export a table") from None
+            raise BusyError(f"pserver {self._index} has no memory left to read a table") from None
         finally:
-            for cut in cuts:
-                cut.drop()
+            for span, cut in cuts:
+                with span.lock:
+                    cut.drop()
             self._reading.release()
 
     # views
@@ -554,6 +570,19 @@ class Shard:
         for split in self._protocol.restore(applied, {**self.dense.restored, **self.rows.restored}):
             split_span(self._held.store(split.span), split, 0)
         self.rows.finish_restore()
+
+
+def _rows_of(span: RowSpan, cut: RowCut, salt: int, buckets: range) -> Iterator[StoredRows]:
+    """Yield the rows of a cut that are in these buckets."""
+    while True:
+        with span.lock:
+            chunk = cut.next_rows(_CHUNK_BYTES)
+        if chunk is None:
+            return
+        if len(buckets) < BUCKETS:
+            found = buckets_of(chunk.ids, salt)
+            chunk = chunk.chosen((found >= buckets.start) & (found < buckets.stop))
+        yield StoredRows(span.numbers.start, chunk.table, f"{ROWS_OF}{chunk.values.dtype.name}", *chunk[2:])
 
 
 def _answer(span: Any, decided: Decided, asked: TableRows, *, pull: bool) -> Pushed:

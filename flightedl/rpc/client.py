@@ -260,11 +260,14 @@ class Connection:
         target = flight.FlightDescriptor.for_command(descriptor)
         found = call.run(lambda: self._client.get_flight_info(target, call.options))
         call.check_server()
-        endpoints = tuple(
-            Endpoint(part.ticket.ticket, tuple(place.uri.decode().partition("://")[2] for place in part.locations))
-            for part in found.endpoints
-        )
-        return Endpoints(found.schema, endpoints, found.total_records, found.total_bytes)
+        return _endpoints(found)
+
+    def flights(self, criteria: bytes, *, timeout_s: float) -> list[Endpoints]:
+        """Return the locations of all data sets that match the criteria (ListFlights)."""
+        call = self._start("list", timeout_s, criteria)
+        found = call.run(lambda: list(self._client.list_flights(criteria, call.options)))
+        call.check_server()
+        return [_endpoints(each) for each in found]
 
     def _start(self, verb: str, timeout_s: float, request: bytes) -> ClientCall:
         GUARD.check()
@@ -282,3 +285,11 @@ class Connection:
         options = flight.FlightCallOptions(timeout=timeout_s, headers=headers)
         reply = self._replies.expect()
         return ClientCall(f"{verb} at {self.address}", options, self.expected, lambda: reply.header)
+
+
+def _endpoints(found: flight.FlightInfo) -> Endpoints:
+    endpoints = tuple(
+        Endpoint(part.ticket.ticket, tuple(place.uri.decode().partition("://")[2] for place in part.locations))
+        for part in found.endpoints
+    )
+    return Endpoints(found.schema, endpoints, found.total_records, found.total_bytes, found.ordered)

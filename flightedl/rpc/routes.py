@@ -88,6 +88,8 @@ class Endpoints:
     endpoints: tuple[Endpoint, ...]
     record_count: int = -1
     size_bytes: int = -1
+    #: True if the data set is the parts one after the other.
+    is_ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,9 @@ class Routes:
     request_streams: Mapping[str, Callable[[bytes, Call], bytes]] = field(default_factory=dict)
     #: Handler of GetFlightInfo, which has the verb "info". It receives the descriptor's command.
     info: Callable[[bytes, Call], Endpoints] | None = None
-    #: Verb -> roles that may call it. With TLS, nobody may call a verb that is missing here.
+    #: Handler of ListFlights, with the same verb. It receives the criteria and returns commands for GetFlightInfo.
+    flights: Callable[[bytes, Call], Sequence[bytes]] | None = None
+    #: Roles that may call each verb. With TLS, a verb that is missing here is closed.
     roles: Mapping[str, Collection[Role]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -250,9 +250,22 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             )
 
     @_guarded
-    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:  # noqa: ARG002
-        with self._admitted(context, "list", self._admission.limits.call_s):
-            raise MessageError("this server does not implement ListFlights")
+    def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        with self._admitted(context, "list", self._admission.limits.call_s) as call:
+            routes = self._routes
+            if routes.flights is None or routes.info is None:
+                raise MessageError("this server does not implement ListFlights")
+            self._check_role(call, "info")
+            commands = routes.flights(self._request(call, criteria), call)
+            is_secured = self._admission.is_secured
+            return iter(
+                [
+                    _flight_info(
+                        flight.FlightDescriptor.for_command(command), routes.info(command, call), is_secured=is_secured
+                    )
+                    for command in commands
+                ]
+            )
 
     @_guarded
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
@@ -320,4 +333,5 @@ def _flight_info(descriptor: flight.FlightDescriptor, found: Endpoints, *, is_se
         flight.FlightEndpoint(part.ticket, [f"{scheme}://{address}" for address in part.addresses])
         for part in found.endpoints
     ]
-    return flight.FlightInfo(found.schema, descriptor, endpoints, found.record_count, found.size_bytes)
+    counts = (found.record_count, found.size_bytes)
+    return flight.FlightInfo(found.schema, descriptor, endpoints, *counts, ordered=found.is_ordered)

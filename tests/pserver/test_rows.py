@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -195,14 +196,16 @@ def test_rows_are_restored_with_slots_and_counts_and_training_continues(mode: Mo
     new.check()
 
 
-def test_one_reader_at_a_time_reads_all_rows_without_a_checkpoint() -> None:
+def test_two_readers_at_a_time_read_all_rows_without_a_checkpoint() -> None:
     pserver = Pserver(MemoryStorage(), Async())
     pserver.push(0)
     pserver.push(1, base=1)
     reading = pserver.shard.all_rows(0)
     first = next(reading)
-    with pytest.raises(BusyError, match="another export"):
-        next(pserver.shard.all_rows(1))
+    with contextlib.closing(pserver.shard.all_rows(1)) as other:
+        next(other)
+        with pytest.raises(BusyError, match="read by 2 others"):
+            next(pserver.shard.all_rows(1))
     assert [one.piece.outcome for one in pserver.push(2, base=2)] == [Outcome.ACCEPTED]
     rows = [first, *reading]
     assert sorted(np.concatenate([some.ids for some in rows]).tolist()) == IDS.tolist()

@@ -55,6 +55,7 @@ class Recorded:
             **{f"exchange {verb}": ("exchange", verb) for verb in routes.exchanges},
             **{f"request stream {verb}": ("exchange", verb) for verb in routes.request_streams},
             **({"info": ("info", "parameters")} if routes.info else {}),
+            **({"list": ("list", "info")} if routes.flights else {}),
         }
         self.roles = routes.roles
         quiet = dataclasses.replace(
@@ -65,6 +66,7 @@ class Recorded:
             exchanges={verb: ExchangeRoute(route.schema, self._stream) for verb, route in routes.exchanges.items()},
             request_streams={},
             info=None if routes.info is None else self._act,
+            flights=None if routes.flights is None else self._act,
         )
         streams = {verb: ExchangeRoute(pa.schema([]), self._stream) for verb in routes.request_streams}
         quiet = dataclasses.replace(quiet, exchanges={**quiet.exchanges, **streams})
@@ -162,6 +164,8 @@ def ask(client: flight.FlightClient, method: str, verb: str, state: str) -> str:
                     exchange.read_all()
             case "info":
                 client.get_flight_info(descriptor, options)
+            case "list":
+                list(client.list_flights(options=options))
     except (flight.FlightError, pa.ArrowException, OSError) as error:
         return str(error)
     return ""
@@ -199,9 +203,9 @@ def test_each_role_has_exactly_its_verbs(servers: dict[str, Recorded]) -> None:
     def open_to(role: Role) -> set[str]:
         return {verb for server in servers.values() for verb, roles in server.roles.items() if role in roles}
 
-    assert open_to(Role.READER) == {"status", "events", "info", "pull"}
+    assert open_to(Role.READER) == {"status", "events", "info", "pull", "read"}
     decides = {"set_mode", "checkpoint", "retry_failed", "drop_failed"}
-    assert open_to(Role.ADMIN) == {"status", "events", "stacks", "info", "pull"} | decides
+    assert open_to(Role.ADMIN) == {"status", "events", "stacks", "info", "pull", "read"} | decides
     assert {"push", "init", "step", "pull", "tasks", "join"} <= open_to(Role.TRAINER)
     assert not open_to(Role.TRAINER) & {"view", "snapshot", "reload", "seal", "applied", "set_mode", "checkpoint"}
-    assert open_to(Role.SERVER) == {"view", "snapshot", "applied", "reload", "seal", "status", "info"}
+    assert open_to(Role.SERVER) == {"view", "snapshot", "applied", "reload", "seal", "status", "info", "read"}

@@ -43,6 +43,8 @@ WHOLE = {
     "certs create": ["{}/certs"],
     "certs renew": ["{}/certs"],
     "replay": ["{}"],
+    "model get": ["w", "w.npy"],
+    "model show": ["w"],
     "forget": ["job"],
 }
 JOBS = ["UPPER", "a b", ""]
@@ -68,6 +70,8 @@ INVALID_TEXTS: dict[str, list[str]] = {
     "doctor --report": [ABSENT + "/x"],
     "dataset convert --filter": ["a", "a ~ 1"],
     "mode kind": ["nonsense"],
+    "model get --rows": ["3", "a:b"],
+    "model get --columns": [""],
     "submit script_or_module": ["absent.py"],
     "submit --server-cpu-limit": ["lots"],
     "submit --trainer-cpu-limit": ["lots"],
@@ -108,6 +112,9 @@ ANY_TEXT: dict[str, str] = {
     "plot --output": "tests/curves: nothing is drawn of no values",
     "plot --metric": _ASKED,
     "output": _ASKED,
+    "model list prefix": _ASKED,
+    "model show name": _ASKED,
+    "model get name": _ASKED,
     "--table": _ASKED,
     "--story": "tests/recording/test_story.py: it takes two values",
     "--namespace": _CLUSTER,

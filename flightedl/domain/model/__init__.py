@@ -2,6 +2,7 @@
 
 * ``parameters``: named float arrays, as declared
 * ``sharding``: blocks, and the pserver that owns each block
+* ``row_ranges``: division of a parameter's rows among the servers that send them
 * ``declared``: the parameters, tables and plan that follow from a declaration
 * ``settings``: base class of all settings
 * ``optimizers``, ``schedules``: update rules and learning rates

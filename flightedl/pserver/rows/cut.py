@@ -136,6 +136,7 @@ class RowCut:
         epoch: Highest epoch of all batches applied so far.
         changes: Content of the cut; None for everything.
         most_bytes: Memory of each part for rows that change before they are read; None for the size of all of them.
+        table: The only table whose rows are read, without its waiting ids; None for all tables.
 
     Raises:
         MemoryError: there is no memory for the copies; nothing was done.
@@ -149,6 +150,7 @@ class RowCut:
         epoch: int,
         changes: RowChanges | None,
         most_bytes: int | None = None,
+        table: int | None = None,
     ) -> None:
         self.version = version
         self.epoch = epoch
@@ -161,13 +163,14 @@ class RowCut:
         #: State of each table, by its number.
         removed = (_NO_IDS,) * len(tables) if changes is None else changes.removed
         self.tables: Sequence[CutTable] = [
-            CutTable(*table.oldest(version, epoch), ids, table.sketch.copy(), table.shifts(), table.given_up.copy())
-            for table, ids in zip(tables, removed, strict=True)
+            CutTable(*each.oldest(version, epoch), ids, each.sketch.copy(), each.shifts(), each.given_up.copy())
+            for each, ids in zip(tables, removed, strict=True)
         ]
         bits = (None,) * (2 * len(tables)) if changes is None else changes.records
         self._left = [
-            _Part(table, line, table.oldest(version, epoch), changed, most_bytes, is_waiting=is_waiting)
-            for (table, is_waiting), changed in zip(_parts_of(tables), bits, strict=True)
+            _Part(part, line, part.oldest(version, epoch), changed, most_bytes, is_waiting=is_waiting)
+            for (part, is_waiting), changed in zip(_parts_of(tables), bits, strict=True)
+            if table is None or (part.number == table and not is_waiting)
         ]
 
     def begin(self) -> None:

@@ -260,6 +260,7 @@ class RowTables:
         after: str = "",
         is_base: bool = False,
         most_bytes: int | None = None,
+        table: int | None = None,
     ) -> RowCut:
         """Cut the current content. Earlier cuts may still be being read.
 
@@ -272,6 +273,7 @@ class RowTables:
                 they are unknown.
             is_base: True to cut everything.
             most_bytes: As for ``RowCut``.
+            table: As for ``RowCut``.
 
         Raises:
             MemoryError: there is no memory for the copies that the cut may need; no cut is made.
@@ -283,14 +285,14 @@ class RowTables:
             raise UnavailableError(f"{MAX_CUTS} cuts of these rows are being read: try again later")
         changes = None
         if file:
-            removed = [table.remove_small(version, epoch) for table in self._tables]
+            removed = [each.remove_small(version, epoch) for each in self._tables]
             changes = self._changes.cut(file, after, changes_of(self._tables, removed, self._adopted))
             self._adopted = np.zeros(BUCKETS, np.bool_)
-        cut = RowCut(self._tables, line, version, epoch, None if is_base else changes, most_bytes)
+        cut = RowCut(self._tables, line, version, epoch, None if is_base else changes, most_bytes, table)
         for other in self._cuts.values():
             other.settle()
-        for table in self._tables:
-            table.begin_cut(is_for_file=bool(file))
+        for each in self._tables:
+            each.begin_cut(is_for_file=bool(file))
         cut.begin()
         self._cuts[line] = cut
         return cut

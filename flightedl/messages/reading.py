@@ -1,0 +1,43 @@
+"""Requests of any Flight client that reads parameters and tables of the live model as Arrow columns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from flightedl.messages.base import Name, Natural, OfPlan, Request
+
+Columns = Annotated[list[Name], msgspec.Meta(min_length=1, max_length=64)]
+
+
+class ReadCommand(Request, frozen=True, kw_only=True):
+    """Command of GetFlightInfo: asks the master where a parameter or table can be read."""
+
+    verb: str = "read"
+    name: Name
+    #: Needed only if a parameter and a table have the same name; empty for either.
+    kind: Literal["", "parameter", "table"] = ""
+    #: "latest": the present values, each pserver's at another moment. "checkpoint": the newest complete checkpoint's.
+    cut: Literal["latest", "checkpoint"] = "latest"
+    #: First row, and the row after the last one; buckets of a table, of which there are 1024.
+    start: Natural = 0
+    stop: Natural | None = None
+    #: Names of the columns, in this order; None for the usual ones.
+    columns: Columns | None = None
+
+
+class ReadTicket(OfPlan, frozen=True, kw_only=True):
+    """Ticket of DoGet: asks a pserver, or the master, for some rows of a parameter or table."""
+
+    verb: str = "read"
+    name: Name
+    kind: Literal["parameter", "table"]
+    #: Number of the checkpoint to read from; None for the present values.
+    checkpoint: Natural | None = None
+    #: As in ``ReadCommand``.
+    start: Natural = 0
+    stop: Natural
+    columns: Columns | None = None
+    #: True if ``start`` and ``stop`` count elements of a parameter, whatever its shape.
+    is_flat: bool = False
