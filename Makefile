@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci docs schemas manifests requirements fuzz storm bench audit sbom release clean programs etcd-server kubectl promtool chromium
+.PHONY: help run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci docs pictures schemas manifests requirements fuzz storm bench audit sbom release clean programs etcd-server kubectl promtool chromium
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ ci: ## Run everything that must pass before a change is merged: test and check
 docs: $(BIN)/python ## Build the documentation as a site in site/; broken links are errors
 	@$(PIP) -e '.[docs]'
 	@$(BIN)/python -m flightedl_tools.site && echo "built site/index.html"
+
+pictures: $(VENV)/.dev etcd-server chromium ## Make the documentation's pictures: drawings, and a job that is watched and killed (1 minute)
+	@$(BIN)/python docs/pictures/drawings.py && PYTHONPATH=. $(BIN)/python docs/pictures/recorded.py
 
 schemas: $(VENV)/.dev ## Generate the protocol's contract files from the code
 	@$(BIN)/python -m flightedl_tools.schemas

@@ -33,10 +33,11 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "testing": (9_735, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_436, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
-        7_626,
+        7_640,
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),
+    "pictures of the documentation": (378, 378, ("docs",)),
     "benchmarks": (1_074, 600, ("benchmarks",)),
 }
 _PARTS = {directory for _, _, directories in BUDGETS.values() for directory in directories}

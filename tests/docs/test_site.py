@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from flightedl_tools.site.reference import markdown
 
 from .pages import PAGES as DOCS
 from .pages import ROOT
+
+PICTURES = ROOT / "docs" / "pictures"
 
 
 def test_the_site_has_every_page_once() -> None:
@@ -38,6 +43,7 @@ def test_links_and_examples_are_adapted(page: str, text: str, expected: str) -> 
 def test_the_source_of_the_site_has_all_pages(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_source(source)
+    assert {file.name for file in PICTURES.glob("*.[sp]*g")} == {file.name for file in (source / "pictures").iterdir()}
     files = {file.relative_to(source).as_posix(): file.read_text("utf-8") for file in source.rglob("*.md")}
     assert files.keys() == {name_of(page) for page in PAGES}
     listed = [
@@ -47,6 +53,37 @@ def test_the_source_of_the_site_has_all_pages(tmp_path: Path) -> None:
         for entry in tree.splitlines()
     ]
     assert sorted([*listed, "index"]) == sorted(name.removesuffix(".md") for name in files)
+
+
+@pytest.mark.parametrize("name", ["gradient", "task", "row"])
+def test_the_drawings_are_current(name: str) -> None:
+    spec = importlib.util.spec_from_file_location("drawings", PICTURES / "drawings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    drawings = importlib.util.module_from_spec(spec)
+    sys.modules["drawings"] = drawings
+    spec.loader.exec_module(drawings)
+    assert (PICTURES / f"{name}.svg").read_text("utf-8") == drawings.drawn(drawings.JOURNEYS[name]), "make pictures"
+    assert (PICTURES / "architecture.svg").read_text("utf-8") == drawings.architecture(), "make pictures"
+
+
+def test_a_drawing_becomes_part_of_the_page_and_a_picture_stays_a_file() -> None:
+    assert '<svg class="drawing"' in adapted("docs/tables.md", "![A row](pictures/row.svg)\n")
+    assert adapted("README.md", "![a](docs/pictures/kill.svg)\n") == "![a](pictures/kill.svg)\n"
+    assert adapted("docs/alerts/index.md", "![a](../pictures/page.png)\n") == "![a](../pictures/page.png)\n"
+
+
+@pytest.mark.parametrize("picture", sorted(PICTURES.glob("*.svg")), ids=lambda picture: picture.stem)
+def test_pictures_load_nothing_from_other_hosts(picture: Path) -> None:
+    assert set(re.findall(r"""https?://[^"'<\s]+|url\((?!#)[^)]*""", picture.read_text("utf-8"))) - {
+        "http://www.w3.org/2000/svg"
+    } == set(re.findall(r"http://127.0.0.1:\d+/", picture.read_text("utf-8")))
+
+
+def test_the_recorded_terminal_shows_three_kills_and_a_complete_job() -> None:
+    shown = html.unescape(re.sub(r"<[^>]+>", "\n", (PICTURES / "kill.svg").read_text("utf-8"))).replace("\xa0", " ")
+    assert re.findall(r"kill -9 \d+   # (\S+)", shown) == ["trainer-0", "pserver-1", "master"]
+    assert "200 of 200 tasks of the last epoch done, 0 tasks failed" in shown
 
 
 def test_the_site_has_the_reference_under_its_headings() -> None:

@@ -1,14 +1,15 @@
 """Pages of the site, in their order, and their adaptation.
 
 The site consists of copies of the pages in docs/ and of a few other pages. In a copy, a link to another page leads to
-that page of the site, and a link to a source file becomes plain text. Under some headings the copy also has a section
-of the reference, which is generated.
+that page of the site, and a link to a source file becomes plain text. Drawings become part of the page, so that they
+have the colors of its theme. Under some headings the copy also has a section of the reference, which is generated.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import shutil
 from pathlib import Path
 
 from .reference import GENERATED
@@ -45,7 +46,8 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "Development": ("CONTRIBUTING.md", "docs/mutation-testing.md", "CHANGELOG.md"),
 }
 
-_LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+_LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+_PICTURE = re.compile(r"^!\[(?P<text>[^\]]*)\]\((?P<path>[^)\s]+)\)$", re.MULTILINE)
 #: The language and the group of an example. Only the language is kept for the site.
 _FENCE = re.compile(r"^(```[a-z]+) [a-z-]+$", re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -85,7 +87,14 @@ def adapted(page: str, text: str) -> str:
         path = posixpath.relpath(name_of(target), posixpath.dirname(name_of(page)))
         return f"[{match['text']}]({path}{match['anchor'] or ''})"
 
-    return _FENCE.sub(r"\1", _LINK.sub(linked, text))
+    def pictured(match: re.Match[str]) -> str:
+        picture = ROOT / posixpath.normpath(posixpath.join(posixpath.dirname(page), match["path"]))
+        if 'class="drawing"' in (content := picture.read_text("utf-8", "replace")):
+            return f"```{{raw}} html\n{content}```"
+        path = posixpath.relpath(name_of(picture.relative_to(ROOT).as_posix()), posixpath.dirname(name_of(page)))
+        return f"![{match['text']}]({path})"
+
+    return _FENCE.sub(r"\1", _PICTURE.sub(pictured, _LINK.sub(linked, text)))
 
 
 def with_reference(page: str, text: str) -> str:
@@ -107,6 +116,11 @@ def contents() -> str:
 
 def write_source(source: Path) -> None:
     """Adapt all pages for the site, and write them to a directory."""
+    for picture in (ROOT / "docs" / "pictures").iterdir():
+        if picture.suffix in {".svg", ".png"}:
+            path = source / "pictures" / picture.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(picture, path)
     for page in PAGES:
         text = with_reference(page, adapted(page, (ROOT / page).read_text("utf-8")))
         if page == "docs/index.md":
