@@ -1,15 +1,16 @@
-"""Adapters to the outside world, one module per system. Most implement a protocol of ``ports``.
+"""Adapters to external systems, one module per system. Most of them implement a protocol of ``ports``.
 
-* ``etcd``: the coordinator, over etcd
-* ``etcd_access``, ``etcd_tokens``: etcd's address and credentials; authentication by password
+* ``etcd``: implementation of the coordinator
+* ``etcd_access``, ``etcd_tokens``: address and credentials of etcd; authentication by password
 * ``etcd_program``: the etcd program on this machine, for launchers
-* ``storage``, ``patience``: files and stores over fsspec; retries of their calls
+* ``storage``, ``patience``: files and storage on fsspec; retries of their calls
 * ``clock``: the process's clock
 * ``instruments``, ``telemetry``: metrics for Prometheus; traces and logs for OpenTelemetry
 * ``kubectl``: a Kubernetes cluster
-* ``certificates``, ``pem_files``: a private certificate authority for a job's members; the files it creates
+* ``certificates``, ``pem_files``: a private certificate authority for a job's members; the files that it creates
 
-A call through an adapter: a process calls a protocol of ``ports``, such as ``Coordinator.transact``. The adapter sends
-the request with a deadline and maps the library's exceptions to those of ``errors``, which separate *failed* from
-*outcome unknown*. Retries are the caller's decision; ``patience`` wraps files and storage in the common policy.
+A call through an adapter: a process calls a method of a protocol in ``ports``, such as ``Coordinator.transact``. The
+adapter sends the request with a deadline, and converts the library's exceptions to those in ``errors``, which
+distinguish *failed* from *outcome unknown*. The caller decides about retries; ``patience`` adds the common retry policy
+to files and storage.
 """

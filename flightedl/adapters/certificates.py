@@ -1,17 +1,18 @@
-"""A private certificate authority for a job, implemented with the library ``cryptography``.
+"""A private certificate authority for a job, implemented with the ``cryptography`` library.
 
-A directory of certificates contains files for an authority and for each role:
+A directory of certificates contains files of the authority and files of each role:
 
-* ``ca.pem``: the certificates of the authorities that members trust, newest first. ``authority/key.pem`` is the private
-  key of the newest authority, and signs members' certificates. Only this module reads it; keep it off the job's hosts.
-* ``ROLE/ca.pem``, ``ROLE/cert.pem``, ``ROLE/key.pem``: the files that processes with that role need.
+* ``ca.pem`` contains the certificates of the authorities that members trust, newest first. ``authority/key.pem`` is the
+  private key of the newest authority, which signs members' certificates. Only this module reads the key; keep it off
+  the job's hosts.
+* ``ROLE/ca.pem``, ``ROLE/cert.pem`` and ``ROLE/key.pem`` are the files that a process with that role needs.
 
-Renewal replaces one file after the other. A process that reads them in between finds a key that does not match the
-certificate, keeps using the previous files, and reads again at its next connection.
+Renewal replaces the files one after the other. If a process reads them in between, the key does not match the
+certificate; the process then continues to use the previous files, and reads the files again for its next connection.
 
-The authority is replaced in two steps, so that no process sees a certificate that it does not trust:
-``renew_authority`` adds the new authority to the trusted ones, and once all processes trust it, ``renew`` issues
-certificates signed by it. It also removes expired authorities.
+An authority is replaced in two steps, so that no process is presented with a certificate that it does not trust.
+``renew_authority`` adds a new authority to the trusted ones. Once all processes trust it, ``renew`` issues certificates
+that it has signed, and removes expired authorities.
 
 Keys are elliptic-curve keys (P-256), which all TLS libraries support. Key files are readable only by their owner.
 """
@@ -66,7 +67,7 @@ class Lifetime:
 
 
 def create(directory: Path, members: Sequence[Member], *, days: int, authority_days: int) -> list[Lifetime]:
-    """Create an authority and a certificate for each member.
+    """Create an authority, and a certificate for each member.
 
     Args:
         directory: Created if it does not exist.
@@ -84,7 +85,7 @@ def create(directory: Path, members: Sequence[Member], *, days: int, authority_d
 
 
 def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Lifetime]:
-    """Issue new certificates and keys, signed by the newest authority. Running processes keep their own until they end.
+    """Issue new certificates and keys, signed by the newest authority. Running processes keep theirs until they end.
 
     Raises:
         UsageError: there is no authority, or it expires before the certificates would.
@@ -93,7 +94,7 @@ def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Life
 
 
 def renew_authority(directory: Path, members: Sequence[Member], *, authority_days: int) -> None:
-    """Create an additional trusted authority; ``renew`` then issues certificates signed by it.
+    """Create another trusted authority. After that, ``renew`` issues certificates that it has signed.
 
     Raises:
         UsageError: there is no authority.
@@ -193,7 +194,7 @@ def _builder(
 
 
 def _span(days: int) -> tuple[dt.datetime, dt.datetime]:
-    """Return the start and end of a certificate's validity. It starts a little in the past, since clocks differ."""
+    """Return the start and end of a certificate's validity. The start is in the past, because clocks differ."""
     now = dt.datetime.now(dt.UTC)
     return now - _BACKDATED, now + dt.timedelta(days=days)
 
@@ -218,7 +219,6 @@ def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, *, is_secret: bool = False) -> None:
-    """Replace a file atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         number, name = tempfile.mkstemp(dir=path.parent)

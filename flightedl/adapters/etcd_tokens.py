@@ -1,4 +1,4 @@
-"""Tokens that authenticate calls to etcd for a user with a password (see ``etcd_access``)."""
+"""Tokens that authenticate calls to etcd for users with a password (see ``etcd_access``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Details(
 
 
 class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
-    """Adds a token to each call. Requests a token at the first call, and after etcd has rejected one.
+    """Adds a token to each call. Requests a token for the first call, and when etcd has rejected one.
 
     Args:
         channel: Channel for requests of tokens.
@@ -48,7 +48,7 @@ class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterce
         return continuation(self._proven(details), request)
 
     def intercept_stream_stream(self, continuation: Callable[..., Any], details: Any, requests: Iterator[Any]) -> Any:
-        # A watch opens its own connection, with its own token.
+        # A watch has its own connection, and therefore its own token.
         return continuation(self._proven(details), requests)
 
     def _proven(self, details: Any) -> _Details:
@@ -68,7 +68,7 @@ class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterce
 
 
 def _is_token_refused(error: Any) -> bool:
-    """True if etcd rejected the token before it did anything, so a retry with another token is safe."""
+    """True if etcd rejected the token before doing anything, so that a retry with another token is safe."""
     if not isinstance(error, grpc.RpcError):
         return False
     code, details = error.code(), error.details() or ""

@@ -1,4 +1,4 @@
-"""Counters and histograms for Prometheus, implemented with its own client."""
+"""Counters and histograms for Prometheus, implemented with the Prometheus client library."""
 
 from __future__ import annotations
 

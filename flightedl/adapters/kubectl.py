@@ -1,9 +1,9 @@
-"""A cluster accessed by ``kubectl``, so that any cluster reachable from a shell can be used.
+"""A cluster accessed through ``kubectl``, so that any cluster that is reachable from a shell can be used.
 
-kubectl handles kubeconfig files, contexts, login plugins and a pod's own account, and is maintained together with
-Kubernetes. So no client library is needed, and users of a cluster have nothing to install.
+kubectl supports kubeconfig files, contexts, login plugins and the account of a pod, and is maintained together with
+Kubernetes. So no client library is needed, and users of a cluster need not install anything.
 
-Errors are mapped according to the reason in the API's answer, which kubectl writes to standard error.
+Errors are classified by the reason in the API's answer, which kubectl writes to standard error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROGRAM = "kubectl"
 _TIMEOUT_S = 60.0
 _OWNER = "flightedl"
 _REASON = re.compile(r"Error from server \((\w+)\)")
-#: Lines that kubectl writes before the error: warnings, and its own log.
+#: Lines that kubectl writes before the error: warnings, and its own log messages.
 _CHATTER = re.compile(r"Warning:|[EWI]\d{4} ")
 _LONGEST_ERROR = 600
 _ERRORS: Mapping[str, type[FlightedlError]] = {
@@ -40,7 +40,7 @@ _ERRORS: Mapping[str, type[FlightedlError]] = {
     "AlreadyExists": UsageError,
     "Conflict": UsageError,
 }
-#: Fragments of kubectl's messages that state no reason, for errors that the user has to correct.
+#: Parts of kubectl's messages without a reason that indicate errors which the user must correct.
 _OURS = re.compile(
     r"strict decoding error|no context exists|unknown flag|unable to recognize|no matches for kind|\" is invalid: "
     r"|error validating|error parsing|failed to create typed|admission webhook .* denied|doesn't have a resource type"
@@ -55,7 +55,7 @@ class Ended(NamedTuple):
     error: str
 
 
-#: Function that runs a command with an input and a time limit in seconds.
+#: Runs a command with an input and a timeout in seconds.
 Run = Callable[[Sequence[str], str, float], Ended]
 
 

@@ -1,7 +1,7 @@
-"""Files and Storage that retry when the store fails temporarily (``domain.retries``).
+"""Files and Storage that retry if the store fails temporarily (``domain.retries``).
 
-If reading fails in the middle of a file, the file is reopened and reading continues at the same position. Readers check
-the file's version afterwards, so they detect if the file was replaced in between.
+If a read fails in the middle of a file, the file is opened again, and reading continues at the same position. Readers
+check the file's version afterwards, so they detect if the file was replaced in the meantime.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Persistence:
         self._patience = patience
         self._clock = clock
         self._stop = threading.Event() if stop is None else stop
-        #: The last transient error of a call that is still being repeated; empty if there is none.
+        #: Most recent transient error of a call that is still being repeated; empty if there is none.
         self.trouble = ""
 
     def __call__(self, attempt: Callable[[], Result]) -> Result:
-        """Return the result of the first attempt that succeeds, or raise the first error that is not worth a retry."""
+        """Return the result of the first successful attempt, or raise the first error that is not worth a retry."""
         started_at, failures = self._clock.now(), 0
         while True:
             try:
@@ -73,7 +73,7 @@ class PatientFiles:
 
     @property
     def trouble(self) -> str:
-        """Reason why the store cannot be read at the moment. Empty if it can be read."""
+        """Reason why the store cannot be read at the moment; empty if it can."""
         return self._persist.trouble
 
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
@@ -141,7 +141,7 @@ class _PatientFile(io.RawIOBase):
 
 
 class PatientStorage:
-    """See ``ports.Storage``. Publishing is retried only if the file's parts are a sequence."""
+    """See ``ports.Storage``. Publishing is retried only if the parts of the file are a sequence."""
 
     def __init__(self, storage: Storage, persistence: Persistence) -> None:
         self._storage = storage

@@ -1,4 +1,4 @@
-"""Files that authenticate a process to servers of the job and to etcd: authorities, certificate, key."""
+"""Files that authenticate a process to the job's servers and to etcd: authorities, certificate and key."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from flightedl.errors import UsageError
 
-#: Files in a directory of credentials: the authorities, the certificate, its key.
+#: Files in a directory of credentials: the authorities, the certificate, and its key.
 FILES = ("ca.pem", "cert.pem", "key.pem")
 
 
 def read_file(path: Path, setting: str) -> bytes:
-    """Return the content of a file. Raises UsageError, with the file and its setting, if it cannot be read."""
+    """Return the content of a file. Raises UsageError, naming the file and its setting, if the file is unreadable."""
     try:
         return path.read_bytes()
     except OSError as error:

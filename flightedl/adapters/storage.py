@@ -1,17 +1,18 @@
-"""Files and Storage over fsspec: plain paths, ``file://``, ``memory://``, ``s3://`` and other installed protocols.
+"""Files and Storage on fsspec: plain paths, ``file://``, ``memory://``, ``s3://``, and other installed protocols.
 
 Rules:
 
-* A file is published atomically. On the local file system: a temporary name in the same directory, fsync, rename, fsync
-  of the directory. Elsewhere: the content is first collected in an unnamed temporary file on this machine and uploaded
-  when it is complete, because leaving ``with fs.open(path, "wb")`` by an exception commits a partial file.
-* Listings never come from a cache, and correctness never depends on conditional puts.
-* S3 takes its endpoint and credentials from the standard variables (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ...).
-  With time limits and few retries, a dead server becomes an error within seconds.
-* Messages name files, never credentials: user, password and query are removed from URLs.
+* A file is published atomically. On the local file system, this means a temporary name in the same directory, fsync,
+  rename, and fsync of the directory. For other file systems, the content is first collected in an unnamed temporary
+  file on this machine, and uploaded when it is complete: leaving ``with fs.open(path, "wb")`` by an exception would
+  commit a partial file.
+* Listings never come from a cache, and correctness does not depend on conditional puts.
+* The standard variables (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ...) set the endpoint and the credentials of S3.
+  Time limits and few retries turn a dead server into an error within seconds.
+* Messages name files but never credentials: user, password and query are removed from URLs.
 
-Not guaranteed: that a failed publish had no effect; names are always new, so this is harmless. A process that is killed
-during a local write leaves a hidden temporary file, which ``list`` does not show.
+Not guaranteed: that a failed publish had no effect. This is harmless, because names are always new. A process that is
+killed during a local write leaves behind a hidden temporary file, which ``list`` omits.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 30.0
 
 _READ_BLOCK_BYTES = 16 << 20
-#: Number of attempts to read a file that is replaced during the read.
+#: Number of attempts to read a file that is being replaced.
 _REPLACED_TRIES = 10
 _TEMPORARY_END = ".partial"
-#: First characters of file names that wildcards do not match.
+#: Initial characters of file names that wildcards do not match.
 _NO_DATA = ("_", ".")
 _MAGIC = re.compile(r"[*?\[]")
 _S3_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for every process of the job"
@@ -60,7 +61,7 @@ _S3_OPTIONS: Mapping[str, Any] = {
 
 
 def open_storage(url: str) -> FsspecStorage:
-    """Return a storage with root ``url``.
+    """Return a storage whose root is ``url``.
 
     Raises:
         UsageError: the URL's protocol is unknown, or its package is not installed.
@@ -96,7 +97,7 @@ class FsspecStorage:
         return found
 
     def _read(self, name: str, offset: int, length: int | None) -> bytes:
-        """Return up to ``length`` bytes of one version of the file, or all of it."""
+        """Return up to ``length`` bytes of a single version of the file, or the entire file."""
         for _ in range(_REPLACED_TRIES):
             try:
                 with self._explained(name), _opened(self._fs, self._path(name), **self._reading()) as file:
@@ -112,13 +113,13 @@ class FsspecStorage:
         path = self._path(name)
         if self._is_local:
             return self._publish_locally(name, Path(path), parts, require)
-        # Unnamed, so that a killed process leaves nothing behind.
+        # The file has no name, so a killed process leaves nothing behind.
         with tempfile.TemporaryFile() as collected:
             size_bytes = self._write_all(name, collected, parts)
             collected.seek(0)
             require()
             with self._explained(name):
-                if isinstance(self._fs, MemoryFileSystem):  # put_file shows the file while it is written
+                if isinstance(self._fs, MemoryFileSystem):  # put_file makes the file visible while writing it
                     self._fs.pipe_file(path, collected.read())
                 else:
                     self._fs.put_file(f"/dev/fd/{collected.fileno()}", path)
@@ -144,13 +145,13 @@ class FsspecStorage:
             temporary.unlink(missing_ok=True)
             raise
         with self._explained(name):
-            # A new directory is durable only once its parent is synced.
+            # A new directory is durable only after its parent has been synced.
             for directory in (path.parent, *(parent.parent for parent in missing)):
                 _sync_directory(directory)
         return size_bytes
 
     def _write_all(self, name: str, file: BinaryIO, parts: Iterable[bytes | memoryview]) -> int:
-        """Write the parts. Errors of the iterable itself are propagated unchanged."""
+        """Write the parts. Errors raised by the iterable are propagated unchanged."""
         size_bytes = 0
         for part in parts:
             with self._explained(name):
@@ -180,7 +181,7 @@ class FsspecStorage:
                 self._remove_empty_directories(Path(self._path(name)))
 
     def _remove_empty_directories(self, path: Path) -> None:
-        """Remove the directories created for a file if they are now empty."""
+        """Remove the directories that were created for a file, if they are now empty."""
         root = Path(self._root)
         for directory in path.parents:
             if root not in (directory, *directory.parents):
@@ -219,11 +220,11 @@ class FsspecStorage:
 
 
 class _ReplacedError(Exception):
-    """The file was replaced during a read with several requests, which s3fs reports as EBUSY."""
+    """The file was replaced during a read that took several requests, which s3fs reports as EBUSY."""
 
 
 class _RangesOfIndices(AbstractFileSystem):  # type: ignore[misc]
-    """The "files" of ``formats.indices``, whose URLs contain all information."""
+    """The "files" of ``formats.indices``, whose URLs contain all the information."""
 
     protocol = "indexed"
 
@@ -270,7 +271,7 @@ class FsspecFiles:
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL without user, password, query and fragment, and a plain path unchanged."""
+    """Return a URL without user, password, query and fragment. Return a plain path unchanged."""
     if "://" not in url:
         return url
     parts = urlsplit(url)
@@ -299,17 +300,17 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _opened(fs: Any, path: str, **options: Any) -> BinaryIO:
-    """Open for reading. fsspec's memory file system shares one file object among readers, so each gets a copy."""
+    """Open for reading. All readers of fsspec's memory file system share one file object, so each gets a copy."""
     if isinstance(fs, MemoryFileSystem):
         return io.BytesIO(fs.cat_file(path))
     return cast("BinaryIO", fs.open(path, "rb", **options))
 
 
 def _opened_in_new_directory(path: Path) -> BinaryIO:
-    """Open for writing, creating a missing directory. ``delete`` may remove it once in between."""
+    """Open for writing. Create a missing directory; ``delete`` may remove it once in between."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError:  # for example below /proc, where directories cannot be created
+    except FileNotFoundError:  # For example below /proc, where directories cannot be created.
         raise UsageError(f"the directory {path.parent} cannot be created: choose another place") from None
     try:
         return path.open("xb")
@@ -355,7 +356,7 @@ def _stat(fs: Any, path: str, details: Mapping[str, Any]) -> FileStat:
         version = str(tag).strip('"')
     else:
         changed = next((details[name] for name in ("mtime", "LastModified", "created") if details.get(name)), "")
-        # Some file systems return the same instant as a number in listings and as a date for a single file.
+        # Some file systems return the same time as a number in listings, and as a date for a single file.
         instant = changed.timestamp() if hasattr(changed, "timestamp") else changed
         version = f"{size_bytes}-{instant}"
     return FileStat(fs.unstrip_protocol(path), size_bytes, version)
@@ -400,6 +401,6 @@ def _lacks_credentials(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Return a library's message as one line, without the URL's query and the final full stop."""
+    """Return a library's message as one line, without the query in a URL and without a final full stop."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.sub(r"://[^/\s@]*@", "://", re.sub(r"\?[^\s\"']*", "", text))[:300].rstrip(". ")

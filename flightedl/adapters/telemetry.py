@@ -1,8 +1,8 @@
-"""Spans and log records for OpenTelemetry, implemented with its SDK, an optional dependency.
+"""Spans and log records for OpenTelemetry, implemented with its SDK, which is an optional dependency.
 
 OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, ``OTEL_RESOURCE_ATTRIBUTES``
-and so on) configure the content and the destination; flightedl's setting only enables the export. The SDK exports on
-its own thread, so a missing collector delays no step.
+and others) configure the content and the destination of the export; flightedl's setting only enables it. The SDK
+exports on its own thread, so a missing collector does not delay any step.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class OpenTelemetryTracer:
             "client": trace.SpanKind.CLIENT,
             "server": trace.SpanKind.SERVER,
         }
-        #: Nanoseconds since 1970 at the zero of the process's clock.
+        #: Time at which the process's clock is zero, in nanoseconds since 1970.
         self._zero_ns = int((clock.wall_time() - clock.now()) * 1e9)
         self._lock = threading.Lock()
-        #: Name -> (key, span) of open lasting spans.
+        #: Name -> (key, span) of each open lasting span.
         self._lasting: dict[str, tuple[int, Any]] = {}
 
     @contextlib.contextmanager
@@ -66,7 +66,7 @@ class OpenTelemetryTracer:
             try:
                 yield found
             except Exception as error:
-                # Without the error's text, which may name files.
+                # The error's text is omitted, because it may name files.
                 found.set_status(self._trace.StatusCode.ERROR)
                 found.set_attribute("error.type", getattr(error, "code", type(error).__name__))
                 raise
@@ -116,7 +116,7 @@ class OpenTelemetryTracer:
 
 @contextlib.contextmanager
 def telemetry(chosen: CommonSettings, role: str, clock: Clock) -> Iterator[None]:
-    """Send this process's spans and log records to a collector inside the block, if the settings enable it.
+    """If the settings enable it, send this process's spans and log records to a collector during the block.
 
     Raises:
         UsageError: a library is missing.

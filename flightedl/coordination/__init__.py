@@ -1,13 +1,14 @@
-"""State that processes share through etcd: the layout of keys, leased keys, and addresses of processes.
+"""State that processes share through etcd: layout of the keys, leased keys, and addresses of processes.
 
-* ``keys``, ``records``: layout of the keys; values of those that identify processes
-* ``keeper``: a key that this process holds with a lease
-* ``directory``: a copy of the other processes' keys that follows etcd
+* ``keys``, ``records``: layout of the keys; values of keys that identify processes
+* ``keeper``: a key that this process holds by a lease
+* ``directory``: a copy of the job's keys that follows changes in etcd
 * ``lives``: revisions that keep increasing even if etcd is rolled back
-* ``process``: the common part of master and pserver processes
-* ``checkpoint_places``: the storage of a job's checkpoints, and of exported models
+* ``process``: functionality common to master and pserver processes
+* ``checkpoint_places``: storage for a job's checkpoints and for exported models
 
-A pserver's path: its process claims ``ps/<index>`` with ``keeper``; the key's create_revision becomes its generation,
-and ``process`` writes its address there. Every other process sees the key in its ``directory`` and connects. When the
-lease ends, etcd removes the key, the directories are updated, and requests with the old generation are rejected.
+An example: a pserver process claims ``ps/<index>`` with ``keeper``. The key's create_revision becomes its generation,
+and ``process`` writes its address to the key. Every other process sees the key in its ``directory`` and connects. When
+the lease ends, etcd removes the key, the directories are updated, and requests that carry the old generation are
+rejected.
 """

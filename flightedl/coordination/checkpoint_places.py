@@ -1,6 +1,6 @@
-"""Locations of a job's checkpoints and of exported models.
+"""Storage for a job's checkpoints and for exported models.
 
-Checkpoints are stored under the job's name at the URL in its servers' settings.
+Checkpoints are stored at the URL in the servers' settings, in a directory with the job's name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flightedl.ports import Storage
 
 
 def job_storage(url: str, job: str) -> Storage | None:
-    """Return the storage of a job, or None if it writes no checkpoints. Raises UsageError if the URL cannot be used."""
+    """Return a job's storage, or None if it writes no checkpoints. Raises UsageError if the URL is unusable."""
     return open_storage(f"{url.rstrip('/')}/{job}") if url else None
 
 
@@ -32,7 +32,7 @@ def write_model(
     parameters: Parameters,
     require: Callable[[], None] = lambda: None,
 ) -> str:
-    """Write parameters to one file, atomically. Return its URL without credentials.
+    """Write parameters to one file, atomically. Return the file's URL without credentials.
 
     Args:
         output: Path or URL of the file.
@@ -59,7 +59,7 @@ def write_file(output: str, parts: Iterable[bytes | memoryview], require: Callab
 def export_model(
     storage: Storage, manifest: Manifest, output: str, kind: str, require: Callable[[], None] = lambda: None
 ) -> str:
-    """Write a checkpoint's parameters to one file, and return its URL. See ``write_model``.
+    """Write a checkpoint's parameters to one file. Return the file's URL. See ``write_model``.
 
     Raises:
         UsageError, UnavailableError: see ``write_model``.
@@ -78,14 +78,14 @@ def export_table(
     has_slots: bool = False,
     require: Callable[[], None] = lambda: None,
 ) -> str:
-    """Write the rows of a checkpoint's table to a Parquet file, and return its URL. See ``write_model``.
+    """Write the rows of a table in a checkpoint to a Parquet file. Return its URL. See ``write_model``.
 
     Raises:
         UsageError: the checkpoint has no such table; also see ``write_model``.
         UnavailableError: see ``write_model``.
         CorruptError, NotFoundError: the checkpoint is damaged.
     """
-    # Imported lazily: most jobs export no tables, and importing the Parquet writer takes a while.
+    # Imported lazily: the Parquet writer is slow to import, and most jobs export no tables.
     from flightedl.formats.stored_tables import stored_rows
     from flightedl.formats.table_files import table_file
 
@@ -100,7 +100,7 @@ def export_table(
 
 
 def specs_of(manifest: Manifest) -> list[ParameterSpec]:
-    """Return the specs of a checkpoint's parameters. Raises CorruptError if it has no parameters."""
+    """Return the specs of a checkpoint's parameters. Raises CorruptError if it contains none."""
     declared = decode(manifest.declaration, JobDeclaration).model
     if declared is None:
         raise CorruptError(f"checkpoint {manifest.number} has no model")

@@ -1,13 +1,13 @@
-"""Directory of a job's processes: a copy of its small keys that follows etcd.
+"""Directory of a job's processes: a copy of the job's small keys that follows changes in etcd.
 
-Theory of operation. One thread lists the job's prefix, then watches it from the listing's revision. Each batch of
-changes creates a new immutable snapshot, wakes the waiters and calls the subscribers. If etcd is unreachable, the copy
-stays unchanged (``trouble`` gives the reason) and the watch is resumed later. If etcd no longer has the intervening
-events, everything is listed again, and subscribers see all changes at once. If etcd was rolled back, the copy never
-becomes current again (``require_followed``).
+Theory of operation. One thread lists the job's prefix, and then watches it from the revision of that listing. Each
+batch of changes creates a new immutable snapshot, wakes the waiting threads, and calls the subscribers. While etcd is
+unreachable, the copy stays unchanged (``trouble`` is the reason), and the watch resumes later. If etcd no longer has
+the events in between, all keys are listed again, and subscribers see all changes at once. After a rollback of etcd, the
+copy never becomes current again (``require_followed``).
 
-Not guaranteed: that the copy is current. A process that acts on it sends the generation that it found, and the request
-is rejected if that generation has ended.
+Not guaranteed: that the copy is current. A process that acts on the copy sends the generation that it has found there.
+If that generation has ended, the request is rejected.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNREACHABLE_PAUSE_S = 0.2
 
 
 class Directory:
-    """Follows a job's keys from ``start`` to ``close``. Thread-safe.
+    """Follows a job's keys from ``start`` until ``close``. Thread-safe.
 
     Args:
         coordinator: Access to the keys; not closed by the directory.
@@ -52,20 +52,20 @@ class Directory:
         self._keys = keys
         self._clock = clock
         self._condition = threading.Condition()
-        #: Replaced, never modified, so that readers need no lock.
+        #: The snapshot is replaced, never modified, so readers need no lock.
         self._snapshot: tuple[Mapping[str, Entry], int] = (MappingProxyType({}), 0)
         self._trouble = ""
         self._over: FlightedlError | None = None
         self._subscribers: list[Callable[[], None]] = []
         self._stop = threading.Event()
-        #: Watch that the thread waits in; closing it ends the wait.
+        #: Watch in which the thread waits. Closing it ends the wait.
         self._watching: Watch | None = None
-        #: Decoded pservers of a snapshot, cached.
+        #: Cache of a snapshot's decoded pservers.
         self._known_pservers: tuple[Mapping[str, Entry], Mapping[int, ServerRecord]] = ({}, {})
         self._thread = threading.Thread(target=self._follow, name="flightedl-directory", daemon=True)
 
     def start(self) -> Self:
-        """Start following etcd. Returns immediately; ``wait_until`` waits for a required state."""
+        """Start following etcd. Returns immediately; call ``wait_until`` to wait for a state."""
         self._thread.start()
         return self
 
@@ -94,16 +94,16 @@ class Directory:
 
     @property
     def state(self) -> object:
-        """Return an object that is replaced whenever the snapshot changes, or when this copy stops following etcd."""
+        """An object that is replaced whenever the snapshot changes, or when this copy stops following etcd."""
         return self._snapshot
 
     @property
     def trouble(self) -> str:
-        """Reason why the last request to etcd failed. Empty if it succeeded."""
+        """Reason why the most recent request to etcd failed; empty if it succeeded."""
         return self._trouble
 
     def require_followed(self) -> None:
-        """Raise RolledBackError or BegunAnewError if this copy will never be current again."""
+        """Raise RolledBackError or BegunAnewError if this copy can never become current again."""
         if self._over is not None:
             raise self._over
 
@@ -112,33 +112,33 @@ class Directory:
         return self._snapshot[0].get(key)
 
     def master(self) -> ServerRecord | None:
-        """Return the active master; its ``generation`` is that of its lock."""
+        """Return the record of the active master. Its ``generation`` is the generation of its lock."""
         found = self.entry(self._keys.master_address)
         return None if found is None else decoded(found, ServerRecord)
 
     def pservers(self) -> Mapping[int, ServerRecord]:
-        """Return the pservers by index; ``generation`` is the create_revision of ``ps/<index>``."""
+        """Return the pservers by index. The ``generation`` of each is the create_revision of ``ps/<index>``."""
         entries = self._snapshot[0]
         known, found = self._known_pservers
         if known is not entries:
             found = MappingProxyType(dict(sorted(records(entries, self._keys.pserver_index, ServerRecord))))
-            # Called in each step, mostly for the same snapshot.
+            # Called in every step, mostly with the same snapshot.
             self._known_pservers = entries, found
         return found
 
     def ps_desired(self) -> int | None:
-        """Return the job's number of pservers, or None until the master has written it."""
+        """Return the job's number of pservers, or None if the master has not written it yet."""
         found = self.entry(self._keys.ps_desired)
         return int(found.value) if found is not None and found.value.isdigit() else None
 
     def trainers(self) -> dict[str, TrainerRecord]:
-        """Return the live trainers by id; ``generation`` is the create_revision of their key."""
+        """Return the live trainers by id. The ``generation`` of each is the create_revision of its key."""
         return dict(records(self._snapshot[0], self._keys.trainer_id, TrainerRecord))
 
     def wait_until(self, predicate: Callable[[Directory], Result | None], timeout_s: float) -> Result | None:
-        """Return the first result of ``predicate`` that is not None, evaluated now and after each change.
+        """Evaluate ``predicate`` now and after each change. Return its first result that is not None.
 
-        Returns None after ``timeout_s``, or if the directory is closed.
+        Return None after ``timeout_s``, or when the directory is closed.
         """
         deadline = self._clock.now() + timeout_s
         while True:
@@ -152,7 +152,7 @@ class Directory:
                     self._condition.wait(left_s)
 
     def catch_up(self, key: str, timeout_s: float) -> bool:
-        """Read a key from etcd, then wait until this copy is at least as new. False after ``timeout_s``.
+        """Read a key from etcd, then wait until this copy is at least as new. Return False after ``timeout_s``.
 
         Raises:
             UnavailableError: etcd is unreachable.
@@ -167,7 +167,7 @@ class Directory:
         return self.wait_until(has_it, timeout_s) is not None
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` on the directory's thread after each batch of changes. It must be quick."""
+        """Call ``callback`` on the directory's thread after each batch of changes. It must return quickly."""
         with self._condition:
             self._subscribers.append(callback)
 
@@ -231,7 +231,7 @@ class Directory:
 def records(
     entries: Mapping[str, Entry], name_in: Callable[[str], Name | None], kind: type[Record]
 ) -> Iterator[tuple[Name, Record]]:
-    """Yield the records of all keys that identify a process, with the generations of the keys."""
+    """Yield the records of all keys that identify a process, with the keys' generations."""
     for key, entry in entries.items():
         name = name_in(key)
         if name is not None and (record := decoded(entry, kind)) is not None:
@@ -239,7 +239,7 @@ def records(
 
 
 def decoded(entry: Entry, kind: type[Record]) -> Record | None:
-    """Return the record under a key. None for any other value, as if the process did not exist."""
+    """Return the record stored under a key. For any other value return None, as if the process did not exist."""
     try:
         return from_json(entry.value, kind)
     except msgspec.DecodeError:

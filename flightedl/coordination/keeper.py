@@ -1,18 +1,18 @@
-"""A key that this process holds with a lease, which entitles it to act.
+"""A key that this process holds by a lease, and that entitles it to act.
 
 Rules:
 
-* The key's create_revision is its holder's *generation*. Every write under the key is a transaction that is rejected
-  unless the key still has this create_revision. This check, not the lease, makes a deposed holder harmless.
-* ``domain.tenure`` decides when to renew the key and when it counts as lost, using a clock that also advances while the
-  process or its machine is frozen.
-* A process that takes long to start requests a longer time to live at first, and the usual one when it is ready
-  (``hold_for``): the key moves to another lease and keeps its create_revision. Otherwise, a busy machine could prevent
-  a process from renewing for seconds, and its restart would make the machine busier.
-* A process that needs a lost key again has to claim it again, and gets a new generation.
-* Renewal has its own thread and holds no lock while it waits for etcd.
+* The key's create_revision is its holder's *generation*. Every write under the key is a transaction that fails unless
+  the key still has this create_revision. It is this check, not the lease, that makes a deposed holder harmless.
+* ``domain.tenure`` decides when to renew the lease and when it counts as lost. It uses a clock that also advances while
+  the process or the machine is frozen.
+* A process whose start takes long first requests a longer time to live, and the usual one when it is ready
+  (``hold_for``): the key moves to another lease and keeps its create_revision. Without this, a busy machine could
+  prevent a starting process from renewing for seconds, and the restart would make the machine even busier.
+* A process that has lost its key can claim it again, and then has a new generation.
+* A separate thread renews the lease. It holds no lock while it waits for etcd.
 
-Not guaranteed: that no other process holds the key while ``is_held`` is True; only ``write`` can tell.
+Not guaranteed: while ``is_held`` is True, another process may already hold the key. Only ``write`` can tell.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ class HeldKey:
         self._coordinator = coordinator
         self._clock = clock
         self._lease = lease
-        #: Requested time to live, or None.
+        #: Requested time to live; None if no change is requested.
         self._target_ttl_s: float | None = None
-        #: Leases that the key may have been moved to, by id.
+        #: Leases to which the key may have moved, by id.
         self._tried: dict[int, Lease] = {}
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._tenure = Tenure(key, lease.ttl_s, sent_at)
         self._is_released = False
-        #: Set when the renewal thread has nothing left to renew.
+        #: Set when the renewal thread has nothing more to renew.
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"flightedl-keeper {key}", daemon=True)
 
@@ -91,7 +91,7 @@ class HeldKey:
         on_lost: OnLost | None = None,
         also_when: Sequence[Condition] = (),
     ) -> HeldKey | None:
-        """Create ``key`` under a new lease. None if another process holds it or ``also_when`` is not met.
+        """Create ``key`` under a new lease. Return None if another process holds it or ``also_when`` is not met.
 
         Args:
             coordinator: Access to etcd.
@@ -141,7 +141,7 @@ class HeldKey:
         *,
         stop: threading.Event,
     ) -> HeldKey | None:
-        """Wait until ``key`` is free, and claim it. Retries during outages of etcd. None if ``stop`` was set first."""
+        """Wait until ``key`` is free, and claim it. Retry while etcd is unreachable. None once ``stop`` is set."""
         has_warned = False
         while not stop.is_set():
             try:
@@ -157,13 +157,13 @@ class HeldKey:
 
     @property
     def is_held(self) -> bool:
-        """True if this process may still act under the key. Once False, it stays False."""
-        # Read without the lock, because pservers check it for each message, and only one field changes at a time.
+        """True if this process may still act under the key. Once it is False, it never becomes True again."""
+        # Read without the lock: pservers check this for every message, and only one field changes at a time.
         return self._tenure.left_s(self._clock.now()) > 0
 
     @property
     def lost_because(self) -> str:
-        """Reason why the key was lost or released. Empty while it is held."""
+        """Reason why the key was lost or released; empty while it is held."""
         now = self._clock.now()
         with self._lock:
             self._tenure.left_s(now)
@@ -171,7 +171,6 @@ class HeldKey:
 
     @property
     def ttl_s(self) -> float:
-        """Granted time to live."""
         return self._tenure.ttl_s
 
     @property
@@ -182,7 +181,7 @@ class HeldKey:
             return self._tenure.left_s(now)
 
     def write(self, operations: Sequence[Operation], extra_conditions: Sequence[Condition] = ()) -> TransactionResult:
-        """Execute a transaction, provided that this process still holds the key.
+        """Execute a transaction on condition that this process still holds the key.
 
         Returns:
             The result; ``committed`` is False only because of ``extra_conditions``.
@@ -204,7 +203,7 @@ class HeldKey:
         return result
 
     def require(self) -> None:
-        """Return once etcd confirms that this process holds the key. Retries until etcd answers or the key is lost.
+        """Wait until etcd confirms that this process holds the key. Retry until etcd answers or the key is lost.
 
         Raises:
             FencedError: the key is lost.
@@ -218,7 +217,7 @@ class HeldKey:
                 return
 
     def has_lost(self) -> None:
-        """Mark the key as lost, because a caller found the lease ended before the next renewal did."""
+        """Mark the key as lost, because a caller noticed the end of the lease before the next renewal."""
         self._lose(f"the lease of {self.key} has ended")
 
     def hold_for(self, ttl_s: float) -> None:
@@ -226,12 +225,12 @@ class HeldKey:
         self._target_ttl_s = ttl_s
 
     def release(self) -> None:
-        """Stop renewing and end the lease, so that others notice at once. May be called again, or after a loss."""
+        """Stop renewing and end the lease, so that other processes notice at once. May be called repeatedly."""
         self._is_released = True
         self._lose(f"{self.key} was released")
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        # If etcd is unreachable, the lease expires.
+        # Ignored: if etcd is unreachable, the lease expires by itself.
         for lease in (self._lease, *self._tried.values()):
             with contextlib.suppress(FlightedlError):
                 lease.revoke()
@@ -242,7 +241,6 @@ class HeldKey:
             return self._tenure.lose(reason)
 
     def _keep(self) -> None:
-        """Renew the lease until the key is lost. Runs on the renewal thread."""
         trouble = ""
         while not self._is_over.wait(self._pause_s(is_troubled=bool(trouble))) and self.is_held:
             sent_at = self._clock.now()
@@ -255,7 +253,7 @@ class HeldKey:
                 self.has_lost()
             except FlightedlError as error:
                 if not trouble:
-                    # Without ``on_lost``, a loss has no consequences.
+                    # Without ``on_lost``, the loss of the key has no consequences.
                     level = logging.INFO if self._on_lost is None else logging.WARNING
                     _log.log(level, "a lease could not be renewed: %s key=%s", error, self.key)
                 trouble = str(error)
@@ -291,7 +289,7 @@ class HeldKey:
             lease = self._coordinator.grant(ttl_s)
             self._tried[lease.id] = lease
             with self._lock:
-                # From now on, the shorter of both times to live applies.
+                # From now on, the shorter of the two times to live applies.
                 self._tenure.ttl_s = min(self.ttl_s, lease.ttl_s)
             unchanged = ModifiedAt(self.key, found.mod_revision)
             result = self._coordinator.transact([unchanged], [Put(self.key, found.value, lease.id)])
@@ -313,7 +311,7 @@ class HeldKey:
 
 
 def _claimed_after_all(coordinator: Coordinator, key: str, lease_id: int) -> int | None:
-    """Return the generation if a claim with unknown outcome was executed."""
+    """If the claim, whose outcome was unknown, has succeeded, return the generation."""
     with contextlib.suppress(UnavailableError):
         found = coordinator.get(key)
         if found is not None and found.lease_id == lease_id:

@@ -1,11 +1,11 @@
 """Layout of a job's keys in etcd.
 
-The keys that the processes of job J share are under ``/flightedl/J/``, which all of them watch. Keys that identify a
-process (``launcher``, ``master/*``, ``ps/<index>``, ``trainers/<id>``) are leased and vanish with the process; keys of
-the job itself are not leased.
+The keys shared by the processes of job J are under ``/flightedl/J/``, which all of these processes watch. A key that
+identifies a process (``launcher``, ``master/*``, ``ps/<index>``, ``trainers/<id>``) is leased, and disappears with the
+process. Keys of the job itself are not leased.
 
-Keys that only a master's successor reads are under ``/flightedl-state/J/``: the master writes them at every dispatch,
-and otherwise etcd would send them to every watching process.
+Keys that only a master's successor reads are under ``/flightedl-state/J/``. The master writes them whenever it assigns
+tasks, and etcd would otherwise send each write to every watching process.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class JobKeys:
         self.prefix = prefix = f"{_ALL_JOBS}{job_name}/"
         #: Prefix of all keys that only masters read.
         self.state_prefix = state = f"/flightedl-state/{job_name}/"
-        #: The etcd on which the job's state was created, and the job's life; a ``HistoryRecord``.
+        #: Etcd on which the job's state was created, and the job's life: a ``HistoryRecord``.
         self.history = f"{prefix}history"
-        #: Held by the active master; its create_revision is the master's generation.
+        #: Key that the active master holds. Its create_revision is the master's generation.
         self.master_lock = f"{prefix}master/lock"
-        #: Address of the active master: a ``ServerRecord`` with the lock's generation.
+        #: Address of the active master: a ``ServerRecord`` with the generation of the lock.
         self.master_address = f"{prefix}master/addr"
-        #: Held by the process that starts the complete job (``flightedl run``); a ``ServerRecord`` without an address.
+        #: Key that the launcher of the whole job (``flightedl run``) holds: a ``ServerRecord`` without an address.
         self.launcher = f"{prefix}launcher"
         #: Number of the job's pservers, in decimal.
         self.ps_desired = f"{prefix}ps_desired"
@@ -44,32 +44,32 @@ class JobKeys:
         self.trainers = f"{prefix}trainers/"
         #: The declaration: parameters, dataset, mode.
         self.job = f"{prefix}job"
-        #: The trainer that initializes the parameters, and True once it has done so.
+        #: Trainer that initializes the parameters; True once it has done so.
         self.init_params = f"{prefix}init_params"
-        #: Prefix of the names that exactly one trainer can claim.
+        #: Prefix of names that only one trainer can claim.
         self.once = f"{prefix}once/"
         #: The newest complete checkpoint.
         self.checkpoint_latest = f"{prefix}checkpoint/latest"
-        #: State of the task queue. Only the master writes it and all keys below.
+        #: State of the task queue. Only the master writes this key and the keys below it.
         self.task_queues = f"{state}task_queues"
-        #: The quarantined tasks. They change rarely, while ``task_queues`` changes with every dispatch.
+        #: Quarantined tasks. They change rarely, whereas ``task_queues`` changes with every assignment.
         self.task_failures = f"{state}task_failures"
-        #: Prefix of the files that joined a followed dataset.
+        #: Prefix of the records of files that were added to a followed dataset.
         self.arrivals = f"{state}arrivals/"
-        #: A ``StopRecord``, written when a trainer ends the job before all of its data has been trained on.
+        #: ``StopRecord``, written when a trainer ends the job before all data has been trained on.
         self.stopped = f"{state}stopped"
-        #: A ``GroupRecord``: the current start of the group of ranks that receives the data.
+        #: ``GroupRecord``: the current start of the group of ranks that consumes the data.
         self.group = f"{state}group"
-        #: The evaluations, with their queues and sums.
+        #: Evaluations, with their queues and sums.
         self.evaluations = f"{state}evaluations"
         #: The membership view.
         self.membership = f"{state}membership"
-        #: The process of each pserver that the queue's state relies on; written together with the queue.
+        #: Process of each pserver on which the queue's state relies; written together with the queue.
         self.pserver_recovery = f"{state}pserver_recovery"
 
     @property
     def of_state(self) -> dict[str, str]:
-        """Keys of the state with which a master continues, by the names that ``domain.master`` gives their values."""
+        """Keys of the state that a new master takes over, by the names of their values in ``domain.master``."""
         return {
             "declaration": self.job,
             "queue": self.task_queues,
@@ -83,34 +83,34 @@ class JobKeys:
         }
 
     def pserver(self, index: int) -> str:
-        """Key held by the pserver of this index; a ``ServerRecord``."""
+        """Key that the pserver with this index holds: a ``ServerRecord``."""
         return f"{self.pservers}{index}"
 
     def pserver_index(self, key: str) -> int | None:
-        """Return the index in a pserver's key, or None for any other key."""
+        """Return the index in a pserver's key; None if the key is of another kind."""
         text = key.removeprefix(self.pservers)
         is_index = text != key and text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
         return int(text) if is_index else None
 
     def trainer(self, trainer: str) -> str:
-        """Key held by this trainer; a ``TrainerRecord``."""
+        """Key that this trainer holds: a ``TrainerRecord``."""
         return self.trainers + trainer
 
     def trainer_id(self, key: str) -> str | None:
-        """Return the id in a trainer's key, or None for any other key."""
+        """Return the id in a trainer's key; None if the key is of another kind."""
         text = key.removeprefix(self.trainers)
         return text if text and text != key else None
 
     def arrival(self, number: int) -> str:
-        """Key of an ``ArrivalRecord``, written once, together with the queue that contains its tasks."""
+        """Key of an ``ArrivalRecord``, written once, together with the queue that contains the arrival's tasks."""
         return f"{self.arrivals}{number:08d}"
 
     def save(self, url: str) -> str:
-        """Key of the trainers' latest request to write the model to this URL."""
+        """Key of the most recent request of trainers to write the model to this URL."""
         return f"{self.prefix}saves/{url}"
 
 
 def jobs_in(coordinator: Coordinator) -> list[str]:
-    """Return the names of all jobs that have a key."""
+    """Return the names of all jobs that have keys."""
     keys = [entry.key for entry in coordinator.list(_ALL_JOBS).entries]
     return sorted({key.removeprefix(_ALL_JOBS).partition("/")[0] for key in keys})

@@ -1,12 +1,12 @@
-"""The coordinator as one job sees it: its revisions keep increasing if the job is resumed on an etcd that went back.
+"""The coordinator as a job sees it: revisions keep increasing even if the job resumes on an etcd that was rolled back.
 
 Theory of operation. The key ``history`` names the job's *life* (``domain.recovery.store_history``). All processes of
-the job add the life's first revision to the revisions that etcd returns, and subtract it from those that they send. It
-is 0 in the first life, so it matters only to programs that also read the etcd of a resumed job. A condition on a
-revision of an earlier life never holds.
+the job add the life's first revision to revisions that they receive from etcd, and subtract it from revisions that they
+send. It is 0 in the first life, so only programs that also read the etcd of a resumed job need to know of it. A
+condition on a revision of an earlier life is never met.
 
-If a process detects that etcd was rolled back, or that its job has started another life, it cannot continue: from then
-on all methods raise the same error, and ``on_over`` is called once.
+A process cannot continue if it detects that etcd was rolled back, or that its job has started another life. From then
+on, all methods raise the same error, and ``on_over`` is called once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flightedl.ports import (
     Written,
 )
 
-#: Revision that no existing key has, so that the condition never holds.
+#: A revision that no existing key has, so a condition on it is never met.
 _NEVER = -1
 
 
@@ -58,7 +58,7 @@ class JobCoordinator:
         self._key = keys.history
         self._on_over = on_over
         self._lock = threading.Lock()
-        #: Revision to add to etcd's revisions; None until it is read.
+        #: Revision to add to etcd's revisions; None until the life has been read.
         self._base: int | None = None
         self._over: FlightedlError | None = None
 
@@ -110,7 +110,7 @@ class JobCoordinator:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[int]:
-        """Allow calls to etcd inside the block. Add the yielded revision to etcd's revisions.
+        """Allow calls of etcd inside the block. Yield the revision to add to etcd's revisions.
 
         Raises:
             RolledBackError, BegunAnewError: this process is over.
@@ -176,7 +176,7 @@ def _unshifted(condition: Condition, base: int) -> Condition:
 
 
 def _own(revision: int, base: int) -> int:
-    """Return a revision in etcd's own count. 0 stays 0, because it means that the key does not exist."""
+    """Return a revision as etcd counts it. 0 stays 0, because it means that the key does not exist."""
     if not revision:
         return 0
     return revision - base if revision > base else _NEVER

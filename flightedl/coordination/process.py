@@ -1,8 +1,8 @@
-"""Common part of master and pserver processes: settings, shutdown, and the record with the process's address.
+"""Functionality common to master and pserver processes: settings, shutdown, and the record with the address.
 
-A process ends for the first of these reasons: a signal (exit code 0), a lost lease (75: restart it), a job that cannot
-continue, or an etcd that was rolled back (3). A ``FlightedlError`` that reaches ``run_server`` becomes a sentence and
-an exit code.
+A process ends for the first of these reasons: a signal (exit code 0), the loss of its lease (exit code 75; restart it),
+a job that cannot continue, or a rolled-back etcd (exit code 3). A ``FlightedlError`` that reaches ``run_server``
+becomes a message and an exit code.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Settings = TypeVar("Settings", bound=ServerSettings)
 
 
 class ServerProcess(abc.ABC, Generic[Settings]):
-    """A server process. Subclasses implement its work between start and end."""
+    """A server process. Subclasses implement the work between its start and its end."""
 
-    #: Readable name of the kind of process.
+    #: Readable name of this kind of process.
     role: ClassVar[str]
 
     def __init__(self, chosen: Settings) -> None:
@@ -62,24 +62,24 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         self._exit_code = 0
         self._reason = ""
         self._health = Health(self._clock.now)
-        #: Recorder of this process's events, or None.
+        #: Recorder of this process's events; None if they are not recorded.
         self._recorder: Recorder | None = None
         #: Metrics of the Prometheus page.
         self._registry = CollectorRegistry()
         self._measured: PrometheusInstruments | None = None
 
     def end(self, exit_code: int, reason: str) -> None:
-        """Request the end of the process. The first reason is kept."""
+        """Request the end of the process. Only the first reason is kept."""
         if not self._stop.is_set():
             self._exit_code, self._reason = exit_code, reason
             self._stop.set()
 
     def lost(self, what: str) -> None:
-        """Request the end of the process because it has lost its key."""
+        """Request the end of the process, because it has lost its key."""
         self.end(EXIT_START_AGAIN, what)
 
     def run(self) -> int:
-        """Serve until the end is requested, and return the exit code."""
+        """Serve until the end of the process is requested. Return the exit code."""
         signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
         signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
         coordinator = JobCoordinator(
@@ -100,7 +100,6 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         """Run the process to completion and return its exit code."""
 
     def _server(self, routes: Routes) -> FlightServer:
-        """Bind the server. It answers "not ready" until it starts to serve."""
         chosen = self._settings
         return FlightServer(
             routes,
@@ -112,7 +111,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         )
 
     def _instruments(self, index: int, measures: Iterable[Measure]) -> Instruments:
-        """Return instruments whose measurements appear on the Prometheus page, if the settings enable it."""
+        """Return instruments whose measurements appear on the Prometheus page if the settings enable it."""
         if not self._settings.metrics_port:
             return NoInstruments()
         if self._measured is None:
@@ -131,9 +130,9 @@ class ServerProcess(abc.ABC, Generic[Settings]):
     def _pages(
         self, index: int, held: HeldKey, read: Callable[[], Figures], other: Handler | None = None
     ) -> contextlib.AbstractContextManager[object]:
-        """Serve this process's HTTP pages until the end of the ``with`` block, if the settings enable them.
+        """Serve this process's HTTP pages during the ``with`` block if the settings enable them.
 
-        They are the metrics for Prometheus, the answers to probes, and the pages of ``other``.
+        The pages are: metrics for Prometheus, answers to probes, and the pages in ``other``.
         """
         if not self._settings.metrics_port:
             return contextlib.nullcontext()
@@ -168,7 +167,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
 
 
 def run_server(process: type[ServerProcess[Settings]], chosen: Settings) -> int:
-    """Run a server of this kind in this process, and return its exit code."""
+    """Run a server of this kind in this process. Return its exit code."""
     process_tuning.apply()
     process_tuning.allow_many_connections()
     faulthandler.enable()

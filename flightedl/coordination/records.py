@@ -1,8 +1,8 @@
-"""Values of the keys that identify processes, and of the key that names the job's life.
+"""Values of keys that identify processes, and of the key that names the job's life.
 
-They are JSON; unknown fields are ignored, so that processes with a newer version may join. The reader of a pserver's or
-trainer's entry sets ``generation`` to the create_revision of its key. The master's address contains the generation of
-the lock, which is another key.
+The values are JSON. Unknown fields are ignored, so that processes of a newer version can join. When an entry of a
+pserver or trainer is read, ``generation`` is set to the create_revision of its key. The master's record contains the
+generation of the lock, which is another key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: The process's host, for people.
     name: str = ""
     pid: Natural = 0
-    #: Setting for checksums of values, see ``rpc.integrity``.
+    #: Policy for checksums of values; see ``rpc.integrity``.
     integrity: str = "auto"
 
 
@@ -32,7 +32,7 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     generation: Natural = 0
-    #: Readable name given by the launcher; empty if there is none.
+    #: Readable name that the launcher gave to the process; empty if there is none.
     name: str = ""
     host: str = ""
     pid: Natural = 0
@@ -43,5 +43,5 @@ class HistoryRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Number of the life (see ``domain.recovery.store_history``).
     life: Natural = 0
-    #: Id of etcd's cluster, 16 hex digits.
+    #: Id of etcd's cluster, as 16 hexadecimal digits.
     cluster: str = ""

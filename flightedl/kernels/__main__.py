@@ -1,7 +1,7 @@
 """``python -m flightedl.kernels``: compile all kernels in advance, so that pservers start faster.
 
-Without machine code in numba's cache, a pserver compiles the kernels of its optimizers for several seconds at its first
-start on each kind of processor. The cache is next to the source files of the kernels, or in ``NUMBA_CACHE_DIR``.
+If numba's cache lacks the machine code, a pserver spends several seconds compiling its optimizers' kernels when it
+first starts on a kind of processor. The cache is located next to the kernels' source files, or in ``NUMBA_CACHE_DIR``.
 """
 
 from __future__ import annotations

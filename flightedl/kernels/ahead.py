@@ -1,4 +1,4 @@
-"""All kernels that a pserver may use, to be compiled into numba's cache in advance."""
+"""List of all kernels that a pserver may use, for compiling them to numba's cache in advance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FOR_BOTH: tuple[Optimizer, ...] = (
     Adam(lr=1.0),
     Ftrl(lr=1.0),
 )
-#: One optimizer for each distinct loop. AdamW runs Adam's loop, and Delta runs SGD's loop.
+#: One optimizer for each distinct loop. AdamW uses Adam's loop, and Delta uses SGD's.
 _FOR_BLOCKS: tuple[Optimizer, ...] = (
     *_FOR_BOTH,
     Adadelta(lr=1.0),
@@ -40,7 +40,7 @@ _FOR_ROWS: tuple[Optimizer, ...] = (*_FOR_BOTH, RowAdagrad(lr=1.0), RowAdam(lr=1
 
 
 def all_kernels() -> list[Callable[[], object]]:
-    """Return functions, each of which compiles one kernel or reads it from numba's cache; slowest first."""
+    """Return functions, slowest first. Each compiles one kernel, or reads it from numba's cache."""
     return [
         # float16 uses the same loop as bfloat16.
         *(

@@ -1,7 +1,7 @@
-"""Loops over one received block, compiled by numba: updates, sums, checks and 16-bit conversion.
+"""Loops over one block, compiled by numba: updates, sums, checks and 16-bit conversion.
 
-``flightedl.kernels.rules`` explains how such loops are kept fast. Conversions take 16-bit floats as their bits, because
-NumPy has no bfloat16, and float32 as ``array.view(np.uint32)``.
+``flightedl.kernels.rules`` explains what keeps the loops fast. The conversions take all floats as their bits: 16-bit
+floats because NumPy has no bfloat16, and float32 as ``array.view(np.uint32)``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flightedl.kernels.subnormals import flush_subnormals, restore_subnormals
 Floats = npt.NDArray[Any]
 Loop = Callable[..., Any]
 
-#: Number of elements converted at a time, so few that they stay in the cache during all passes.
+#: Number of elements converted at a time, so small that they stay in the processor's cache during all passes.
 _PIECE = 1024
 _TWO_TO_112 = np.float32(2.0**112)
 
@@ -40,9 +40,9 @@ def loop_of(rule: Loop, get: Loop, put: Loop) -> Loop:
 
 
 def lamb(w: Floats, gradient: Floats, slots: Any, constants: Floats) -> None:
-    """Update a block with LAMB, in two passes. The constants are those of ``rules.adam``, with an uncorrected rate.
+    """Update a block by LAMB, in two passes. The constants are those of ``rules.adam``, without corrected rate.
 
-    Compiled with reassociation, because otherwise its sums are not vectorized.
+    Compiled with reassociation, because its sums would not be vectorized otherwise.
     """
     state = flush_subnormals()
     average, square_average = slots
@@ -71,7 +71,7 @@ def lamb(w: Floats, gradient: Floats, slots: Any, constants: Floats) -> None:
 
 
 def accumulate_first(total: Floats, gradient: Floats, weight: float) -> None:
-    """Begin a sum: ``total = weight * gradient``. ``total`` need not be cleared first."""
+    """Start a sum: ``total = weight * gradient``. The previous content of ``total`` is ignored."""
     state = flush_subnormals()
     for i in range(total.size):
         total[i] = weight * gradient[i]
@@ -89,8 +89,8 @@ def accumulate(total: Floats, gradient: Floats, weight: float) -> None:
 def all_finite(gradient: Floats) -> bool:
     """Return True if no element is NaN or infinite.
 
-    For both, 0 * x is NaN, and so is any sum that contains NaN. Compiled with reassociation, so that the sum is
-    vectorized; no other rule is relaxed, so NaN keeps its meaning.
+    If x is NaN or infinite, 0 * x is NaN, and so is any sum that contains it. The loop is compiled with reassociation,
+    so that the sum is vectorized, but with no other relaxation, so that NaN keeps its meaning.
     """
     state = flush_subnormals()
     zero = gradient.dtype.type(0)
@@ -102,10 +102,11 @@ def all_finite(gradient: Floats) -> bool:
 
 
 def copy_finite(words: npt.NDArray[np.uint32], copy: npt.NDArray[np.uint32]) -> bool:
-    """Copy ``words``, and return True if no word is NaN or infinite as a float32.
+    """Copy ``words``. Return True if no word, read as a float32, is NaN or infinite.
 
-    If so, no pair of words is NaN or infinite as a float64 either. The check reads the copy, because another process
-    may change the source during the call. Adding one to an exponent of all ones carries into the sign bit.
+    Then no pair of words, read as a float64, is NaN or infinite either. The copy is checked, because another process
+    may change the source during the call. The check uses that adding one to an exponent of all ones carries into the
+    sign bit.
     """
     found = np.uint32(0)
     for i in range(words.size):
@@ -121,7 +122,7 @@ def bfloat16_to_float32(bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32
 
 
 def float32_to_bfloat16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16]) -> None:
-    """Round to nearest, ties to even. NaN remains NaN, and numbers out of range become infinite."""
+    """Round to nearest, ties to even. NaN remains NaN, and numbers that are out of range become infinite."""
     for i in range(out.size):
         b = bits[i]
         rounded = np.uint32(b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -132,7 +133,7 @@ def float32_to_bfloat16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16
 def float16_to_float32(
     bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32]
 ) -> None:
-    """Convert exactly. ``floats`` views the memory of ``out``; a multiplication corrects exponents, even subnormal."""
+    """Convert exactly. ``floats`` is a view of ``out``; a multiplication corrects the exponents of all numbers."""
     for start in range(0, out.size, _PIECE):
         short = bits[start : start + _PIECE]
         wide, wide_floats = out[start : start + _PIECE], floats[start : start + _PIECE]
@@ -149,10 +150,10 @@ def float16_to_float32(
 def float32_to_float16(
     bits: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]
 ) -> None:
-    """Round to nearest, ties to even. NaN remains NaN, and numbers out of range become infinite.
+    """Round to nearest, ties to even. NaN remains NaN, and numbers that are out of range become infinite.
 
-    ``floats`` views the memory of ``bits``. Adding 0.5 rounds numbers that are subnormal in float16, because the last
-    bit of 0.5 in float32 has the value of the smallest subnormal float16.
+    ``floats`` is a view of the memory of ``bits``. Adding 0.5 rounds numbers that are subnormal in float16, because the
+    last bit of 0.5 in float32 has the value of the smallest subnormal float16.
     """
     rounded = np.empty(_PIECE, np.float32)
     rounded_bits = rounded.view(np.uint32)

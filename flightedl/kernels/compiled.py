@@ -1,19 +1,19 @@
-"""Compiled kernels: one pass over memory per block, without the GIL.
+"""Compiled kernels: they process a block in one pass over memory, without holding the GIL.
 
-numba is slow to import, so only pservers and trainers that send 16-bit floats import this module.
+numba is slow to import, so only pservers, and trainers that send 16-bit floats, import this module.
 
-Theory of operation: the loops in ``blocks``, built from ``rules``, are compiled for exact argument types. Values and
-slots are C-contiguous, aligned and writable; gradients may be read-only and unaligned, like network buffers. The
-signatures cast constants to the block's type. A kernel is compiled at its first use, and numba caches the machine code
-next to these files or in ``NUMBA_CACHE_DIR``. If no cache can be written, each process compiles its own. A change in
-any file of this package invalidates the cache.
+Theory of operation: the loops in ``blocks``, which use the ``rules``, are compiled for exact argument types. Values and
+slots are C-contiguous, aligned and writable; gradients may be read-only and unaligned, as network buffers are. The
+signatures convert constants to the block's dtype. A kernel is compiled at its first use. numba caches its machine code
+next to the source files or in ``NUMBA_CACHE_DIR``; if neither is writable, each process compiles its own. A change to
+any file in this package invalidates the cache.
 
-Guarantees: a kernel accesses only its arguments, holds no state and takes no lock; any number of threads may run it on
-different blocks. Results are bit-identical to those of ``flightedl.testing.reference_updates``, except for LAMB's sums
-and for subnormal numbers, which count as zero (``subnormals``).
+Guarantees: a kernel accesses only its arguments, keeps no state and takes no locks, so any number of threads may run it
+on different blocks. Results are bit-identical to those of ``flightedl.testing.reference_updates``, with two exceptions:
+LAMB's sums, and subnormal numbers, which count as zero (``subnormals``).
 
-Limits: arrays of unequal length are rejected, but overlapping arrays are not detected. Updates do not check that
-gradients are finite, so call ``all_finite`` before applying anything.
+Limits: arrays of different lengths are rejected, but overlapping arrays are not detected. An update does not check that
+gradients are finite; call ``all_finite`` before changing anything.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from flightedl.kernels import rules
 Floats = npt.NDArray[Any]
 Loop = Callable[..., Any]
 
-#: Number of elements updated between two calls of ``after_piece``; with their slots, they fit into one core's cache.
+#: Number of elements updated between two calls of ``after_piece``. With their slots, they fit into a core's cache.
 _PIECE = 1 << 16
-#: Loops whose sums may be reordered; no other rule of arithmetic is relaxed anywhere.
+#: Loops whose sums may be reordered. No other rule of floating-point arithmetic is relaxed anywhere.
 _REASSOCIATED = frozenset({kernels_blocks.lamb, kernels_blocks.all_finite})
 
 
@@ -65,21 +65,21 @@ def _number(dtype: str) -> Any:
 
 
 def _own(dtype: str) -> Any:
-    """Return the type of an array that the pserver allocated."""
+    """Return the type of an array that the pserver has allocated."""
     return types.Array(_number(dtype), 1, "C")
 
 
 def _received(dtype: str) -> Any:
-    """Return the type of an array that may be read-only and unaligned. Accepts the pserver's own arrays, too."""
+    """Return the type of an array that may be read-only and unaligned. Also accepts the pserver's own arrays."""
     return types.Array(_number(dtype), 1, "C", readonly=True, aligned=False)
 
 
-#: Called once, in the thread that set it, before that thread compiles a kernel missing from numba's cache.
+#: Called once, in the thread that set it, before that thread compiles a kernel that numba's cache lacks.
 compiling_begins: ContextVar[Callable[[], object]] = ContextVar("compiling_begins", default=lambda: None)
 
 
 class _MachineCode(FunctionCache):
-    """numba's cache, read without initializing the compiler, which saves 0.25 s at start."""
+    """numba's cache, read without initializing the compiler, which saves 0.25 s at startup."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)
@@ -89,7 +89,8 @@ class _MachineCode(FunctionCache):
         if code is None:
             compiling_begins.get()()
             compiling_begins.set(lambda: None)
-            # ``compiling_begins`` may have waited while another process compiled the kernel.
+            # ``compiling_begins`` may have waited until another process had compiled the kernel, so read the cache
+            # again.
             with self._guard_against_spurious_io_errors():
                 code = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         return code
@@ -97,10 +98,10 @@ class _MachineCode(FunctionCache):
 
 @cache
 def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
-    """Return a loop compiled for exactly these types, or read from numba's cache. It runs without the GIL.
+    """Return a loop, compiled or read from numba's cache, for exactly these types. It runs without the GIL.
 
-    A loop that does not allocate need not count references to arrays. Counting would take atomic instructions wherever
-    functions pass arrays to each other.
+    If a loop does not allocate memory, it need not count references to arrays. Counting would execute atomic
+    instructions wherever functions pass arrays to each other.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     if not allocates:
@@ -109,42 +110,42 @@ def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
         options["fastmath"] = {"reassoc"}
     try:
         code = numba.njit(**options)(loop)
-        # numba checks only the loop's own file for changes, and has no public API to register other files.
+        # numba checks only the file of the loop itself for changes, and has no public API for adding other files.
         code._cache = _MachineCode(loop)  # type: ignore[no-untyped-call] # noqa: SLF001
         code._cache._cache_file._source_stamp = _stamp()  # noqa: SLF001
         code.compile(signature)
         code.disable_compile()
     except Exception:  # noqa: BLE001 - numba has no class for cache errors; other errors are raised again below
-        # The cache is not writable (read-only or full disk) or contains a torn file, so compile without it.
+        # The cache is not writable (read-only, or disk full) or contains a damaged file. Compile without it.
         return numba.njit(signature, **options)(loop)
     return code
 
 
 @cache
 def _stamp() -> int:
-    """Return a digest of all source files that loops may call into."""
+    """Return a digest of all source files with functions that loops may call."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return xxhash.xxh3_64_intdigest(b"".join(file.read_bytes() for file in sources))
 
 
 class Rule(NamedTuple):
-    """An optimizer's rule with its settings."""
+    """The rule of an optimizer with its settings."""
 
-    #: A function in ``rules``, or ``blocks.lamb``, which is a whole loop.
+    #: A function in ``rules``, or ``blocks.lamb``, which is a complete loop.
     function: Loop
     slot_count: int
-    #: Learning rate -> the rule's constants, beginning with ``rules.Constants.rate``.
+    #: Learning rate -> constants of the rule, which begin with ``rules.Constants.rate``.
     constants: Callable[[float], tuple[float, ...]]
 
 
-#: (is centered, has momentum) -> rule.
+#: (True if centered, True if it has momentum) -> rule of RMSprop.
 _RMSPROP = {
     (False, False): rules.rmsprop,
     (False, True): rules.rmsprop_momentum,
     (True, False): rules.rmsprop_centered,
     (True, True): rules.rmsprop_centered_momentum,
 }
-#: Optimizer of blocks, or elementwise optimizer of rows -> its rule.
+#: Type of an optimizer of blocks, or of an elementwise optimizer of rows -> its rule.
 _RULES: dict[type[Optimizer], Callable[[Any], Rule]] = {
     SGD: lambda _: Rule(rules.sgd, 0, lambda rate: (rate,)),
     Delta: lambda _: Rule(rules.sgd, 0, lambda rate: (rate,)),
@@ -164,13 +165,13 @@ _RULES[AdamW] = _RULES[Adam]
 
 
 def adam_constants(optimizer: Any) -> Callable[[float], tuple[float, ...]]:
-    """Return ``Rule.constants`` for Adam and the optimizers derived from it."""
+    """Return ``Rule.constants`` for Adam and the optimizers that are based on it."""
     rest = 1 - optimizer.beta1, optimizer.beta2, 1 - optimizer.beta2, optimizer.eps
     return lambda rate: (rate, *rest)
 
 
 def rule_of(optimizer: Optimizer) -> Rule | None:
-    """Return an optimizer's rule; None if there is no rule for its kind."""
+    """Return an optimizer's rule, or None if there is none for optimizers of this type."""
     bind = _RULES.get(type(optimizer))
     return None if bind is None else bind(optimizer)
 
@@ -182,7 +183,7 @@ def constants_of(
     corrections: tuple[float, float] = (1.0, 1.0),
     shrink: float = 1.0,
 ) -> tuple[float, ...]:
-    """Return the numbers of ``rules.Constants``. The arguments have the same meanings as its fields."""
+    """Return the numbers of ``rules.Constants``. For the arguments see its fields."""
     clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
     decay = 0.0 if isinstance(optimizer, AdamW) else optimizer.weight_decay
     none = (0.0,) * (5 - len(constants))
@@ -191,16 +192,16 @@ def constants_of(
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An optimizer's rule, bound to its constants and compiled for one dtype. Call it to update a block."""
+    """Update of a block by an optimizer: its rule with constants, compiled for one dtype. Call it to update a block."""
 
     optimizer: Optimizer
     rule: Rule
     dtype: npt.DTypeLike
     #: The loop as machine code.
     code: Any = field(compare=False, repr=False)
-    #: True if the constants depend on the version, because of bias corrections.
+    #: True if the constants depend on the version, because bias is corrected.
     is_corrected: bool
-    #: (rate, scale, version or 0), and the constants of the last update for them. Most updates reuse these constants.
+    #: (rate, scale, version or 0) of the last update, and its constants. Most updates use the same constants again.
     known: dict[tuple[float, float, int], Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(
@@ -231,7 +232,7 @@ class Update:
             if slot.size != size:
                 raise ValueError("values and slots must have the same length")
         optimizer = self.optimizer
-        # In nearly every job, the rate is a plain number; skip ``rate_at``, which only schedules need.
+        # The rate is a plain number in nearly every job; then skip ``rate_at``, which is needed only for schedules.
         rate = getattr(optimizer, "lr", None)
         rate = (rate if isinstance(rate, float) else optimizer.rate_at(version)) * rate_factor
         if rate == 0 and isinstance(optimizer, Ftrl):
@@ -242,7 +243,7 @@ class Update:
         constants = self.known.get(key)
         if constants is None:
             constants = self._constants(*key)
-        # LAMB needs norms of the whole block.
+        # LAMB needs the norm of the entire block.
         if after_piece is None or self.rule.function is kernels_blocks.lamb:
             self.code(values, gradient, tuple(slots), constants)
             if after_piece is not None:
@@ -271,9 +272,9 @@ class Update:
 
 
 def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
-    """Return the compiled update of one parameter's blocks.
+    """Return the compiled update for one parameter's blocks.
 
-    The first use of a kind of optimizer takes a second to compile, unless its machine code is in numba's cache.
+    The first use of an optimizer type takes a second, for compiling, unless numba's cache contains its machine code.
 
     Args:
         optimizer: Settings of this parameter (``Optimizer.for_parameter``).
@@ -296,10 +297,10 @@ def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
 
 @cache
 def finite_copy() -> Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], bool]:
-    """Compile, or read from numba's cache, ``copy_finite(target, source)``.
+    """Return the kernel ``copy_finite(target, source)``, compiled or read from numba's cache.
 
-    Both are (n,) bytes, and ``target`` is aligned. The function returns True if the bytes are finite floats, read as
-    float32 or float64, and False if some may not be finite or n is not a multiple of 4.
+    Both arguments are (n,) bytes, and ``target`` is aligned. The function returns True if the bytes are finite floats,
+    read as float32 or as float64. It returns False if some may not be finite, or if n is not a multiple of 4.
     """
     code = machine_code(kernels_blocks.copy_finite, types.boolean(_received("uint32"), _own("uint32")))
 
@@ -316,7 +317,7 @@ def finite_copy() -> Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], bo
 
 @dataclass(frozen=True, slots=True)
 class BlockKernels:
-    """Kernels that do not depend on the optimizer, for one dtype. Arrays are (n,) with equal n.
+    """Kernels for one dtype that do not depend on the optimizer. All arrays are (n,) with the same n.
 
     ``accumulate_first(total, gradient, weight)``: ``total = weight * gradient``.
     ``accumulate(total, gradient, weight)``: ``total += weight * gradient``.
@@ -332,7 +333,7 @@ class BlockKernels:
 
 @cache
 def block_kernels(dtype: str) -> BlockKernels:
-    """Compile, or read from numba's cache, the kernels for ``"float32"`` or ``"float64"``."""
+    """Return the kernels for ``"float32"`` or ``"float64"``, compiled or read from numba's cache."""
     own, received, number = _own(dtype), _received(dtype), _number(dtype)
     add = types.void(own, received, number)
     return BlockKernels(
@@ -345,9 +346,9 @@ def block_kernels(dtype: str) -> BlockKernels:
 
 @dataclass(frozen=True, slots=True)
 class HalfKernels:
-    """Conversion between float32 and one kind of 16-bit floats, which are passed as their bits.
+    """Conversion between float32 and a kind of 16-bit floats, which are passed as their bits.
 
-    Arrays are (n,) with equal n; sources may be unaligned and read-only.
+    All arrays are (n,) with the same n. Sources may be unaligned and read-only.
     """
 
     kind: str
@@ -355,7 +356,7 @@ class HalfKernels:
     widen_code: Any
 
     def to_half(self, values: npt.NDArray[np.float32], out: npt.NDArray[np.uint16]) -> None:
-        """Round to nearest, ties to even. Numbers out of range become infinite."""
+        """Round to nearest, ties to even. Numbers that are out of range become infinite."""
         if self.kind == "float16":
             self.shorten_code(values.view(np.uint32), values, out)
         else:
@@ -370,7 +371,7 @@ class HalfKernels:
 
 @cache
 def half_kernels(kind: str) -> HalfKernels:
-    """Compile, or read from numba's cache, the conversions of ``"bfloat16"`` or ``"float16"``."""
+    """Return the conversions of ``"bfloat16"`` or ``"float16"``, compiled or read from numba's cache."""
     bits, wide, floats = _received("uint16"), _received("uint32"), _received("float32")
     if kind == "float16":
         shorten = machine_code(kernels_blocks.float32_to_float16, types.void(wide, floats, _own("uint16")))

@@ -1,4 +1,4 @@
-"""Machine code of the loops over rows, and the updates of rows by an optimizer. ``compiled`` explains the theory."""
+"""Machine code of the loops over rows, including the updates by an optimizer. ``compiled`` explains the theory."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def distinct_kernels() -> Any:
 
 
 def all_row_kernels() -> list[Callable[..., Any]]:
-    """Return the functions that pservers need."""
+    """Return functions that compile the kernels which pservers need."""
     return list(_SIGNATURES)
 
 
@@ -138,7 +138,7 @@ def _loop(made: _Made, is_half: bool) -> Any:
     return machine_code(row_updates.loop_of(*made), _I64(*_UPDATE, _HALF if is_half else types.none), allocates=False)
 
 
-#: Optimizer -> its rule. SGD and the row-wise optimizers have rules for whole rows; the others share blocks' rules.
+#: Optimizer type -> its rule. SGD and row-wise optimizers have rules for entire rows; the others use blocks' rules.
 _RULES: dict[type[Optimizer], Callable[[Any], Rule | None]] = {
     SGD: lambda _: Rule(row_rules.sgd, 0, lambda rate: (rate,)),
     RowAdagrad: lambda o: Rule(row_rules.row_adagrad, 1, lambda rate: (rate, o.eps)),
@@ -150,7 +150,7 @@ _CORRECTIONS_LIMIT = 1 << 18
 
 
 class RowPush(NamedTuple):
-    """Arguments that all rows of an update share; see ``RowTables.update``."""
+    """Arguments that are common to all rows of an update; see ``RowTables.update``."""
 
     version: int
     epoch: int
@@ -161,14 +161,14 @@ class RowPush(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowUpdate:
-    """An optimizer's rule for rows, bound to its constants and compiled for one dtype."""
+    """The update of rows by an optimizer: its rule with constants, compiled for one dtype."""
 
     optimizer: Optimizer
-    #: Dtype of 16-bit values; empty for float32.
+    #: Dtype of the values if they are 16-bit floats; empty for float32.
     half: str
     is_stochastic: bool
     rule: Rule
-    #: Bias corrections by a row's number of updates so far.
+    #: Bias corrections, by the row's number of updates so far.
     first: Floats
     second: Floats
     code: Any = field(compare=False, repr=False)
@@ -185,7 +185,7 @@ class RowUpdate:
         *,
         is_beside: bool,
     ) -> int:
-        """Update the existing rows; see ``RowTables.update``.
+        """Update the rows that exist; see ``RowTables.update``.
 
         Args:
             handles: Handles of all tables.
@@ -216,7 +216,7 @@ class RowUpdate:
 
 
 def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowUpdate:
-    """Return the compiled update of a table's rows.
+    """Return the compiled update for a table's rows.
 
     Raises:
         UsageError: there is no kernel for this optimizer.
@@ -241,7 +241,7 @@ def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowU
 
 
 def _corrections(beta: float) -> Any:
-    """Return ``1 / (1 - beta**t)`` for t = 1, 2, …, until it rounds to 1 as a float32."""
+    """Return ``1 / (1 - beta**t)`` for t = 1, 2, …, up to the first value that is 1 as a float32."""
     count = 1 if beta == 0 else min(_CORRECTIONS_LIMIT, math.ceil(-18 / math.log(beta)) + 1)
     return 1 / (1 - np.power(beta, np.arange(1, count + 1)))
 

@@ -1,4 +1,4 @@
-"""Deduplication of a batch's ids and summation of their gradients, compiled by numba for trainers."""
+"""Deduplicate the ids of a batch and sum their gradients, in compiled code for trainers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _index_size = register_jitable(index_size)
 
 @register_jitable
 def _number_ids(ids: Any, index: Any, distinct: Any, places: Any) -> Any:
-    """Number a table's distinct ids by appearance. ``index`` is scratch memory whose size is a power of two."""
+    """Number a table's distinct ids in order of appearance. ``index`` is scratch memory of a power of two elements."""
     mask, count = index.size - 1, 0
     bits = 0
     while index.size >> bits > 1:
@@ -70,7 +70,7 @@ def number_ids(ids: Ids, counts: Places, index: npt.NDArray[np.int32], distinct:
 
 
 def add_up(gradients: Floats, bits: npt.NDArray[np.uint32], places: Places, sums: Floats) -> int:
-    """Add up the gradients of each id, given the ids' numbers. Stop at the first row with NaN or infinity.
+    """Sum the gradients of each id, given the ids' numbers. Stop at the first row that contains NaN or infinity.
 
     Args:
         gradients: (n, dim).
@@ -100,7 +100,7 @@ def add_up(gradients: Floats, bits: npt.NDArray[np.uint32], places: Places, sums
 
 
 def spread(rows: Floats, places: Places, width: int, out: Floats) -> None:
-    """Copy rows of ``width`` elements each to ``out``, in the order of ``places``."""
+    """Copy rows of ``width`` elements to ``out``, in the order of ``places``."""
     for i in range(places.size):
         copy(out, i * width, rows, places[i] * width, width)
 
@@ -138,7 +138,7 @@ def are_equal(ids: Ids, others: Ids) -> bool:
 
 
 def first_not_finite(bits: npt.NDArray[np.uint32], width: int) -> int:
-    """Return the number of the first row with NaN or infinity; -1 if there is none.
+    """Return the index of the first row that contains NaN or infinity, or -1 if none does.
 
     Args:
         bits: (n * width,), float32 numbers as bits.

@@ -1,7 +1,8 @@
-"""16-bit floats: limits, and conversions with NumPy instead of numba; ``kernels.compiled`` has faster ones.
+"""16-bit floats: limits, and conversions in NumPy without numba. ``kernels.compiled`` has faster conversions.
 
 A bfloat16 is the upper half of a float32: it has the same range and 8 bits of precision. A float16 has 11 bits of
-precision and a range up to 65,504. Rounding is to nearest, ties to even. Arrays of both contain bits: (n,) uint16.
+precision and a range up to 65,504. Conversions round to nearest, ties to even. Arrays of either kind contain the bits:
+(n,) uint16.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from flightedl.errors import UsageError
 Floats = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint16]
 
-#: Values of the setting ``wire``; empty for the parameter's own dtype.
+#: Values of the setting ``wire``; empty stands for the parameter's own dtype.
 KINDS = ("", "bfloat16", "float16")
 ITEM_BYTES = 2
 
 
-#: The largest finite value of each kind, and the smallest float32 that is rounded to infinity.
+#: Largest finite value of each kind; smallest float32 that rounds to infinity.
 _LARGEST = {"bfloat16": 3.3895313892515355e38, "float16": 65504.0, "float32": 3.4028234663852886e38}
 _TOO_LARGE = {"bfloat16": 3.3961775292304601e38, "float16": 65520.0}
-#: Bits that are all set in infinity and NaN.
+#: The bits that are all set in infinity and in NaN.
 _EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}
 
 
@@ -35,12 +36,12 @@ def largest(kind: str) -> float:
 
 
 def too_large(kind: str) -> float:
-    """Return the smallest float32 that is rounded to infinity; infinity if ``kind`` is empty."""
+    """Return the smallest float32 that rounds to infinity; infinity itself if ``kind`` is empty."""
     return _TOO_LARGE.get(kind, math.inf)
 
 
 def array_dtype(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype for a parameter.
+    """Return the NumPy dtype that corresponds to a parameter's dtype.
 
     Raises:
         UsageError: the dtype is bfloat16, and the package that adds it to NumPy is not installed.
@@ -68,12 +69,12 @@ def check_kind(kind: str) -> None:
 
 
 def item_bytes(kind: str, dtype: str) -> int:
-    """Return the number of bytes on the wire for an element that is stored as ``dtype``. Only float32 is shortened."""
+    """Return the bytes that an element of type ``dtype`` takes on the wire. Only float32 is shortened."""
     return ITEM_BYTES if kind and dtype == "float32" else np.dtype(dtype).itemsize
 
 
 def shortened(values: Floats, kind: str) -> Bits:
-    """Round (n,) finite float32 to (n,) 16-bit floats, returned as bits. Numbers out of range become infinite."""
+    """Round (n,) finite float32 to 16-bit floats. Return their bits. Numbers that are out of range become infinite."""
     if kind == "float16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).view(np.uint16)
@@ -86,7 +87,7 @@ def shortened(values: Floats, kind: str) -> Bits:
 
 
 def widened(data: memoryview, kind: str, out: npt.NDArray[Any]) -> None:
-    """Convert the 16-bit floats in ``data`` exactly to (n,) float32 in ``out``."""
+    """Convert the 16-bit floats in ``data`` exactly, to (n,) float32 in ``out``."""
     if kind == "float16":
         out[:] = np.frombuffer(data, np.float16)
         return

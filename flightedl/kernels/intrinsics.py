@@ -1,4 +1,4 @@
-"""Processor instructions that numba does not offer, for compiled code only."""
+"""Processor instructions that numba lacks. For use in compiled code only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
         place = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
         function_type = ir.FunctionType(ir.VoidType(), [place.type, _INT32, _INT32, _INT32])
         function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
-        # Arguments of the prefetch: for reading, into all cache levels, data rather than code.
+        # Constant arguments of the prefetch instruction: for reading, into all levels of the cache, data rather than
+        # code.
         builder.call(function, [place, _INT32(0), _INT32(3), _INT32(1)])
         return context.get_dummy_value()
 
@@ -83,7 +84,7 @@ def _array_at(kind: Any) -> Any:
 
 
 def _place(context: Any, builder: Any, signature: Any, arguments: Any, array: int, index: Any) -> Any:
-    """Return a pointer to eight numbers of an array. They begin at ``index`` plus the argument after the array."""
+    """Return a pointer to eight numbers of an array, from ``index`` plus the argument that follows the array on."""
     kind = signature.args[array]
     data = context.make_array(kind)(context, builder, arguments[array]).data
     place = builder.gep(data, [builder.add(arguments[array + 1], index)])
@@ -97,7 +98,7 @@ def _spread(builder: Any, number: Any) -> Any:
 
 
 def _each_eight(context: Any, builder: Any, signature: Any, arguments: Any, use: Any) -> None:
-    """Generate a loop that calls ``use(place, values, gradients)``; see ``rules.gradient_at`` for the gradients."""
+    """Generate a loop that calls ``use(place, values, gradients)``. For the gradients see ``rules.gradient_at``."""
     scale, clip, decay = (_spread(builder, number) for number in arguments[5:8])
     below = builder.fneg(clip)
     with cgutils.for_range(builder, arguments[4]) as loop:
@@ -154,26 +155,29 @@ def _trailing_zeros(_typing: Any, _bits: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-#: ``words_at(numbers, at)`` etc.: return the array with address ``numbers[at]`` and size ``numbers[at + 1]``.
+#: ``words_at(numbers, at)`` and the like: return the array with the address ``numbers[at]`` and the size ``numbers[at +
+#: 1]``.
 words_at: Any = intrinsic(_array_at(types.uint32))
 longs_at: Any = intrinsic(_array_at(types.uint64))
 counts_at: Any = intrinsic(_array_at(types.int32))
 numbers_at: Any = intrinsic(_array_at(types.int64))
 floats_at: Any = intrinsic(_array_at(types.float32))
 halves_at: Any = intrinsic(_array_at(types.uint16))
-#: ``prefetch(array, index)``: begin to load this element's cache line, without waiting. Any index is safe.
+#: ``prefetch(array, index)``: start loading the cache line of this element, without waiting. Any index is safe.
 prefetch: Any = intrinsic(_prefetch)
-#: ``atomic_or(array, index, bits)``, ``atomic_add(array, index, number)``: change an element that other threads may
-#: also change, and return its previous value.
+#: ``atomic_or(array, index, bits)``, ``atomic_add(array, index, number)``: change an element that other threads may be
+#: changing, and return its previous value.
 atomic_or: Any = intrinsic(_atomic("or"))
 atomic_add: Any = intrinsic(_atomic("add"))
-#: ``copy(target, at, source, start, count)``: copy elements between arrays of the same type that do not overlap.
+#: ``copy(target, at, source, start, count)``: copy elements between two arrays of the same type that do not overlap.
 copy: Any = intrinsic(_copy)
 #: ``trailing_zeros(bits)``: count the trailing zeros of a non-zero 64-bit number.
 trailing_zeros: Any = intrinsic(_trailing_zeros)
 
-#: ``square_sum(w, at, g, row, eights, scale, clip, decay)``: sum of the squared gradients of ``8 * eights`` values, in
-#: a fixed order. Vectorized by hand, because compilers do not vectorize short rows in arrays that may overlap.
+#: ``square_sum(w, at, g, row, eights, scale, clip, decay)``: return the sum of the squared gradients of ``8 * eights``
+#: values, added in a fixed order. It is vectorized by hand, because compilers do not vectorize loops over short rows in
+#: arrays that may overlap.
 square_sum: Any = intrinsic(_square_sum)
-#: ``descend(w, at, g, row, eights, scale, clip, decay, rate)``: subtract ``rate`` times the gradients from the values.
+#: ``descend(w, at, g, row, eights, scale, clip, decay, rate)``: subtract the gradients, multiplied by ``rate``, from
+#: the values.
 descend: Any = intrinsic(_descend)

@@ -1,4 +1,4 @@
-"""Rows that are written to checkpoints or restored from them."""
+"""Save rows to checkpoints, and restore them."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def _bucket(t: Table, record: Any, salt: Any) -> Any:
 
 
 def those_in(t: Table, bucket: int, salt: int, records: Records) -> int:
-    """Fill ``records`` with the records of a bucket. Return their number."""
+    """Write the records of a bucket to ``records``. Return their number."""
     return int(in_bucket(t, bucket, salt, records))
 
 
 def look_up(t: Table, ids: Ids, salt: int, records: Records) -> None:
-    """Fill ``records`` with the records of the ids; -1 for ids without a record."""
+    """Write the records of the ids to ``records``, with -1 for ids that have no record."""
     for i in range(ids.size):
         records[i] = find(t, ids[i], mixed_id(ids[i], salt))
 
 
 def remove(t: Table, records: Records, salt: int) -> None:
-    """Remove records. Entries of -1 are skipped."""
+    """Remove records. An entry of -1 is skipped."""
     for i in range(records.size):
         if records[i] >= 0:
             remove_record(t, records[i], salt)
 
 
 def place(t: Table, ids: Ids, salt: int, records: Records) -> None:
-    """Find or create records of ids from a checkpoint; -1 if there is no room. ``count_touches`` counts them by age."""
+    """Find or create records for a checkpoint's ids; -1 if there is no room. ``count_touches`` counts them by age."""
     for i in range(ids.size):
         mixed = mixed_id(ids[i], salt)
         record = find(t, ids[i], mixed)
@@ -69,30 +69,30 @@ def place(t: Table, ids: Ids, salt: int, records: Records) -> None:
 
 
 def count_touches(t: Table, records: Records, salt: int) -> None:
-    """Count records by age after they have been filled. Entries of -1 are skipped."""
+    """Count records by age, once their content is complete. An entry of -1 is skipped."""
     for i in range(records.size):
         if records[i] >= 0:
             count_touch(t, records[i], _bucket(t, records[i], salt), 1)
 
 
 def scatter(words: Words, stride: int, at: int, width: int, records: Records, source: Words) -> None:
-    """Write ``width`` words of each record, beginning at ``at``. Entries of -1 are skipped."""
+    """Write ``width`` words of each record, from word ``at`` on. An entry of -1 is skipped."""
     for i in range(records.size):
         if records[i] >= 0:
             copy(words, records[i] * stride + at, source, i * width, width)
 
 
 def collect(words: Words, stride: int, at: int, width: int, records: Records, out: Words) -> None:
-    """Read ``width`` words of each record, beginning at ``at``."""
+    """Read ``width`` words of each record, from word ``at`` on."""
     for i in range(records.size):
         copy(out, i * width, words, records[i] * stride + at, width)
 
 
 def next_wanted(t: Table, salt: int, line: int, oldest: Records, oldest_epoch: int, records: Records) -> int:
-    """Find the next records of a cut that have not changed since it began. Return their number, 0 at the end.
+    """Find the next records of a cut that have not changed since it began. Return their number, which is 0 at the end.
 
-    ``line`` is the cut's line of ``cuts``, and ``oldest`` contains a version for each bucket. The cursor moves past the
-    records, so later changes do not copy them. The caller copies them before it releases the lock.
+    ``line`` is the cut's line in ``cuts``, and ``oldest`` contains one version per bucket. The cursor moves past the
+    records, so they are not copied when they change later. The caller must copy them before it releases the lock.
     """
     found, cursor, end = 0, line * CUT_SIZE + CURSOR, t.cuts[line * CUT_SIZE + END]
     wanted = longs_at(t.cuts, line * CUT_SIZE + WANTED)
@@ -113,7 +113,7 @@ def next_wanted(t: Table, salt: int, line: int, oldest: Records, oldest_epoch: i
 
 
 def existing(t: Table, salt: int, oldest_version: int, oldest_epoch: int, start: int, records: Records) -> int:
-    """Find the existing rows among the next ``records.size`` records from ``start``. Return their number."""
+    """Find the existing rows among ``records.size`` records from ``start`` on. Return their number."""
     found = 0
     for record in range(start, min(start + records.size, t.state[HIGH])):
         is_used = t.used[record >> 6] >> np.uint64(record & 63) & _U1 != _ZERO

@@ -1,10 +1,10 @@
-"""Access to tables by number, for loops that process rows of many tables in one call.
+"""Access to tables by number, for loops that process the rows of many tables in one call.
 
-Every array that is passed to compiled code makes the call slower, and each table has many arrays. So the store keeps a
-*handle* for each table: the addresses and sizes of its arrays and the settings that every call needs. A table's arrays
-never move; when one of them is replaced, the handle is written again.
+Each array that is passed to compiled code makes a call slower, and a table has many arrays. So the store has a *handle*
+for each table, which contains the addresses and sizes of its arrays, and the settings that every call needs. A table's
+arrays do not move. When one of them is replaced, the handle is written again.
 
-The *work* of a call has a line of numbers for each section of the request, which locates its table, ids and values.
+The *work* of a call has one line of numbers for each section of the request: the section's table, ids and values.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from flightedl.kernels.row_records import Table
 Handles = npt.NDArray[np.int64]
 Work = npt.NDArray[np.int64]
 
-# handle: address and size of each array of ``Table`` and of a second thread's scratch memory; then the following
+# A handle contains the address and size of each array of ``Table`` and of a second thread's scratch memory, and then:
 SALT = 38
 DIM = 39
-VALUE_WORDS = 40  # words of a row's values
+VALUE_WORDS = 40  # number of words of a row's values
 HANDLE_SIZE = 41
 
-_SCRATCH = 30  # place of ``tags`` and ``places``
-_BESIDE = 34  # place of the second thread's ``tags`` and ``places``
+_SCRATCH = 30  # position of ``tags`` and ``places``,
+_BESIDE = 34  # and of the second thread's ``tags`` and ``places``
 
-# work: a section's
+# Numbers of a section in a call's work:
 TABLE = 0
-FIRST = 1  # place of its first id among all ids
-COUNT = 2  # number of ids
-VALUES = 3  # place of its first value among all values
-OLDEST_VERSION = 4  # rows of lower versions have expired
-OLDEST_EPOCH = 5  # rows of lower epochs have expired
-CONSTANTS = 6  # index of the optimizer's constants
-MISSED = 7  # filled with the number of ids without a row
+FIRST = 1  # Position of the section's first id.
+COUNT = 2  # Number of its ids.
+VALUES = 3  # Position of its first value.
+OLDEST_VERSION = 4  # Rows with lower versions are expired.
+OLDEST_EPOCH = 5  # Rows with lower epochs are expired.
+CONSTANTS = 6  # Index of the optimizer's constants.
+MISSED = 7  # Result: the number of ids without a row.
 WORK_SIZE = 8
 
 
@@ -63,7 +63,7 @@ def write_handle(
 
 @register_jitable
 def table_at(handles: Handles, number: Any, is_beside: Any) -> Any:
-    """Return a table by number; ``is_beside`` selects the scratch memory of the second thread."""
+    """Return a table by its number. ``is_beside`` selects the second thread's scratch memory."""
     at = number * HANDLE_SIZE
     scratch = at + (_BESIDE if is_beside else _SCRATCH)
     return Table(

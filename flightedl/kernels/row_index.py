@@ -1,4 +1,4 @@
-"""Index of one table's rows: finds, adds and removes records. ``row_records`` describes its layout."""
+"""Index of a table's rows: finds, adds and removes records. ``row_records`` describes its layout."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def _segment_of(t: Table, mixed: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def _tag(mixed: Any) -> Any:
-    """Return the byte that a line of the index stores for an id. It is never zero."""
+    """Return the byte that a line of the index stores for an id, which is never zero."""
     tag = (mixed >> _U6) & _BYTE
     return tag if tag != _ZERO else _U1
 
 
 @register_jitable(forceinline=True)
 def _zero_bytes(word: Any) -> Any:
-    """Return a number with the high bit set in each byte that is zero. Only the lowest set bit is reliable."""
+    """Return a number in which the high bit of each zero byte is set. Only the lowest set bit is reliable."""
     return (word - _ONES) & ~word & _HIGHS
 
 
@@ -83,7 +83,7 @@ def _next_line(line: Any) -> Any:
 
 @register_jitable
 def _find_from(t: Table, row_id: Any, tag: Any, line: Any) -> Any:
-    """Return the record of an id, searching from a given line; -1 if there is none."""
+    """Return the record of an id, or -1 if there is none. The search starts at a given line."""
     stride = t.layout[STRIDE]
     pattern = tag * _ONES
     for _ in range(LINES):
@@ -108,13 +108,13 @@ def _find_from(t: Table, row_id: Any, tag: Any, line: Any) -> Any:
 
 @register_jitable
 def find(t: Table, row_id: Any, mixed: Any) -> Any:
-    """Return the record of an id; -1 if there is none."""
+    """Return the record of an id, or -1 if there is none."""
     return _find_from(t, row_id, _tag(mixed), _segment_of(t, mixed) * LINES + np.int64(mixed & _LINE_MASK))
 
 
 @register_jitable(forceinline=True)
 def _first_match(t: Table, tag: Any, line: Any) -> Any:
-    """Return the record that probably belongs to the id, to prefetch it; -1 if the line has no candidate."""
+    """Return the record that probably belongs to the id, for prefetching. Return -1 if the line has no candidate."""
     pattern = tag * _ONES
     matches = _zero_bytes(t.lines[line * 8] ^ pattern)
     if matches != _ZERO:
@@ -149,7 +149,7 @@ def _put(t: Table, segment: Any, mixed: Any, record: Any) -> None:
 
 @register_jitable
 def _split(t: Table, segment: Any, mixed: Any, salt: Any) -> Any:
-    """Split the segment of an id in two. Return False if there is no room for another segment."""
+    """Split the segment of an id into two. Return False if there is no room for another segment."""
     state, depth, stride = t.state, np.int64(t.segments[2 * segment + 1]), t.layout[STRIDE]
     if state[SEGMENTS] >= state[SEGMENT_LIMIT] or depth >= MAX_DEPTH:
         return False
@@ -181,10 +181,10 @@ def _split(t: Table, segment: Any, mixed: Any, salt: Any) -> Any:
 
 @register_jitable
 def _has_room(t: Table, mixed: Any, salt: Any) -> Any:
-    """Return True if there is room for an id, splitting its segment if necessary."""
+    """Return True if there is room for another id in its segment. Split the segment if necessary."""
     while True:
         segment = _segment_of(t, mixed)
-        # A segment has 768 places. The limit varies, so that segments do not all split at once.
+        # A segment has 768 places. The limit varies between segments, so that they are not all split at the same time.
         if t.segments[2 * segment] < 560 + segment * 37 % 101:
             return True
         if not _split(t, segment, mixed, salt):
@@ -193,7 +193,7 @@ def _has_room(t: Table, mixed: Any, salt: Any) -> Any:
 
 @register_jitable
 def made_record(t: Table, row_id: Any, mixed: Any, salt: Any) -> Any:
-    """Add and return a record with an id and a zero history; -1 if there is no room."""
+    """Add a record with an id and an empty history. Return the record, or -1 if there is no room."""
     state, stride = t.state, t.layout[STRIDE]
     if (state[FREE] == 0 and state[HIGH] >= state[RECORD_LIMIT]) or not _has_room(t, mixed, salt):
         return -1
@@ -268,7 +268,7 @@ def ask_for(t: Table, ids: Ids, start: Any, count: Any, salt: Any, shift: Any, s
 
 @register_jitable(forceinline=True)
 def found(t: Table, row_id: Any, i: Any, stride: Any, has_age: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
-    """Return the record of the i-th id of the group passed to ``ask_for``; -1 if its row does not exist."""
+    """Return the record of the i-th id in the group that was passed to ``ask_for``, or -1 if the id has no row."""
     record = t.places[GROUP + i]
     if record < 0 or id_at(t.words, record * stride) != row_id:
         record = _find_from(t, row_id, t.tags[i], t.places[i])
@@ -279,7 +279,7 @@ def found(t: Table, row_id: Any, i: Any, stride: Any, has_age: Any, oldest_versi
 
 @register_jitable
 def in_bucket(t: Table, bucket: Any, salt: Any, records: Any) -> Any:
-    """Fill ``records`` with the records of a bucket, in index order. Return their number."""
+    """Write the records of a bucket to ``records``, in the order of the index. Return their number."""
     depth, found, last = t.state[DEPTH], 0, np.int64(-1)
     first, stop = bucket << MAX_DEPTH - 10 >> MAX_DEPTH - depth, (bucket + 1 << MAX_DEPTH - 10) - 1 >> MAX_DEPTH - depth
     for place in range(first, stop + 1):

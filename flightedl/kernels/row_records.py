@@ -1,33 +1,39 @@
-"""Memory layout of one table's rows, and the bookkeeping of versions, limits and cuts.
+"""Memory layout of a table's rows, with the records of versions, limits and cuts.
 
 **Records.** A row is a record of 32-bit words in one array: id (low word, high word), history, slots, values.
-``layout`` contains their places. The array is reserved address space whose pages are allocated when they are first
-written, so a record never moves. Removed records form a chain of free records.
+``layout`` contains the positions of these words. The array reserves address space, and its pages are allocated when
+they are first written, so a record never moves. Removed records form a chain of free records.
 
-**Index.** Extendible hashing (Fagin et al. 1979). The highest bits of the mixed id select an entry of the *directory*,
-which points to a *segment*: 4 KiB, 64 lines of one cache line each. The ten highest bits are the id's bucket, so the
-index of a bucket is a range of the directory, and a scan of a bucket visits no other rows. A line has twelve places.
-Each has a byte of the mixed id (0 if the place is free; eight are compared at once) and the number of the record. If a
-line is full, the record goes to the next line, and a flag marks the overflow. A full segment is split in two, so the
-index grows by a few microseconds at a time. Segments split at different loads, so they do not all split at once.
+**Index.** The index uses extendible hashing (Fagin et al. 1979). The highest bits of the mixed id select an entry of
+the *directory*, which points to a *segment* of 4 KiB: 64 lines of one cache line each. The ten highest bits are the
+id's bucket, so a bucket's part of the index is a range of the directory, and a scan of a bucket visits no other rows.
 
-**Versions.** A bucket's records use the bucket's own versions: the store's version plus the bucket's entry in
-``shifts``. A bucket that arrives from another store keeps its versions, and its rows expire as they would have there.
+A line has twelve places. Each place contains the number of a record and a byte of the record's mixed id, or 0 if the
+place is free; eight bytes are compared at a time. If a line is full, the record goes to the next line, and a flag marks
+the overflow. A full segment is split into two, so growing the index takes only a few microseconds at a time. Segments
+are split at different loads, so that they are not all split at the same time.
 
-**Limits.** If the number of a table's rows is limited, each bucket has a share of the limit. ``runs`` counts a bucket's
-live rows by the version of their last update, as ascending pairs of version and row count, from a head to a tail. If a
-bucket has too many rows, the runs at its head are dropped; ``ages`` records the lowest version that remains.
+**Versions.** The records of a bucket use the bucket's own versions, which are the store's versions plus the bucket's
+entry in ``shifts``. So a bucket that arrives from another store keeps its versions, and its rows expire as they would
+have expired there.
 
-**Batches.** A row outside the cache costs one wait for memory, and its place in the index costs another. Ids are
-therefore processed in groups: the loop prefetches the index lines of all ids in a group, then their records, and then
-works.
+**Limits.** If a table's number of rows is limited, each bucket has a share of the limit. ``runs`` counts the bucket's
+live rows by the version of their last update: it contains pairs of version and row count in ascending order, from a
+head to a tail. When a bucket has too many rows, the runs at its head are dropped, and ``ages`` records the lowest
+version that remains.
 
-**Cuts.** Up to ``MAX_CUTS`` consistent cuts can be read at once. ``dirty`` has a bit for each record that has changed
-since the newest cut began. Each cut has a line of numbers in ``cuts``: a cursor, the address of the bits of records
-that the cut wants, and the address of the memory for old contents. The first change of a record after the newest cut
-began copies the record for each cut that wants it and whose cursor has not passed it. When another cut begins, changed
-records are removed from ``wanted`` of the earlier cuts, and ``dirty`` is cleared. A cut whose memory is full is lost;
-``UNDONE`` then exceeds the number of copies that fit.
+**Batches.** Accessing a row that is not in the cache costs one wait for memory, and accessing its place in the index
+costs another. Therefore ids are processed in groups: a loop first prefetches the index lines of all ids in a group,
+then their records, and then processes them.
+
+**Cuts.** Up to ``MAX_CUTS`` consistent cuts can be read at the same time. ``dirty`` has one bit per record, set if the
+record has changed since the newest cut began. Each cut has a line of numbers in ``cuts``: a cursor, the address of the
+``wanted`` bits of the records to read, and the address of the memory for old contents.
+
+When a record first changes after the newest cut began, it is copied for each cut that wants it and whose cursor has not
+passed it. When another cut begins, the changed records are removed from the ``wanted`` bits of the earlier cuts, and
+``dirty`` is cleared. If the memory of a cut is full, the cut is lost; ``UNDONE`` is then greater than the number of
+copies that fit.
 """
 
 from __future__ import annotations
@@ -50,41 +56,41 @@ class Table(NamedTuple):
 
     #: Records.
     words: Words
-    #: Index, as lines of eight 64-bit words, and the same memory as lines of sixteen 32-bit words.
+    #: The index as lines of eight 64-bit words; the same memory as lines of sixteen 32-bit words.
     lines: npt.NDArray[np.uint64]
     entries: Words
     directory: Words
-    #: For each segment: its number of entries, and the number of bits of the mixed id that select it.
+    #: For each segment: the number of its entries, and the number of bits of the mixed id that select it.
     segments: npt.NDArray[np.int32]
-    #: A bit for each record: set if in use, and set if changed since the newest cut began.
+    #: Bits of the records: set if the record is in use; set if it has changed since the newest cut began.
     used: npt.NDArray[np.uint64]
     dirty: npt.NDArray[np.uint64]
-    #: (MAX_CUTS * CUT_SIZE,), see ``CURSOR`` and the following.
+    #: (MAX_CUTS * CUT_SIZE,) numbers; for their meaning see ``CURSOR`` and the following constants.
     cuts: npt.NDArray[np.int64]
-    #: Numbers of rows by the store's version at their last update (for tables without a limit), and by epoch.
+    #: Number of rows by the store's version at their last update (for tables without a limit), and by epoch.
     by_version: npt.NDArray[np.int32]
     by_epoch: npt.NDArray[np.int32]
     #: (buckets,), see "Versions".
     shifts: npt.NDArray[np.int64]
-    #: (AGES * buckets,) and (buckets, any number, 2); see "Limits". ``runs`` is empty without a limit.
+    #: (AGES * buckets,) and (buckets, any number, 2); see "Limits". Without a limit, ``runs`` is empty.
     ages: npt.NDArray[np.int64]
     runs: Words
     state: npt.NDArray[np.int64]
     layout: npt.NDArray[np.int64]
-    #: Scratch memory: loops that allocate nothing need not count references to arrays.
+    #: Scratch memory of loops, which do not allocate, so that they need not count references to arrays.
     tags: npt.NDArray[np.uint64]
     places: npt.NDArray[np.int64]
 
 
 # state
-HIGH = 0  # number of records that were ever used
-FREE = 1  # first record of the chain of free records, plus 1; 0 if there are none
+HIGH = 0  # Number of records that have ever been used.
+FREE = 1  # First free record plus 1; 0 if no record is free.
 USED = 2
 SEGMENTS = 3
-DEPTH = 4  # bits of the directory's index
-CUTS = 5  # number of lines of ``cuts`` that may be in use
-OLDEST = 6  # rows of lower versions have expired by age
-LIVE = 7  # number of rows of ``OLDEST`` or a higher version
+DEPTH = 4  # Number of bits of an index into the directory.
+CUTS = 5  # Number of lines of ``cuts`` that may be in use.
+OLDEST = 6  # Rows with lower versions have expired by age.
+LIVE = 7  # Number of rows with version ``OLDEST`` or higher.
 RECORD_LIMIT = 8
 SEGMENT_LIMIT = 9
 SWEPT = 10
@@ -94,16 +100,16 @@ REFUSED = 13
 EVICTED = 14
 STATE_SIZE = 15
 
-# a line of ``cuts``
-CURSOR = 0  # next record to read
-END = 1  # last record that may be wanted, plus 1; 0 if there is no cut
-UNDONE = 2  # number of records to copy before they changed, including those that found no room
-WANTED = 3  # address and size of the array with a bit for each record
-UNDO = 5  # address and size of the memory for copies
+# Numbers of a cut in its line of ``cuts``:
+CURSOR = 0  # Next record to read.
+END = 1  # Last record that may be wanted plus 1; 0 if the line is not in use.
+UNDONE = 2  # Number of records that had to be copied, including those for which there was no room.
+WANTED = 3  # Address and size of the array with a bit for each record.
+UNDO = 5  # Address and size of the memory for copies.
 CUT_SIZE = 7
 MAX_CUTS = 8
 
-# layout: places of words in a record; -1 if records do not have them
+# Layout: positions of words in a record; -1 if records do not have them.
 STRIDE = 0
 AT_UPDATES = 1
 AT_VERSION = 2
@@ -112,16 +118,16 @@ AT_SLOTS = 4
 AT_VALUES = 5
 LAYOUT_SIZE = 6
 
-# ages: places of the first bucket's numbers; those of the other buckets follow
-GIVEN_UP = 0  # rows of lower versions were evicted, because there were too many
-LIVING = 1024  # number of rows in runs
-HEAD = 2048  # first valid run
-TAIL = 3072  # last valid run, plus 1
+# Positions in ``ages`` of the first bucket's numbers; each is followed by those of the other buckets:
+GIVEN_UP = 0  # Rows with lower versions were evicted, because there were too many.
+LIVING = 1024  # Number of rows in the runs.
+HEAD = 2048  # First valid run.
+TAIL = 3072  # Last valid run plus 1.
 AGES = 4
 BUCKETS = 1024
 
-LINES = 64  # lines of a segment
-PLACES = 12  # places of a line
+LINES = 64  # Number of lines in a segment.
+PLACES = 12  # Number of places in a line.
 MAX_DEPTH = 28
 #: Number of ids in a group; see "Batches".
 GROUP = 32
@@ -147,7 +153,7 @@ def bucket_of(mixed: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def change(t: Table, record: Any) -> None:
-    """Copy a record that is about to change for the cuts that want it. Other threads may change other records."""
+    """Copy a record that is about to change for the cuts that want it. Other threads may be changing other records."""
     bit = _U1 << np.uint64(record & 63)
     if t.dirty[record >> 6] & bit != _ZERO:
         return
@@ -173,10 +179,10 @@ def _set_aside(t: Table, record: Any, bit: Any) -> None:
 
 @register_jitable
 def count_touch(t: Table, record: Any, bucket: Any, step: Any) -> None:
-    """Add ``step`` to the counts of rows by age. Ids that wait for admission are not counted."""
+    """Add ``step`` to the numbers of rows by age. Ids that wait for admission are not counted."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and t.by_version.size > 0:
-        # Rows that were last updated before the store's first version are counted for that version.
+        # Rows whose last update precedes the store's first version are counted for that version.
         version: Any = max(np.int64(t.words[at + t.layout[AT_VERSION]]) - t.shifts[bucket], 0)
         t.by_version[version] += step
         if version >= t.state[OLDEST]:
@@ -190,7 +196,7 @@ def count_touch(t: Table, record: Any, bucket: Any, step: Any) -> None:
 
 @register_jitable
 def _make_room(t: Table, bucket: Any, size: Any) -> None:
-    """Compact a bucket's runs. If most runs have rows, which only restored files can cause, drop the oldest runs."""
+    """Compact a bucket's runs. If most of them have rows, which only restored files can cause, drop the oldest ones."""
     first, tail, used = bucket * size, 0, 0
     for place in range(t.ages[HEAD + bucket], t.ages[TAIL + bucket]):
         used += t.runs[2 * (first + place) + 1] > 0
@@ -243,7 +249,7 @@ def _count_in_run(t: Table, bucket: Any, version: Any, step: Any) -> None:
 
 @register_jitable
 def touch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
-    """Record the version and epoch of a row's update, without changing the counts."""
+    """Record the version and epoch of a row's update. Does not change the counts by age."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0:
         t.words[at + t.layout[AT_VERSION]] = version + t.shifts[bucket]
@@ -253,7 +259,7 @@ def touch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
 
 @register_jitable(forceinline=True)
 def retouch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
-    """Record the version and epoch of an existing row's update, and adjust the counts."""
+    """Record the version and epoch of an existing row's update, and adjust the counts by age."""
     count_touch(t, record, bucket, -1)
     touch(t, record, bucket, version, epoch)
     count_touch(t, record, bucket, 1)
@@ -261,13 +267,13 @@ def retouch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> Non
 
 @register_jitable(forceinline=True)
 def exists(t: Table, record: Any, bucket: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
-    """Return True if a row has not expired by age and was not evicted because of its bucket's limit."""
+    """Return True if a row has neither expired by age nor been evicted by its bucket's limit."""
     return is_young(t, record, max(oldest_version + t.shifts[bucket], t.ages[GIVEN_UP + bucket]), oldest_epoch)
 
 
 @register_jitable(forceinline=True)
 def is_young(t: Table, record: Any, oldest: Any, oldest_epoch: Any) -> Any:
-    """Return True if a row is at least as new as its bucket's version in ``oldest``, and as ``oldest_epoch``."""
+    """Return True if a row is not older than its bucket's version in ``oldest`` and than ``oldest_epoch``."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) < oldest:
         return False

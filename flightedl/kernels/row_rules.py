@@ -1,9 +1,10 @@
-"""Rules that need a whole row, conversion of 16-bit values, rows' initial values, and sums of rounds.
+"""Update rules that need an entire row; also 16-bit conversion, initial values of rows, and sums of rounds.
 
-The formulas are those of ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32. The
-conventions for constants in ``flightedl.kernels.rules`` apply here, too.
+The formulas are those of ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32. Constants
+follow the conventions in ``flightedl.kernels.rules``.
 
-Rules have the arguments of ``rules.by_element``, which applies a rule of one element. ``row_updates`` builds the loops.
+A rule has the same arguments as ``rules.by_element``, which applies a rule for one element. ``row_updates`` builds the
+loops.
 """
 
 # ruff: noqa: ARG001 - every rule has the same arguments, because the same loop calls them
@@ -32,7 +33,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @register_jitable(forceinline=True)
 def _mean_square(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any) -> Any:
-    """Return the mean of a row's squared gradients, added up in an order that is the same on every machine."""
+    """Return the mean of a row's squared gradients. They are added in the same order on every machine."""
     eights = dim >> _U3
     total = square_sum(w, np.int64(at), g, np.int64(row), np.int64(eights), c.scale, c.clip, c.decay)
     for i in range(eights << _U3, dim):
@@ -53,14 +54,14 @@ def _descend(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any, rate: Any) -> 
 def nothing(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Change nothing, because the rate is zero and the optimizer's rule would divide by it."""
+    """Change nothing: the rate is zero, and the optimizer's rule would divide by it."""
 
 
 @register_jitable(forceinline=True)
 def sgd(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Gradient descent, vectorized by hand because compilers do not vectorize short rows in arrays that may overlap."""
+    """Gradient descent. Vectorized by hand: compilers do not vectorize short rows in arrays that may overlap."""
     _descend(w, at, g, row, dim, c, c.rate)
 
 
@@ -68,7 +69,7 @@ def sgd(
 def row_adagrad(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Slot: sum of mean squares, one number for the row. a: eps."""
+    """Slot: one number for the row, the sum of mean squares. a: eps."""
     total = s[0][slot] + _mean_square(w, at, g, row, dim, c)
     s[0][slot] = total
     divisor = math.sqrt(total) + c.a
@@ -80,7 +81,7 @@ def row_adagrad(
 def row_adam(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Slots: averages of gradients, and one average of mean squares. Constants as for ``rules.adam``."""
+    """Slots: averages of gradients, and one average of mean squares. The constants are those of ``rules.adam``."""
     square = c.b * s[0][slot + dim] + c.c * _mean_square(w, at, g, row, dim, c)
     s[0][slot + dim] = square
     rate = divided(c.rate, math.sqrt(square) * c.second + c.d)
@@ -100,7 +101,7 @@ def scrambled(bits: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def to_float32(bits: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
-    """Convert a 16-bit float exactly. ``box`` is scratch memory for one number; ``box_bits`` is its memory as bits."""
+    """Convert a 16-bit float exactly. ``box`` is scratch memory for one number, ``box_bits`` a view of its bits."""
     wide = np.uint32(bits)
     if is_bfloat16:
         box_bits[0] = wide << np.uint32(16)
@@ -109,17 +110,17 @@ def to_float32(bits: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
         box_bits[0] = (wide & np.uint32(0x7FFF)) << np.uint32(13)
         value = box[0] * np.float32(2.0**112)
     else:
-        # Its bits would form a subnormal float32, which is treated as zero here.
+        # Its bits would be those of a subnormal float32, which counts as zero here.
         value = np.float32(wide & np.uint32(0x3FF)) * np.float32(2.0**-24)
     return -value if wide & np.uint32(0x8000) else value
 
 
 @register_jitable(forceinline=True)
 def to_half(value: Any, chance: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
-    """Round a finite number to one of its two 16-bit neighbors.
+    """Round a finite number to one of the two nearest 16-bit floats.
 
-    A random ``chance`` in [0, 1) rounds stochastically; 0.5 rounds to nearest, ties away from zero. Numbers out of
-    range become the largest finite number.
+    A random ``chance`` in [0, 1) rounds stochastically; 0.5 rounds to nearest, ties away from zero. A number that is
+    out of range becomes the largest finite number.
     """
     magnitude = abs(value)
     box[0] = magnitude
@@ -140,7 +141,7 @@ ZEROS, CONSTANT, UNIFORM, NORMAL = range(4)
 def first_values(
     ids: npt.NDArray[np.uint64], places: Records, key: int, kind: int, a: float, b: float, out: Any
 ) -> None:
-    """Fill ``out`` at ``places`` with ids' initial values. ``a``: constant, scale or deviation; ``b``: mean."""
+    """Write the initial values of ids to ``out`` at ``places``. ``a``: constant, scale or deviation; ``b``: mean."""
     dim = out.shape[1]
     for place in places:
         stream = scrambled(key ^ ids[place])
@@ -169,7 +170,7 @@ def combine(
     sums: Any,
     count: int,
 ) -> int:
-    """Add a contribution to a round's sums by id.
+    """Add a contribution to the sums of a round, by id.
 
     Args:
         ids: (n,), the ids of the contribution.

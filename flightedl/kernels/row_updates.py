@@ -1,6 +1,6 @@
-"""Updates of existing rows. Each row is found, copied for a cut if necessary, and updated while it is in the cache.
+"""Updates of existing rows. Each row is found, copied for cuts if necessary, and updated while it is in the cache.
 
-Each optimizer's rule has its own loop. 16-bit values are unpacked for the rule and rounded afterwards.
+Every optimizer rule has its own loop. 16-bit values are converted to float32 for the rule, and rounded afterwards.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _ZERO = np.uint64(0)
 
 @register_jitable
 def _chance(stream: Any, element: Any) -> Any:
-    """Return a pseudorandom number in [0, 1) for an element of a row."""
+    """Return a pseudorandom number in [0, 1) for one element of a row."""
     bits = scrambled(stream + np.uint64(element + 1) * GOLDEN)
     return np.float32(bits >> _U40) * np.float32(2.0**-24)
 
 
 @register_jitable
 def _updates_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
-    """Count this update of a row. Return the number of earlier updates, at most ``size - 1``; 0 if not counted."""
+    """Count an update of a row. Return the number of earlier updates: at most ``size - 1``, 0 if not counted."""
     if at_updates < 0:
         return 0
     step = np.int64(t.words[at + at_updates])
@@ -74,7 +74,7 @@ def _updates_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
 
 
 class Half(NamedTuple):
-    """Settings and scratch memory for unpacking and rounding 16-bit values."""
+    """Settings and scratch memory for converting and rounding 16-bit values."""
 
     is_bfloat16: Any
     is_stochastic: Any
@@ -82,14 +82,14 @@ class Half(NamedTuple):
     seed: Any
     #: Scratch memory of a row.
     values: Any
-    #: Scratch memory for one number, and the same memory as bits.
+    #: Scratch memory for one number, and a view of its bits.
     box: Any
     box_bits: Any
 
 
 @cache
 def loop_of(step: Loop, rule: Loop | None = None, get: Loop | None = None, put: Loop | None = None) -> Loop:
-    """Return the loop for a rule: one of ``row_rules``, or ``by_element`` with a rule for one element."""
+    """Return the loop for a rule: a rule of ``row_rules``, or ``by_element`` with a rule for one element."""
 
     def update(
         handles: Handles,
@@ -105,7 +105,7 @@ def loop_of(step: Loop, rule: Loop | None = None, get: Loop | None = None, put: 
         is_beside: bool,
         half: Any,
     ) -> int:
-        """Update rows of several tables by their gradients.
+        """Update the rows of several tables by their gradients.
 
         Args:
             handles: Handles of all tables.

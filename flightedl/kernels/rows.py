@@ -1,4 +1,4 @@
-"""Reads of rows, and all steps of pushes except the updates, which are in ``row_updates``."""
+"""Reads of rows, and all parts of a push except the updates, which are in ``row_updates``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ GRADIENTS, WANTED = np.uint32(1), np.uint32(2)
 
 
 def gather(handles: Handles, work: Work, ids: Ids, out: Words, missing: npt.NDArray[np.int64], is_beside: bool) -> int:
-    """Read the values of rows of several tables.
+    """Read the values of rows from several tables.
 
     Args:
         handles: Handles of all tables.
@@ -112,7 +112,7 @@ def gather(handles: Handles, work: Work, ids: Ids, out: Words, missing: npt.NDAr
 def count_in_sketch(
     t: Table, sketch: npt.NDArray[np.uint8], ids: Ids, salt: int, admit_after: int, places: npt.NDArray[np.int64]
 ) -> int:
-    """Count pushes in a count-min sketch, with conservative update (Estan & Varghese 2002).
+    """Count pushes in a count-min sketch, by conservative update (Estan & Varghese 2002).
 
     Args:
         t: The table, which counts the pushes that were not admitted.
@@ -154,7 +154,7 @@ def wait(
     admit_after: int,
     places: npt.NDArray[np.int64],
 ) -> int:
-    """Count exactly the pushes of ids that wait for admission.
+    """Count the pushes of ids that wait for admission exactly.
 
     Args:
         w: The table of waiting ids.
@@ -198,7 +198,7 @@ def wait(
 def make(
     t: Table, ids: Ids, salt: int, version: int, epoch: int, places: npt.NDArray[np.int64], records: Records
 ) -> int:
-    """Create rows for ids that have no row or an expired row.
+    """Create rows for ids whose row is missing or expired.
 
     Args:
         t: The table.
@@ -233,7 +233,7 @@ def make(
 
 
 def advance(t: Table, oldest: int) -> None:
-    """Raise ``OLDEST``, and subtract the number of rows that expire from ``LIVE``."""
+    """Raise ``OLDEST``, and subtract the number of rows that expire thereby from ``LIVE``."""
     state = t.state
     while state[OLDEST] < oldest:
         state[LIVE] -= t.by_version[state[OLDEST]]
@@ -241,7 +241,7 @@ def advance(t: Table, oldest: int) -> None:
 
 
 def give_up(t: Table, version: int, oldest: Records, most: int, limit: int) -> None:
-    """Evict the oldest rows of buckets; see ``ReferenceTable``.
+    """Evict the oldest rows of the buckets; see ``ReferenceTable``.
 
     Args:
         t: The table.
@@ -267,7 +267,7 @@ def give_up(t: Table, version: int, oldest: Records, most: int, limit: int) -> N
 def sweep(
     t: Table, salt: int, oldest_version: int, oldest_epoch: int, first_bucket: int, end_bucket: int, count: int
 ) -> None:
-    """Remove the expired rows of these buckets among the next ``count`` records. Starts over after the last record."""
+    """Remove the expired rows of these buckets among the next ``count`` records. After the last record, start over."""
     state = t.state
     for _ in range(min(count, state[HIGH])):
         if state[SWEPT] >= state[HIGH]:
@@ -284,8 +284,8 @@ def sweep(
 
 @register_jitable
 def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.NDArray[np.int32]) -> int:
-    """Return 0 if a section's ids are correct, 1 if an id occurs twice, 2 if an id is in another bucket."""
-    # Scratch memory with ``index_size(ids.size)`` elements; empty if ids may occur twice.
+    """Return 0 if the ids of a section are valid, 1 if an id occurs twice, 2 if an id belongs to another bucket."""
+    # Scratch memory with ``index_size(ids.size)`` elements, or empty if ids may occur twice.
     mask = np.uint64(seen.size - 1)
     seen[:] = -1
     for i in range(ids.size):
@@ -305,14 +305,15 @@ def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.
 
 
 _index_size = register_jitable(index_size)
-# Rows of the array that ``received`` fills. Its columns are sections with gradients, then sections of wanted rows.
+# Rows of the array that ``received`` fills. Each column is a section: first those with gradients, then those with
+# wanted rows.
 RECEIVED_TABLE, RECEIVED_DIM, RECEIVED_COUNT, RECEIVED_FIRST, RECEIVED_VALUES = range(5)
 RECEIVED_SIZE = 5
 
 
 @register_jitable
 def _is_known(found: Any, start: Any, place: Any, table: Any) -> Any:
-    """Return True if an earlier section of this kind has the table, or if all places of this kind are filled."""
+    """Return True if an earlier section of this kind has the table, or if all columns for this kind are in use."""
     if place - start >= found.shape[1] // 2:
         return True
     for other in range(start, place):  # noqa: SIM110 - numba compiles no generators
@@ -323,7 +324,7 @@ def _is_known(found: Any, start: Any, place: Any, table: Any) -> Any:
 
 @register_jitable
 def _sections(words: Any, dims: Any, may_push: Any, found: Any) -> Any:
-    """Fill ``found``. Return the numbers of both kinds of sections (-1 if malformed) and the place of the values."""
+    """Fill ``found``. Return the number of sections of each kind (-1 if malformed) and the position of the values."""
     tables, count = dims.size, np.int64(words[1])
     pushed = asked = 0
     first = values = answer = np.int64(0)

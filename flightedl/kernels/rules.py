@@ -1,17 +1,20 @@
-"""Update rules of optimizers, which numba compiles into loops over blocks and over rows of tables.
+"""Optimizers' update rules, which numba compiles into loops over blocks and over rows of tables.
 
-The formulas, in plain NumPy, are in ``flightedl.testing.reference_updates``.
+``flightedl.testing.reference_updates`` contains the formulas in plain NumPy.
 
-A *rule* is a function of one element: ``rule(old, g, s, c)`` takes the old value, the gradient (scaled, clipped, and
-with weight decay), a tuple of slots and the constants. It returns the new value and a tuple of new slots.
-``update_element`` applies a rule to an element of an array; ``GETS`` and ``PUTS`` read and write N slots. Rules that
-need a whole row, such as row-wise Adagrad, are in ``row_rules``; LAMB, which needs a whole block, is in ``blocks``.
+A *rule* is a function for one element: ``rule(old, g, s, c)`` takes the old value, the gradient (scaled, clipped, and
+with weight decay), a tuple of slots, and the constants. It returns the new value and a tuple of new slots.
+``update_element`` applies a rule to an element of an array; ``GETS`` and ``PUTS`` contain functions that read and write
+N slots. Rules that need an entire row, such as row-wise Adagrad, are in ``row_rules``. LAMB, which needs an entire
+block, is in ``blocks``.
 
-These functions work only in compiled code. They are fast and exact because of three conventions:
+These functions work only in compiled code. Three conventions make them fast and exact:
 
-* Every constant has the block's own type. A literal in a loop would be float64, and LLVM would convert each float32
-  element to float64 and back. ``_ZERO`` and ``_ONE`` are float32, which converts to float64 at compile time.
-* No fastmath: the loops are vectorized without it, are memory-bound, and give the same bits on every machine.
+* Every constant has the block's dtype. A literal in a loop would be float64, and LLVM would convert each float32
+  element to float64 and back. ``_ZERO`` and ``_ONE`` are float32, which LLVM converts to float64 at compile time if
+  necessary.
+* No fastmath is used. The loops are vectorized without it, are limited by memory bandwidth, and give the same bits on
+  every machine.
 * An infinite ``clip`` disables clipping, and a zero ``decay`` disables weight decay, at negligible cost.
 """
 
@@ -27,33 +30,33 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 class Constants(NamedTuple):
-    """Constants of an update, all of the block's type. Each rule's docstring defines ``a`` to ``d``."""
+    """Constants of an update, all in the block's dtype. Each rule's docstring defines ``a`` to ``d``."""
 
     scale: Any
     clip: Any
     decay: Any
-    #: Learning rate; for Adam, multiplied by the bias correction of the average.
+    #: Learning rate; in Adam, multiplied by the bias correction of the average.
     rate: Any
     a: Any
     b: Any
     c: Any
     d: Any
-    #: Bias corrections for LAMB's average of gradients, and for averages of squares.
+    #: Bias corrections: for LAMB's average of gradients, and for averages of squares.
     first: Any
     second: Any
-    #: AdamW's ``1 - rate * decay``; 1 for other rules.
+    #: ``1 - rate * decay`` for AdamW; 1 for all other rules.
     shrink: Any
 
 
 @register_jitable(forceinline=True)
 def constants_in(c: Any) -> Any:
-    """Return the constants in an array, in the order of the fields."""
+    """Return the constants from an array, in the order of the fields."""
     return Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10])
 
 
 @register_jitable(forceinline=True)
 def gradient_at(w: Any, at: Any, g: Any, row: Any, i: Any, c: Any) -> Any:
-    """Return the gradient of an element: scaled, clipped, and with weight decay."""
+    """Return the gradient of one element: scaled, clipped, and with weight decay."""
     return min(max(g[row + i] * c.scale, -c.clip), c.clip) + c.decay * w[at + i]
 
 
@@ -61,7 +64,9 @@ def gradient_at(w: Any, at: Any, g: Any, row: Any, i: Any, c: Any) -> Any:
 def update_element(
     w: Any, at: Any, g: Any, row: Any, i: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Apply a rule to one element. The loop is in the caller, because LLVM vectorizes the outermost function's loops.
+    """Apply a rule to one element.
+
+    The caller contains the loop, because LLVM vectorizes loops in the outermost function.
 
     Args:
         w: Values; element ``at + i`` changes.
@@ -86,7 +91,7 @@ def update_element(
 def by_element(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Apply a rule to each of the ``dim`` elements of a row; see ``update_element``."""
+    """Apply a rule to each of a row's ``dim`` elements; see ``update_element``."""
     for i in range(dim):
         update_element(w, at, g, row, i, s, slot, stride, c, rule, get, put)
 
@@ -131,26 +136,26 @@ def _put_3(s: Any, slot: Any, stride: Any, i: Any, new: Any) -> None:
     s[0][slot + i], s[1][slot + stride + i], s[2][slot + stride + stride + i] = new
 
 
-#: Functions that read and write the slots of an element, by number of slots.
+#: Functions that read and write an element's slots, by the number of slots.
 GETS = _get_0, _get_1, _get_2, _get_3
 PUTS = _put_0, _put_1, _put_2, _put_3
 
 
 @register_jitable(forceinline=True)
 def divided(dividend: Any, divisor: Any) -> Any:
-    """Return a quotient; 0 if both numbers are zero, as they are before the first gradient if eps is 0."""
+    """Return the quotient, or 0 if both numbers are zero, which they are before the first gradient if eps is 0."""
     return dividend / (divisor if divisor != _ZERO else _ONE)
 
 
 @register_jitable(forceinline=True)
 def averaged(mean: Any, one: Any, rest: Any) -> Any:
-    """Return a moving average in which ``one`` has the weight ``rest``."""
+    """Return the moving average in which ``one`` has the weight ``rest``."""
     return mean + rest * (one - mean)
 
 
 @register_jitable(forceinline=True)
 def sgd(old: Any, g: Any, _s: Any, c: Any) -> Any:
-    """Gradient descent, without slots or further constants."""
+    """Gradient descent. No slots, and no constants besides the common ones."""
     return old - c.rate * g, ()
 
 
@@ -177,7 +182,7 @@ def adagrad(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def adadelta(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: averages of squared gradients and of squared steps. a: rho, b: 1 - rho, c: eps."""
+    """Slots: average of squared gradients, average of squared steps. a: rho, b: 1 - rho, c: eps."""
     square = c.a * s[0] + c.b * g * g
     step = math.sqrt((s[1] + c.c) / (square + c.c)) * g
     return old - c.rate * step, (square, c.a * s[1] + c.b * step * step)
@@ -185,7 +190,7 @@ def adadelta(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def rmsprop(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slot: average of squares. a: alpha, b: 1 - alpha, c: eps, d: momentum, for all four forms."""
+    """Slot: average of squares. In all four forms, a: alpha, b: 1 - alpha, c: eps, d: momentum."""
     square = c.a * s[0] + c.b * g * g
     return old - c.rate * (g / (math.sqrt(square) + c.c)), (square,)
 
@@ -200,7 +205,7 @@ def rmsprop_momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def rmsprop_centered(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: averages of squares and of gradients."""
+    """Slots: average of squares, average of gradients."""
     square, mean = c.a * s[0] + c.b * g * g, averaged(s[1], g, c.b)
     variance = max(square - mean * mean, _ZERO)
     return old - c.rate * (g / (math.sqrt(variance) + c.c)), (square, mean)
@@ -208,7 +213,7 @@ def rmsprop_centered(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def rmsprop_centered_momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: averages of squares and of gradients, velocity."""
+    """Slots: average of squares, average of gradients, velocity."""
     square, mean = c.a * s[0] + c.b * g * g, averaged(s[1], g, c.b)
     speed = c.d * s[2] + g / (math.sqrt(max(square - mean * mean, _ZERO)) + c.c)
     return old - c.rate * speed, (square, mean, speed)
@@ -216,14 +221,14 @@ def rmsprop_centered_momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def adam(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: averages of gradients and of squares. a: 1 - beta1, b: beta2, c: 1 - beta2, d: eps."""
+    """Slots: average of gradients, average of squares. a: 1 - beta1, b: beta2, c: 1 - beta2, d: eps."""
     mean, square = averaged(s[0], g, c.a), c.b * s[1] + c.c * g * g
     return old * c.shrink - divided(c.rate * mean, math.sqrt(square) * c.second + c.d), (mean, square)
 
 
 @register_jitable(forceinline=True)
 def amsgrad(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Adam with a third slot: the largest average of squares so far."""
+    """Adam with a third slot, which is the largest average of squares so far."""
     mean, square = averaged(s[0], g, c.a), c.b * s[1] + c.c * g * g
     largest = max(s[2], square)
     return old * c.shrink - divided(c.rate * mean, math.sqrt(largest) * c.second + c.d), (mean, square, largest)
@@ -236,6 +241,6 @@ def ftrl(old: Any, g: Any, s: Any, c: Any) -> Any:
     root = math.sqrt(total)
     pull = s[1] + (g - (root - math.sqrt(s[0])) * c.rate * old)
     step = math.copysign(max(abs(pull) - c.a, _ZERO), pull)
-    # If the divisor is zero, so is the step, and 0 / 0 has to give 0.
+    # If the divisor is zero, the step is zero, too; 0 / 0 must give 0.
     new = _ZERO if step == _ZERO else -step / ((root + c.b) * c.rate + c.c)
     return new, (total, pull)

@@ -1,12 +1,12 @@
-"""Treats subnormal numbers as zero inside kernels.
+"""Make kernels treat subnormal numbers as zero.
 
-When the gradients of an element become zero, its average decays into the subnormal range (float32 below 1.2e-38) and,
-because of rounding to nearest, never leaves it. x86 processors handle such operands in microcode, which made an Adam
-update 20 times slower for the rest of the job. Each kernel therefore sets the two processor flags that treat subnormals
-as zero, and restores the thread's flags before it returns; both take nanoseconds. Other processors have no such
-penalty, so the flags remain unchanged there.
+When the gradients of an element become zero, its average decays into the subnormal range (float32 below 1.2e-38) and
+never leaves it, because numbers are rounded to nearest. x86 processors handle such operands in microcode, which made an
+Adam update 20 times slower for the rest of the job. Therefore each kernel sets the two processor flags by which
+subnormal numbers count as zero, and restores the thread's flags before it returns; both take nanoseconds. Other
+processors have no such penalty, so their flags are not changed.
 
-As a result, each operation differs from plain arithmetic by less than 1.2e-38 (float32) or 2.3e-308 (float64).
+Each operation may therefore differ from ordinary arithmetic by less than 1.2e-38 (float32) or 2.3e-308 (float64).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: Flags of the x86 control register: flush results to zero (0x8000), treat operands as zero (0x0040).
+#: Flags of the x86 control register: replace subnormal results by zero (0x8000), and subnormal operands (0x0040).
 _FLAGS = 0x8040
 _WORD = ir.IntType(32)
 
@@ -28,7 +28,7 @@ def _is_x86() -> bool:
 
 
 def _control(builder: Any, name: str, slot: Any) -> None:
-    """Call a control-register instruction on ``slot``. The compiler moves no memory access across it."""
+    """Call a control-register instruction on ``slot``. The compiler does not move memory accesses across it."""
     barrier = ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", side_effect=True)
     function_type = ir.FunctionType(ir.VoidType(), [slot.type])
     builder.call(barrier, [])
@@ -64,7 +64,7 @@ def _restore(_typing: Any, state: Any) -> Any:
     return types.none(state), generate
 
 
-#: ``state = flush_subnormals()``: set the flags and return their previous values. For compiled code only.
+#: ``state = flush_subnormals()``: set the flags and return their previous values. For use in compiled code only.
 flush_subnormals: Any = intrinsic(_flush)
-#: ``restore_subnormals(state)``: restore the flags. For compiled code only.
+#: ``restore_subnormals(state)``: restore the flags. For use in compiled code only.
 restore_subnormals: Any = intrinsic(_restore)

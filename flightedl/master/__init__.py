@@ -1,13 +1,13 @@
-"""The master: assigns tasks, maintains the membership, and keeps the job's declaration.
+"""The master: assigns tasks, maintains the membership, and stores the job's declaration.
 
 ``domain.master`` makes all decisions. This package passes events to it and carries out the resulting effects.
 
-* ``main``: one process, from waiting for the lock until its exit
-* ``flight``: the verbs, translated into calls to ``service``
-* ``service``: constructs the modules below and contains the operations that they share
-* ``state``: driver of the core, guarded by a single lock
-* ``durable``: group commit of the state to etcd; ``recovery``: reading the state back
-* ``continuity``: verification that etcd was not restored from an older state
+* ``main``: one master process, from waiting for the lock until its exit
+* ``flight``: the master's verbs, translated into calls of ``service``
+* ``service``: construction of the other components, and the operations that they share
+* ``state``: driver of the core, guarded by one lock
+* ``durable``: group commit of the state to etcd; ``recovery``: reading of a predecessor's state
+* ``continuity``: check that etcd was not restored from an older state
 * ``declaring``: declarations of the dataset and the model; ``evaluations``: datasets of evaluations
 * ``indexing``: tasks of a declared dataset; ``growing``: files that are added to it later
 * ``tasks``: tickets from trainers; ``failures``: location of failed work in files
@@ -19,10 +19,10 @@
 * ``status``: the job's status; ``groups``: the status of a group; ``history``: curves over time
 * ``metrics``: metrics for Prometheus; ``page``: the web page
 
-A ticket arrives in ``flight``. ``tasks`` passes it to ``state``, which applies it to the core, waits until ``durable``
-has stored the result, and returns the core's answer. ``tasks`` then adds the chunks of each assigned task, which it
-takes from the index.
+A trainer's ticket arrives in ``flight``. ``tasks`` passes it to ``state``, which applies it to the core, waits until
+``durable`` has stored the result, and returns the core's answer. ``tasks`` then adds the chunks of each assigned task
+from the index.
 
-Several masters may run at a time: one holds ``master/lock``, and the others wait for it. Every write by a master
-requires its lock's create_revision, so a deposed master cannot write.
+Several masters may run at the same time: one holds ``master/lock``, and the others wait for it. Every write requires
+the create_revision of the writing master's lock, so a deposed master cannot write.
 """

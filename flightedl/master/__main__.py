@@ -1,4 +1,4 @@
-"""``python -m flightedl.master``: run a master with settings from the environment."""
+"""``python -m flightedl.master``: run a master whose settings come from environment variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flightedl.process.importing import of_a_server
 from flightedl.process.tuning import leave_out_pandas_and_scipy
 
 if __name__ == "__main__":
-    # This must precede imports of packages that use arrays.
+    # Must precede imports of packages that use arrays.
     leave_out_pandas_and_scipy()
     with of_a_server():
         from flightedl.master.main import run

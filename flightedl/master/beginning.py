@@ -1,4 +1,4 @@
-"""Reinitialization of a model whose values are lost (``domain.recovery.reinitialization``)."""
+"""Reinitialization of a model whose values have been lost (``domain.recovery.reinitialization``)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flightedl.ports import CreatedAt, Delete
 
 _log = logging.getLogger(__name__)
 
-#: Maximum number of conditions in one transaction, not counting the fence.
+#: Maximum number of conditions in a transaction, in addition to the fence.
 _CONDITIONS_LIMIT = 120
 
 
 def delete_election(held: HeldKey, keys: JobKeys, step: Reinitialize) -> None:
-    """Delete the election, so that trainers hold a new one. This is repeated until the pservers' answers have changed.
+    """Delete the election, so that trainers hold a new one. Repeated until the pservers' answers have changed.
 
     Raises:
         FencedError: another master leads.

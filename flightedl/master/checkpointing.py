@@ -1,7 +1,7 @@
-"""Operations on checkpoint files, as decided by the core: writing manifests, moving the pointer, deleting files.
+"""Carry out the core's decisions about checkpoint files: write manifests, move the pointer, delete files.
 
-One thread carries out the operations in order, each after the state from which it follows is stored in etcd. The
-pointer is a part of that state, so the same fenced transaction writes it.
+One thread carries out the operations in order. Each operation waits until the state that requires it has been stored in
+etcd. The pointer is part of that state, so the same fenced transaction writes it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DRAIN_SLICE_S = 0.25
 
 
 class CheckpointStore:
-    """The files of one job's checkpoints. Thread-safe."""
+    """Checkpoint files of one job. Thread-safe."""
 
     def __init__(self, storage: Storage | None, state: JobState, job: str) -> None:
         self._storage = storage
@@ -44,7 +44,6 @@ class CheckpointStore:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread, dropping unfinished operations."""
         self._is_stopping = True
         self._work.put(None)
         self._thread.join(5.0)
@@ -53,7 +52,7 @@ class CheckpointStore:
         self._work.put(work)
 
     def drain(self, timeout_s: float, may_go_on: Callable[[], bool]) -> None:
-        """Make a last checkpoint before this master exits; keep trying while ``may_go_on``."""
+        """Make a last checkpoint before this master exits. Keep trying as long as ``may_go_on``."""
         state = self._state
         deadline = state.clock.now() + timeout_s
         with state.lock:
@@ -128,7 +127,7 @@ class CheckpointStore:
         )
 
     def _full_declaration(self) -> JobDeclaration:
-        """Return the declaration, including the files added since, whose keys in etcd a resumed job does not have."""
+        """Return the declaration with the files added since. A resumed job has no keys in etcd for these."""
         state = self._state
         arrivals = [] if state.dataset is None else list(state.dataset.arrivals)
         return replace(state.core.declaration, arrivals=arrivals)

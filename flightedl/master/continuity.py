@@ -1,12 +1,12 @@
 """Check that a new master may continue from the state in etcd, which may have been restored from an older backup.
 
-The master makes this check after acquiring the lock and before reading the job's state. It refuses to continue from a
-state that is older than the newest checkpoint. With ``--resume`` it deletes the state, and the job begins a new life
-from that checkpoint (see ``domain.recovery.store_history``). The new life is written last, so that if the master dies
-before writing it, its successor detects the older state again.
+The master makes this check after it has acquired the lock, and before it reads the job's state. It refuses to continue
+from a state that is older than the newest checkpoint. With ``--resume``, it deletes that state, and the job begins a
+new life from the checkpoint (see ``domain.recovery.store_history``). The new life is written last: if the master dies
+before that, its successor detects the older state again.
 
-Not guaranteed: detection without checkpoints, unless the cluster id has changed; nor detection while the checkpoint
-storage is unreadable, because a master does not wait for it.
+Not guaranteed: without checkpoints, an older state is detected only if the cluster id has changed; while the checkpoint
+storage is unreadable, it is not detected at all, because the master does not wait for the storage.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ from flightedl.ports import Coordinator, Delete, Operation, Put, Storage
 
 _log = logging.getLogger(__name__)
 
-#: Maximum number of deletions in one transaction.
+#: Maximum number of deletions in a transaction.
 _OPERATIONS = 100
 
 
 def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, keys: JobKeys, *, resume: bool) -> bool:
-    """True if the job continues in its current life. False if a new life has begun: acquire the lock again in it.
+    """Return True if the job continues its current life; False if a new life has begun, which needs a new lock.
 
     Raises:
         RolledBackError: the state is older than the newest checkpoint, or belongs to another cluster.
         FencedError: the lock is lost.
     """
-    # The manifest must be read first, because a deposed predecessor may write one at any time, with its latest
-    # observation of etcd. Only answers that etcd gives after the manifest was read are at least as new as that
-    # observation.
+    # Read the manifest first. A deposed predecessor may write a manifest at any time, with its latest observation of
+    # etcd. Only answers that etcd gives after the manifest has been read are certain to be as new as that observation.
     number, newest = _newest(storage, keys.job_name)
     stored = coordinator.get(keys.history)
     record = HistoryRecord() if stored is None else from_json(stored.value, HistoryRecord)
@@ -74,7 +73,7 @@ def _advice(number: int) -> str:
 
 
 def _newest(storage: Storage | None, job: str) -> tuple[int, Sighting | None]:
-    """Return the number of the job's newest checkpoint and its observation of etcd; 0 if none is known."""
+    """Return the number of the newest checkpoint (0 if none is known), and the state of etcd that it observed."""
     if storage is None:
         return 0, None
     try:
@@ -97,7 +96,7 @@ def _put(keys: JobKeys, record: HistoryRecord) -> Put:
 
 
 def _begin_again(coordinator: Coordinator, held: HeldKey, keys: JobKeys, record: HistoryRecord) -> None:
-    """Delete the job's state and begin a new life. Keeps keys with a lease, which belong to live processes."""
+    """Delete the job's state and begin a new life. Keep leased keys, which belong to live processes."""
     kept = {keys.history, keys.ps_desired}
     last = [keys.job, keys.checkpoint_latest, keys.init_params]
     found = [*coordinator.list(keys.state_prefix).entries, *coordinator.list(keys.prefix).entries]

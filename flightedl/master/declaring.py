@@ -1,4 +1,4 @@
-"""Declarations of the dataset and the model: indexes the dataset or plans the model on behalf of the core."""
+"""Handle declarations of the dataset and the model: index the dataset or plan the model for the core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset,
 
 
 class Declaring:
-    """Handles declarations. Each declaration is durable before it is answered. Thread-safe."""
+    """Handles declarations. A declaration is durable before it is answered. Thread-safe."""
 
     def __init__(self, state: JobState, growing: Growing, indexing: DatasetIndexing) -> None:
         self._state = state
@@ -22,7 +22,7 @@ class Declaring:
         self._indexing = indexing
 
     def dataset(self, declared: DatasetDeclaration) -> DeclaredDataset:
-        """Declare the dataset. The first declaration is adopted; the first one after resuming may change the order.
+        """Declare the dataset. Adopt the first declaration. In a resumed job, the first one may change the order.
 
         Raises:
             DataError: a file cannot be used.
@@ -37,7 +37,7 @@ class Declaring:
         return reply
 
     def model(self, declared: ModelDeclaration) -> DeclaredModel:
-        """Declare the model. The first declaration is adopted; the first one after resuming may change settings.
+        """Declare the model. Adopt the first declaration. In a resumed job, the first one may change settings.
 
         Raises:
             UsageError: a parameter, the optimizer or the mode is invalid.

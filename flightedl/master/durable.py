@@ -1,12 +1,12 @@
 """Group commit: the master's state is stored in etcd before any reply that depends on it is sent.
 
-One thread writes the current state, so one transaction serves all waiting requests. Each request waits on its own lock,
-so that it is not woken when only others are done. If many requests shared the last transaction, the thread briefly
-waits for the same number of requests, because the same senders are likely to send again.
+A single thread writes the current state, so that one transaction serves all waiting requests. Each request waits on its
+own lock, so it is not woken when only other requests are done. If the last transaction served many requests, the thread
+briefly waits for the same number of requests, because the same senders are likely to send again.
 
-Each write is fenced by the lock's generation *and* compares the revisions of the keys that it overwrites (see
-``domain.master.stored``). A master steps down if the outcome of its writes remains unknown until its lease is at risk,
-if it finds bytes that it did not write, or if an unexpected error occurs.
+Each write is fenced by the lock's generation, and *also* compares the revisions of the keys that it overwrites (see
+``domain.master.stored``). A master steps down in three cases: the outcome of its writes stays unknown until its lease
+is at risk, it finds bytes that it did not write, or an unexpected error occurs.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from flightedl.ports import Clock, Coordinator, Instruments, ModifiedAt, NoInstr
 
 _log = logging.getLogger(__name__)
 
-#: Function that returns (revision, key -> value) for the current state.
+#: Returns the current state as (revision, key -> value).
 Snapshot = Callable[[], tuple[int, Mapping[str, bytes]]]
 
 _RETRY_S = 0.1
-#: Maximum number of seconds to wait until as many requests as last time have arrived.
+#: Maximum seconds to wait for as many requests as the last transaction served.
 _GATHER_S = 0.005
-#: Minimum number of requests that makes this wait worthwhile.
+#: Minimum number of requests for which this wait is worthwhile.
 _CROWD = 8
 
 
 class DurableState:
-    """Writer of the state, for which requests wait. Thread-safe.
+    """Writer of the state. Requests wait for it. Thread-safe.
 
-    ``known`` maps keys to (value, mod_revision), as read after acquiring the lock. It omits absent keys.
+    ``known`` maps keys to (value, mod_revision), as read after the lock was acquired. Absent keys are omitted.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class DurableState:
         self._step_down = step_down
         self._instruments = NoInstruments() if instruments is None else instruments
         self._stored = StoredKeys(known)
-        #: Guards the fields below. Only the writer thread waits on it.
+        #: Guards the following fields. Only the writer thread waits on it.
         self._changed = threading.Condition()
-        #: (revision, lock to release once the revision is durable or never will be)
+        #: (revision, lock to release when the revision is durable or can no longer become so)
         self._waiters: list[tuple[int, threading.Lock]] = []
         self._wanted = 0
         self._durable = 0
-        #: Number of waiting requests at which the writer is woken.
+        #: Number of waiting requests that wakes the writer.
         self._enough = 1
         self._trouble = ""
         self._is_stopping = False
@@ -71,7 +71,7 @@ class DurableState:
         self._thread.start()
 
     def wait(self, revision: int, timeout_s: float) -> None:
-        """Wait until the state of ``revision`` or of a later revision is durable.
+        """Wait until the state with this ``revision`` or a later one is durable.
 
         Raises:
             NotReadyError: the timeout has expired; the request may be repeated.
@@ -87,7 +87,7 @@ class DurableState:
                 if len(self._waiters) >= self._enough:
                     self._changed.notify()
         is_answered = waiter.acquire(timeout=timeout_s)
-        if self._durable >= revision:  # The revision only increases, so reading it needs no lock.
+        if self._durable >= revision:  # The revision never decreases, so it can be read without a lock.
             return
         with self._changed:
             if self._durable >= revision:
@@ -98,7 +98,7 @@ class DurableState:
         raise NotReadyError("the master is stepping down: retry with its successor")
 
     def close(self) -> None:
-        """Stop the thread. Requests whose state is not yet durable fail."""
+        """Stop the thread. Requests whose state is not durable yet fail."""
         self._stop()
         self._thread.join(5.0)
 
@@ -116,7 +116,7 @@ class DurableState:
         except FlightedlError as error:
             self._step_down(f"its state cannot be written: {error}")
         except Exception as error:  # noqa: BLE001 - see below
-            # A master that cannot write its state must not keep the lock, because it could answer no request.
+            # A master that cannot write its state must give up the lock, because it could not answer any request.
             _log.exception("the state cannot be written")
             self._step_down(f"its state cannot be written: {error}")
         finally:
@@ -146,7 +146,7 @@ class DurableState:
                 lock.release()
 
     def _write(self, values: Mapping[str, bytes]) -> bool:
-        """Write the values, repeatedly if necessary. False if this master has stepped down."""
+        """Write the values. Retry if necessary. Return False if this master has stepped down."""
         write = self._stored.next_write(values)
         while write is not None and not self._is_stopping:
             if not self._held.is_held:

@@ -1,4 +1,4 @@
-"""Indexes of evaluation datasets, built when the first trainer asks for one, and rebuilt after a takeover."""
+"""Indexes of evaluation datasets, built when the first trainer requests one, and again after a takeover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclarati
 
 
 class EvaluationDatasets:
-    """The datasets of all evaluations. Called without the master's lock, because indexing may take a long time."""
+    """Datasets of all evaluations. Do not hold the master's lock when calling it, because indexing may take long."""
 
     def __init__(self, indexing: Callable[[], DatasetIndexing], queue_settings: Callable[..., QueueSettings]) -> None:
         self._new_indexing = indexing
@@ -20,7 +20,7 @@ class EvaluationDatasets:
         self._found: dict[str, IndexedDataset] = {}
 
     def index(self, name: str, wanted: DeclaredDataset | EvaluationDeclaration) -> IndexedDataset:
-        """Return the indexed dataset of an evaluation.
+        """Return the index of an evaluation's dataset.
 
         Raises:
             NotReadyError: it is being indexed; ask again.

@@ -1,7 +1,7 @@
-"""Export of the model to one file without any trainer: the master makes a checkpoint and reads the model from it.
+"""Export the model to a file without trainers: the master makes a checkpoint, and reads the model from it.
 
-Repeated requests for the same URL return the progress. The result or error is returned once and then dropped. The
-master holds only one parameter at a time in memory.
+Repeated requests for the same URL return the progress. The result or error is returned once, and then dropped. The
+master holds only one parameter in memory at a time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ModelExports:
         self._closing.set()
 
     def ask(self, request: SaveModelRequest) -> SaveModelReply:
-        """Begin an export, or return its progress.
+        """Begin an export, or return the progress of one that has begun.
 
         Raises:
             UsageError: the job keeps no checkpoints, or the format is unknown.

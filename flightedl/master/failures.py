@@ -1,4 +1,4 @@
-"""Location of failed pieces: maps batches of a task to files, chunks and records. Pure."""
+"""Convert batches of failed tasks to files, chunks and records. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flightedl.formats.record_places import record_ranges
 from flightedl.master.indexing import IndexedDataset
 from flightedl.messages.status import FailedPiece
 
-#: Maximum number of listed ranges of records.
+#: Maximum number of record ranges to list.
 RANGES_LIMIT = 64
 
 

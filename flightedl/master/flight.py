@@ -1,4 +1,4 @@
-"""The master's verbs. Each one decodes a request, calls the service and encodes the reply."""
+"""The master's verbs: each handler decodes a request, calls the service, and encodes the reply."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class MasterFlight:
         return b"{}"
 
     def _asks(self, kind: type[_Changing]) -> Callable[[bytes, Call], bytes]:
-        """Return an action that passes requests of this kind to the core; these requests change the job."""
+        """Return an action that passes requests of this type to the core. The requests change the job."""
 
         def ask(body: bytes, _: Call) -> bytes:
             request: Any = self._for_this_job(body, kind)
@@ -119,7 +119,7 @@ class MasterFlight:
         return ask
 
     def _for_this_job(self, body: bytes, kind: type[_Changing]) -> _Changing:
-        """Decode a request that changes the job, and require that it names this job.
+        """Decode a request that changes the job, and check that it names this job.
 
         Raises:
             MessageError: it has another kind, or does not name this job.

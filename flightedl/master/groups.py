@@ -1,4 +1,4 @@
-"""Status of a job whose data is read by a group of ranks. Pure."""
+"""Status of a job whose data goes to a group of ranks. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flightedl.messages.status import FailedPiece, GroupStatus, StatusReply, Tas
 
 
 def with_group(reply: StatusReply, group: Group, queue: TaskQueue, indexed: IndexedDataset) -> StatusReply:
-    """Return a status with the group's progress in place of the queue's, because the queue assigns no tasks."""
+    """Return the status with the group's progress in place of the queue's: with a group, the queue assigns no tasks."""
     record, total = group.record, indexed.layout.record_count
     places = [each.at for each in group.places.values()]
     epochs = reply.epochs or 1

@@ -1,10 +1,10 @@
-"""Files that are added to a dataset while it is being trained on.
+"""Add files to a dataset during training.
 
-One thread looks for new files every few seconds, according to the rules in ``formats.following``. It indexes new files
-and adds their tasks to the queue, in the same transaction as the record of their arrival, so that a successor has both
-or neither. An unusable file does not end the job: ``status`` reports the file, and the thread reads it again once it
-has changed, or at the next scan if the store failed only briefly. When the dataset is complete, the thread notifies the
-queue, so that the last epoch may end, and names the excluded files.
+Every few seconds, a thread looks for new files by the rules in ``formats.following``. It indexes the new files and adds
+their tasks to the queue, in the transaction that also records their arrival, so that a successor has both or neither.
+An unusable file does not end the job: ``status`` reports the file, and the thread reads it again when the file has
+changed, or in the next scan if only the store failed briefly. When the dataset is complete, the thread tells the queue,
+so that the last epoch may end, and names the excluded files.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from flightedl.ports import Files, FileStat, Storage
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
-#: Seconds for which a call waits until growth has ended, before it answers "not ready".
+#: Seconds that a call waits for the end of growth before it answers "not ready".
 _QUICK_S = 1.5
 
 
 class Growing:
-    """The growth of one job's dataset. Thread-safe."""
+    """Growth of one job's dataset. Thread-safe."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Growing:
         self._wake = threading.Event()
         self._has_ended = threading.Event()
         self._stopping = threading.Event()
-        #: True if a trainer has declared the dataset complete.
+        #: True if a trainer has declared that the dataset is complete.
         self._is_declared_complete = False
 
     def begin(self) -> None:
-        """Begin to look for new files if the dataset, whose current state is in etcd, is growing. Idempotent."""
+        """Start looking for new files if the dataset, whose current state is in etcd, may grow. Idempotent."""
         with self._state.lock:
             work = self._state.core.work
             is_growing = work is not None and work.queue.is_growing
@@ -76,7 +76,7 @@ class Growing:
             self._thread.join(_CLOSE_S)
 
     def end(self, sender: Sender) -> None:
-        """Add the current files and then let the last epoch end, because a trainer has declared the dataset complete.
+        """Add the files that exist, then let the last epoch end, because a trainer declared the dataset complete.
 
         Raises:
             UnregisteredError: the trainer's lease has ended.
@@ -121,7 +121,7 @@ class Growing:
                 return
 
     def _look(self, following: DirectoryFollower, urls: Sequence[str]) -> tuple[bool, bool]:
-        """Look for new files once. Return (True if more can be added immediately, True if the dataset is complete)."""
+        """Look for new files once. Return (True if more can be added now, True if the dataset is complete)."""
         scan = look(self._files, following, urls, is_declared_complete=self._is_declared_complete)
         if scan.stable and not self._add(following, scan.stable):
             return False, False

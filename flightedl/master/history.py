@@ -1,4 +1,4 @@
-"""Curves of a job's figures since the master took over, with a bounded number of points."""
+"""Curves of a job's metrics since this master took over, with a bounded number of points."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 from flightedl.messages.status import StatusReply
 
-#: Maximum number of points. When it is exceeded, every second point is dropped and the spacing of new points is
-#: doubled.
+#: Maximum number of points. When it is exceeded, every second point is dropped, and new points are spaced twice as far
+#: apart.
 _POINTS = 240
 _SPACING_S = 2.0
-#: Maximum number of metrics reported by the script.
+#: Maximum number of the script's metrics that are sampled.
 _METRICS_LIMIT = 24
 
 
 class History:
-    """Figures sampled over time. Not thread-safe."""
+    """Metrics sampled over time. Not thread-safe."""
 
     def __init__(self) -> None:
         self._spacing_s = _SPACING_S
@@ -43,7 +43,7 @@ class History:
 
 
 def progress_of(status: StatusReply) -> float:
-    """Return the completed fraction of all epochs, from 0 to 1, or of the current epoch if training is endless."""
+    """Return the completed fraction of all epochs, from 0 to 1. If training is endless, use the current epoch."""
     tasks = status.tasks
     if status.state == "done":
         return 1.0

@@ -1,18 +1,19 @@
-"""Indexing of a declared dataset in the background, because reading many files takes longer than a call may take.
+"""Index a declared dataset in the background, because reading many files takes longer than a call may take.
 
-The first trainer's declaration starts the indexing. Until indexing is done, all calls are answered with "not ready" and
-the progress; after that, they are answered with the result or the error. An error is returned for one minute and then
-dropped, so that the dataset can be declared again once a file has been corrected. Brief failures of a store are retried
-(``domain.retries``). Longer failures fail the declaration of a new dataset, but not a job that has already declared it.
+The first trainer's declaration starts the indexing. Until it is complete, all calls are answered with "not ready" and
+the progress; afterwards, they are answered with the result or the error. An error is dropped after one minute, so that
+the dataset can be declared again once a file has been corrected. If the store fails briefly, indexing retries
+(``domain.retries``). If it fails for longer, the declaration of a new dataset fails, but a job that has already
+declared its dataset continues to wait.
 
-If there is a storage, the index is kept in it, next to the checkpoints, and later jobs with the same data read only
-changed files. After a takeover, the master uses the stored index without reading any file, provided that it is the
-index with which the job was declared. Takeovers are therefore fast, and they work while the store of the data files is
-down. Readers detect changed files.
+If the job has a storage, the index is stored there, next to the checkpoints, and later jobs with the same data read
+only files that have changed. After a takeover, the master uses the stored index without reading any data file, if it is
+the index with which the job was declared. So takeovers are fast, and work even if the store of the data files is
+unreachable. Readers detect changed files.
 
-A followed dataset begins with the files found by the first scan that finds any; ``growing`` adds the others. Its
-*arrivals* (groups of files that were added together, in order) are part of the durable state, and the index is made
-from them.
+The first scan that finds any files determines the files with which a followed dataset begins; ``growing`` adds more.
+The dataset's *arrivals*, which are groups of files that were added together, are part of the durable state. The index
+is made from them, in order.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from flightedl.process.background import Background
 
 _log = logging.getLogger(__name__)
 
-#: Maximum number of skipped corrupt parts that are logged. The status counts all of them.
+#: Maximum number of skipped corrupt parts to log. The status counts all of them.
 _LOGGED_SKIPPED = 10
 
 _ERROR_KEPT_S = 60.0
-#: Seconds for which a call waits for the index, in case indexing is quick, before it answers "not ready".
+#: Seconds that a call waits for the index, in case indexing is fast, before it answers "not ready".
 _QUICK_S = 1.5
 
 
@@ -67,9 +68,9 @@ class _Work:
 
 
 class DatasetIndexing:
-    """Indexes at most one dataset at a time. Thread-safe.
+    """Indexes datasets, at most one at a time. Thread-safe.
 
-    If ``storage`` is given, indexes are kept in it. ``stop`` ends any wait for a store.
+    If ``storage`` is given, indexes are stored there. ``stop`` ends every wait for a store.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class DatasetIndexing:
         return found
 
     def index_again(self, known: DeclaredDataset, arrivals: Sequence[ArrivalRecord] = ()) -> IndexedDataset:
-        """Index the dataset declared under a predecessor. ``arrivals`` are those of a followed dataset.
+        """Index the dataset that was declared under a predecessor. ``arrivals`` are those of a followed dataset.
 
         Raises:
             DataError: the dataset cannot be read, or has changed.
@@ -139,7 +140,6 @@ class DatasetIndexing:
         return dataset
 
     def close(self) -> None:
-        """Stop waiting for the first file."""
         self._closing.set()
 
     def _end(self, _: object) -> None:
@@ -147,7 +147,7 @@ class DatasetIndexing:
         self._doing = ""
 
     def _build_first(self, declared: DatasetDeclaration) -> IndexedDataset:
-        """Index a dataset on which no job depends yet; a permanent failure of its store is reported as a user error."""
+        """Index a dataset on which no job depends yet. A permanent failure of its store is a user error."""
         try:
             return self._build(declared)
         except NotReadyError:
@@ -188,7 +188,7 @@ class DatasetIndexing:
 def look(
     files: Files, following: DirectoryFollower, urls: Sequence[str], *, is_declared_complete: bool = False
 ) -> Scan:
-    """List the files of a followed dataset, which is complete if a trainer declared that or all end markers exist.
+    """List the files of a followed dataset. It is complete if a trainer has said so, or if all end markers exist.
 
     Raises:
         DataError: they cannot be listed.
@@ -198,12 +198,12 @@ def look(
 
 
 def arrival_of(stats: Sequence[FileStat]) -> ArrivalRecord:
-    """Return the record of files that are added together."""
+    """Return the record of files that were added together."""
     return ArrivalRecord(files=[(stat.url, stat.size_bytes, stat.version) for stat in stats])
 
 
 def stats_of(arrivals: Sequence[ArrivalRecord]) -> tuple[FileStat, ...]:
-    """Return all files added so far, in order."""
+    """Return all files that were added so far, in order."""
     return tuple(FileStat(*file) for arrival in arrivals for file in arrival.files)
 
 

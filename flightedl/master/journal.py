@@ -1,7 +1,7 @@
-"""The job's newest events since this master took over, for users and for programs that follow them.
+"""The job's recent events since this master took over, for users and for programs that follow them.
 
-Events are kept only in memory. After a takeover the journal starts again, and its first event says so. Earlier events
-are in the previous master's log.
+Events are kept only in memory. After a takeover, the journal is empty, and its first event says so. Earlier events are
+in the log of the previous master.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WAIT_LIMIT_S = 15.0
 
 
 class Journal:
-    """The newest events of one master. Thread-safe."""
+    """Recent events of one master. Thread-safe."""
 
     def __init__(self, generation: int, clock: Clock, kept: int = _KEPT) -> None:
         self._generation = generation
@@ -49,7 +49,7 @@ class Journal:
             return {kind.value: self._counts[kind.value] for kind in Kind}
 
     def read(self, request: EventsRequest, closing: threading.Event | None = None) -> EventsReply:
-        """Return the requested events. If there are none, wait for the next event, but only until ``closing``."""
+        """Return the requested events. If there are none, wait for the next one, or until ``closing`` is set."""
         deadline = self._clock.now() + min(request.wait_s, _WAIT_LIMIT_S)
         with self._changed:
             after = request.after if request.generation == self._generation else 0

@@ -1,9 +1,9 @@
 """One master process, from waiting for the lock until its exit.
 
-The steps are, in this order: wait for ``master/lock``, check that etcd was not restored from an older state, write the
-number of pservers, bind the server (which answers "not ready"), read the predecessor's state, or a checkpoint if the
-job is resumed, serve, publish the address. The exit code is 0 if the master was stopped, 75 if it lost the lock or its
-lease (and is to be restarted as a standby), and 3 if etcd was restored from an older state.
+A master performs these steps: wait for ``master/lock``; check that etcd was not restored from an older state; write the
+number of pservers; bind the server, which answers "not ready"; read the predecessor's state, or a checkpoint if the job
+is resumed; serve; publish the address. The exit code is 0 if the master was stopped, 75 if it lost the lock or its
+lease (restart it as a standby), and 3 if etcd was restored from an older state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
         return exit_code
 
     def _take_turn(self, coordinator: JobCoordinator) -> int | None:
-        """Wait for the lock and lead. Return the exit code, or None to acquire the lock again in a new life."""
+        """Wait for the lock and lead the job. Return the exit code, or None to acquire the lock again in a new life."""
         _log.info("waiting for the lock")
         self._health.waiting("it is on standby", is_ready=True)
         held = HeldKey.claim_when_free(
@@ -131,7 +131,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             raise FencedError("the lock was lost before the address was published")
 
     def _fix_pserver_count(self, coordinator: Coordinator, held: HeldKey) -> int:
-        """Return the job's number of pservers, which the first master writes and later masters read."""
+        """Return the job's number of pservers. The first master writes it, and later masters read it."""
         entry = coordinator.get(self._keys.ps_desired)
         if entry is not None:
             count = int(entry.value)
@@ -148,5 +148,5 @@ class MasterProcess(ServerProcess[MasterSettings]):
 
 
 def run(chosen: MasterSettings) -> int:
-    """Run a master in this process and return its exit code."""
+    """Run a master in this process. Return the exit code."""
     return run_server(MasterProcess, chosen)

@@ -1,4 +1,4 @@
-"""The master's metrics for Prometheus: its own measurements, and figures from the status."""
+"""The master's Prometheus metrics: its own measurements, and values from the status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEASURES = (REQUEST_SECONDS, COMMIT_SECONDS, COMMITTED_BYTES)
 
 
 def figures(status: StatusReply) -> Figures:
-    """Return the figures in a status, by name."""
+    """Return the metrics in a status, by name."""
     tasks = status.tasks
     latest = status.checkpoint.removeprefix("c-")
     return {

@@ -1,4 +1,4 @@
-"""Sums over the trainers' reports: records, rates, and means of metrics. Pure; the time is an argument."""
+"""Sums over trainers' reports: records, rates, and means of metrics. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from flightedl.messages.status import RaisedError
 from flightedl.messages.tasks import REPORT_EVERY_S, FailedTask, LogRequest
 
 _WINDOW_S = 10.0
-#: Seconds for which errors raised by the script are kept. Errors that occur less often than that are harmless.
+#: Seconds for which errors of the script are kept. If errors are rarer than that, they are harmless.
 _RAISED_S = 600.0
 _RAISED_LIMIT = 1_000
 #: Maximum number of reports per second from all trainers together.
 _REPORTS_PER_S = 200.0
-#: Maximum number of seconds between two reports from a trainer; below the time after which it counts as stuck.
+#: Maximum seconds between two reports from a trainer, shorter than the time after which it counts as stuck.
 _RARELY_S = 5.0
 
 
 def report_every_s(trainers: int) -> float:
-    """Return the number of seconds between two reports from a trainer, so that reports do not overload the master."""
+    """Return the seconds between two reports from each trainer that keep the master's load limited."""
     return min(max(REPORT_EVERY_S, trainers / _REPORTS_PER_S), _RARELY_S)
 
 
@@ -40,7 +40,7 @@ class TrainerProgress:
     doing: str = ""
     #: As in ``LogRequest``.
     model: str = ""
-    #: True if the stacks of the trainer's threads were requested.
+    #: True if the stack traces of the trainer's threads were requested.
     wants_stacks: bool = False
     #: The last reported stacks.
     stacks: str = ""
@@ -48,22 +48,22 @@ class TrainerProgress:
 
 @dataclass(slots=True)
 class JobProgress:
-    """Sums over all trainers, in total and over the last few seconds."""
+    """Sums over all trainers, both in total and over the last few seconds."""
 
     batches: int = 0
-    #: Number of batches that yielded no gradient for the declared model.
+    #: Number of batches without a gradient for the declared model.
     idle_batches: int = 0
-    #: Maximum number of trainers that train their own model at the same time; None if a trainer shares its model.
+    #: Maximum number of trainers that trained separate models at the same time; None if any trainer shares its model.
     _own_models: int | None = 0
     skipped_records: int = 0
-    #: Seconds spent in the loops of all current and former trainers, by activity.
+    #: Seconds that the loops of all current and former trainers spent in each activity.
     profile: Counter[str] = field(default_factory=Counter)
     trainers: dict[str, TrainerProgress] = field(default_factory=dict)
-    #: Trainers that have finished a batch since the last call of ``take_progressed``.
+    #: Trainers that have finished a batch since the previous call of ``take_progressed``.
     _progressed: set[str] = field(default_factory=set)
     _recent: deque[tuple[float, int, dict[str, tuple[float, float]]]] = field(default_factory=deque)
     _first: float | None = None
-    #: (time, report) of errors raised by the script, oldest first.
+    #: (time, report) of each error raised by the script, oldest first.
     _raised: deque[tuple[float, FailedTask]] = field(default_factory=lambda: deque(maxlen=_RAISED_LIMIT))
 
     def add(self, report: LogRequest, now: float) -> None:
@@ -104,7 +104,7 @@ class JobProgress:
     def raised(self, now: float) -> list[RaisedError]:
         while self._raised and self._raised[0][0] < now - _RAISED_S:
             self._raised.popleft()
-        #: Place in the script -> batch -> attempts. A repeated report has the same attempt.
+        #: Location in the script -> batch -> attempts. A repeated report has the same attempt as the original.
         attempts: dict[str, dict[tuple[int, int, int | None], set[int]]] = {}
         newest: dict[str, str] = {}
         for _, report in self._raised:
@@ -137,7 +137,7 @@ class JobProgress:
         return sum(records for _, records, _ in self._recent) / span
 
     def metrics(self, now: float) -> dict[str, float]:
-        """Return weighted means over the last few seconds, or else the last known means."""
+        """Return weighted means over the last few seconds, or the last known means if there were no reports."""
         if len(self._recent) > 1:
             self._forget(now)
         totals: dict[str, tuple[float, float]] = {}

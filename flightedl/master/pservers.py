@@ -1,7 +1,7 @@
-"""The master's calls to the pservers. One thread per pserver makes the calls that the core returns.
+"""The master's calls to the pservers. For each pserver, a thread makes the calls that the core returns.
 
-If there is no call to make, the thread polls the pserver's status. After a failed call, it asks the core for the next
-call. If the pserver is replaced during a call, the call is aborted, because the old process may be frozen.
+If the core returns no call, the thread polls the pserver's status. After a failed call, it asks the core for the next
+call. If a pserver is replaced during a call, the call is aborted, because the old process may be frozen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flightedl.rpc.identity import ServerIdentity
 _log = logging.getLogger(__name__)
 
 _CALL_S = 10.0
-#: Timeout in seconds of calls that a pserver answers immediately.
+#: Timeout in seconds for calls that a pserver answers immediately.
 _QUICK_CALL_S = 5.0
 _RETRY_S = 0.1
 _NOT_READY_S = 0.05
@@ -83,7 +83,7 @@ class PserverLink:
         self._wake = threading.Event()
         self._is_stopping = False
         self._connection: tuple[str, int, Connection] | None = None
-        #: Latest status of the pserver; None if it is unreachable.
+        #: Latest status of the pserver; None if the pserver is unreachable.
         self.status: PserverStatusReply | None = None
         self._asked_at = -math.inf
         self._thread = threading.Thread(target=self._run, name=f"flightedl-pserver-{index}", daemon=True)
@@ -101,7 +101,7 @@ class PserverLink:
             self._connection[2].close()
 
     def _leave_replaced(self) -> None:
-        """Abort calls to processes that have been replaced. The directory calls this after every change."""
+        """Abort calls to processes that have been replaced. Called by the directory after every change."""
         connection, record = self._connection, self._directory.pservers().get(self._index)
         if connection is not None and (record is None or record.generation != connection[1]):
             connection[2].abort_calls()
@@ -126,7 +126,7 @@ class PserverLink:
                 pause_s = _STATUS_S
 
     def _make_calls(self) -> float:
-        """Make all calls that are due. Return the number of seconds after which to continue."""
+        """Make all calls that are due. Return the number of seconds until the next one."""
         record = self._directory.pservers().get(self._index)
         if record is None:
             self.status = None
@@ -141,13 +141,13 @@ class PserverLink:
             try:
                 answered = self._call(call, connection)
             except NotReadyError:
-                # The pserver may not be ready for minutes, so show its current state in the meantime.
+                # The pserver may not be ready for minutes; show its current state until then.
                 if self._state.clock.now() - self._asked_at >= _STATUS_S:
                     self._ask_status(connection)
                 raise
             self._state.apply(answered)
             if isinstance(answered.reply, AppliedReply):
-                # Store the reopened tasks now, because it may take a long time until a request causes this.
+                # Store the reopened tasks now, because the next request that stores them may arrive much later.
                 self._state.store()
             if call.pause_s:
                 return call.pause_s
@@ -164,7 +164,7 @@ class PserverLink:
         return call
 
     def _call(self, call: ControlCall, connection: Connection) -> events.Answered:
-        """Make a call once the state from which it follows is durable, and return the answer.
+        """Make a call once the state that requires it is durable. Return the answer.
 
         Raises:
             FlightedlError: the call failed, or its outcome is unknown.

@@ -1,4 +1,4 @@
-"""A predecessor's state in etcd. It is read after acquiring the lock, when no other process can write it."""
+"""A predecessor's state in etcd. It is read after the lock has been acquired, so no other process can write it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class RecoveredState:
     stored: StoredState
     #: Files of a followed dataset, in the order in which they were added.
     arrivals: tuple[ArrivalRecord, ...]
-    #: Key -> (value, mod_revision), with which later writes are compared.
+    #: Key -> (value, mod_revision). Later writes compare the revision.
     known: Mapping[str, tuple[bytes, int]]
 
 
 def read_state(coordinator: Coordinator, keys: JobKeys, checkpoints: Storage | None = None) -> RecoveredState:
-    """Read the declaration, the queue, the membership and, if there are tables, the files of the newest checkpoint."""
+    """Read the declaration, the queue, the membership, and, with tables, the list of the newest checkpoint's files."""
     names = keys.of_state
     entries = {name: coordinator.get(key) for name, key in names.items()}
     found = {name: (entry.value, entry.mod_revision) for name, entry in entries.items() if entry is not None}

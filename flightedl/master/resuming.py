@@ -1,13 +1,13 @@
-"""Resuming of a job from its checkpoints if etcd has no state for the job.
+"""Resume a job from its checkpoints if etcd has no state for it.
 
-Before serving requests, the master writes the declaration, the queue, the pointer and a finished election to etcd, in
-one transaction under its fence. From then on, the job is like any other job that has lost all its pservers. A trainer
-declares the model again, possibly with different optimizer settings. The pservers load the checkpoint and announce
-their applied batches, and missing tasks are repeated. If the number of pservers has changed, the same blocks are
-reassigned.
+Before it serves requests, the master writes the declaration, the queue, the pointer and a completed election to etcd,
+in one fenced transaction. After that, the job is in the same state as a job that has lost all its pservers. A trainer
+declares the model again, possibly with different optimizer settings. The pservers load the checkpoint and report the
+batches that it contains, and missing tasks are repeated. If the number of pservers has changed, the same blocks are
+distributed differently.
 
-If the storage has checkpoints of a job with the same name, a new job is rejected unless it resumes from them. Otherwise
-its pservers might later load values from a different run.
+If the storage contains checkpoints of a job with the same name, a new job is rejected unless it resumes from them.
+Otherwise, its pservers might later load values of a different run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def begin(
     *,
     resume: Resume,
 ) -> None:
-    """Write the state in the newest checkpoint to etcd if the job should resume and etcd has no state.
+    """If the job should resume and etcd has no state for it, write the state in the newest checkpoint to etcd.
 
     Raises:
         UsageError: there are checkpoints but the job should not resume, or it should but there are none.
@@ -74,7 +74,7 @@ def begin(
 
 
 def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
-    """Check that the storage is writable and readable before the job runs for a day; return its file sizes.
+    """Check that the storage can be written and read, before a job runs for a day. Return the sizes of its files.
 
     Raises:
         UsageError: the storage cannot be used.
@@ -94,7 +94,7 @@ def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
 
 
 def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arrivals: Sequence[ArrivalRecord]) -> None:
-    """Write the arrivals of a followed dataset, one transaction each. They are read only once the job exists."""
+    """Write the arrivals of a followed dataset, one per transaction. They are read only if the job exists."""
     for entry in coordinator.list(keys.arrivals).entries:
         held.write([Delete(entry.key)], [Absent(keys.job)])
     for number, arrival in enumerate(arrivals):
@@ -103,7 +103,7 @@ def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arriva
 
 
 def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manifest, bytes, list[int]]:
-    """Return the newest checkpoint that a file listing shows to be complete, its manifest, and newer unusable numbers.
+    """Return the newest checkpoint that is complete by the list of files, its manifest, and newer unusable numbers.
 
     Raises:
         UsageError: there is no such checkpoint; the message says why.
@@ -129,7 +129,7 @@ def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manife
 
 
 def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
-    """Return the checkpoint's declaration, adapted to a possibly different number of pservers.
+    """Return the checkpoint's declaration, adapted to the number of pservers, which may have changed.
 
     Raises:
         UsageError: this version cuts the parameters into other blocks.
@@ -153,6 +153,6 @@ def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
 
 
 def former(declaration: JobDeclaration) -> JobDeclaration:
-    """Return the declaration, marked so that trainers declare its parts again, possibly with other settings."""
+    """Return the declaration, marked so that trainers must declare its parts again and may change settings."""
     model = None if declaration.model is None else msgspec.structs.replace(declaration.model, is_former=True)
     return msgspec.structs.replace(declaration, model=model, is_resumed=True)

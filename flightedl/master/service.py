@@ -1,7 +1,7 @@
-"""A working master: constructs and starts its parts, and passes the time and the leases to the core.
+"""A running master: constructs and starts its components, and passes time and leases to the core.
 
-All parts share ``state``, which is guarded by one lock. The directory (leases in etcd) determines the trainers: a
-trainer whose key has disappeared immediately loses its tasks and its membership.
+All components share ``state``, which one lock guards. The directory (leases in etcd) determines the trainers: when the
+key of a trainer disappears, the trainer immediately loses its tasks and its membership.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from flightedl.rpc.connector import Connector
 
 _log = logging.getLogger(__name__)
 
-#: Maximum number of seconds to wait for a trainer's stacks.
+#: Maximum seconds to wait for a trainer's stack traces.
 _STACKS_S = 15.0
-#: Interval in seconds at which to check if a trainer's stacks have arrived.
+#: Interval in seconds at which a wait checks if a trainer's stack traces have arrived.
 _LOOK_S = 0.1
 #: Seconds for which a new master waits for the job's keys before it checks that it still holds the lock.
 _KEYS_S = 3.0
 
 
 class MasterService:
-    """The master's parts and the operations that they share. Thread-safe."""
+    """The components of a master, and the operations that they share. Thread-safe."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class MasterService:
         self._held = held
         self._directory = directory
         self._step_down = step_down
-        #: Function that returns error code -> number of rejected calls; set once the server exists.
+        #: Returns error code -> number of rejected calls. Set once the server exists.
         self.refusals: Callable[[], dict[str, int]] = dict
         self._looking = threading.Lock()
         self._keys = keys
@@ -103,7 +103,7 @@ class MasterService:
         self.exports = ModelExports(checkpoints, chosen.job, state.ask, held.require, clock)
 
     def start(self, recovered: RecoveredState) -> None:
-        """Start from the predecessor's state: begin to write to etcd and to call pservers.
+        """Start from the predecessor's state: begin writing to etcd and calling pservers.
 
         Raises:
             DataError: the declared dataset cannot be indexed again, or has changed.
@@ -120,7 +120,7 @@ class MasterService:
         while not self._directory.wait_until(lambda d: d.revision > 0 or None, _KEYS_S):
             if not self._held.is_held:
                 raise FencedError("the lock was lost before the job's keys were read")
-        # Subscribe first, so that no change is missed.
+        # Subscribe first, so that no change can be missed.
         self._directory.subscribe(self.read_directory)
         self.read_directory()
 
@@ -146,8 +146,8 @@ class MasterService:
                 delete_election(self._held, self._keys, step)
 
     def read_directory(self) -> None:
-        # The lock prevents older leases from overwriting newer ones. The revision is read first, so it may be older
-        # than the leases, but never newer.
+        # The lock prevents older leases from replacing newer ones. The revision is read first, so it is never newer
+        # than the leases.
         with self._looking:
             revision = self._directory.revision
             trainers = {name: record.generation for name, record in self._directory.trainers().items()}
@@ -167,7 +167,7 @@ class MasterService:
         state.apply(TimePassed(progressed))
 
     def drain(self, timeout_s: float) -> None:
-        """Make a last checkpoint before this master exits, provided that all pservers are present."""
+        """Make a last checkpoint before this master exits, if all pservers are present."""
 
         def may_go_on() -> bool:
             self.tick()
@@ -177,7 +177,7 @@ class MasterService:
         self.checkpoints.drain(timeout_s, may_go_on)
 
     def parameter_servers(self) -> tuple[str, list[str]]:
-        """Return the plan hash and the addresses of the pservers, for use by any Flight client.
+        """Return the plan hash and the pservers' addresses, for any Flight client.
 
         Raises:
             NotReadyError: there is no model yet.
@@ -199,7 +199,7 @@ class MasterService:
             )
 
     def stacks_of_trainer(self, request: StacksRequest, closing: threading.Event) -> StacksReply:
-        """Return the stacks of a trainer's threads, which the trainer sends with its next report.
+        """Return the stack traces of a trainer's threads, which come with the trainer's next report.
 
         Raises:
             NotFoundError: there is no such trainer.

@@ -1,10 +1,10 @@
-"""Driver of the master's core: passes events to it under one lock, carries out effects, and stores its state in etcd.
+"""Driver of the master's core: passes events to it under a lock, carries out effects, and stores its state in etcd.
 
-The lock is never held across I/O. An event changes the core's state under the lock; effects are carried out after
-:class:`~flightedl.master.durable.DurableState` has stored that state. Threads that handle requests wait for the answers
-here.
+The lock is never held during I/O. An event changes the core's state under the lock. The effects are carried out after
+:class:`~flightedl.master.durable.DurableState` has stored that state. The threads that handle requests wait here for
+their answers.
 
-``lock`` guards the core and all fields, except for the fields that are set only once.
+``lock`` guards the core and all fields, except those that are set only once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from flightedl.recording.writer import Recorder
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which a request waits for etcd before the trainer is told to ask again.
+#: Seconds that a request waits for etcd before the trainer has to repeat the request.
 _DURABLE_S = 3.0
 #: Seconds to pause before waiting for etcd again.
 _DURABLE_PAUSE_S = 0.1
@@ -85,12 +85,12 @@ _REQUESTS: Mapping[type, str] = {
     EvaluationDeclaration: "evaluation",
 }
 
-#: Function that carries out effects other than answers.
+#: Carries out all effects except answers.
 Carry = Callable[[out.Effect], None]
 
 
 class _Slot:
-    """Slot for a request's answer, for which a thread waits."""
+    """Slot for the answer to a request. A thread waits for it."""
 
     def __init__(self) -> None:
         self.is_answered = threading.Event()
@@ -99,7 +99,7 @@ class _Slot:
 
 
 class JobState:
-    """The state of one job in one master."""
+    """State of one job on one master."""
 
     def __init__(
         self,
@@ -136,9 +136,9 @@ class JobState:
         #: An empty core until ``recover``.
         self.core = MasterCore(self._settings, clock.now())
         self.dataset: IndexedDataset | None = None
-        #: Number of arrivals of the dataset that are known to be in etcd.
+        #: Number of the dataset's arrivals that are known to be in etcd.
         self.arrivals_saved = 0
-        #: Problem with the files of a growing dataset; empty if there is none.
+        #: Problem with the files of a followed dataset; empty if there is none.
         self.dataset_alarm = ""
         self.progress = JobProgress()
         self.evaluation_datasets = evaluation_datasets
@@ -149,7 +149,7 @@ class JobState:
         self._durable: DurableState | None = None
 
     def recover(self, stored: StoredState, dataset: IndexedDataset | None, arrivals_saved: int = 0) -> None:
-        """Start from a predecessor's state. ``dataset`` is the index of the dataset declared in it.
+        """Start from a predecessor's state. ``dataset`` is the index of the dataset declared in that state.
 
         Raises:
             UsageError: the stored queue belongs to other tasks.
@@ -176,7 +176,7 @@ class JobState:
     # events
 
     def apply(self, event: Event, carry: Carry | None = None, then: Callable[[], None] = lambda: None) -> None:
-        """Apply an event and carry out its effects. Called without the lock.
+        """Apply an event and carry out its effects. The caller must not hold the lock.
 
         Args:
             event: The event.
@@ -189,7 +189,7 @@ class JobState:
         self._carry_out(effects, carry)
 
     def declare(self, declaration: Request, begin: Callable[[], object]) -> Any:
-        """Return the answer to a declaration, like ``ask``. If it is the first one, ``begin`` indexes or plans it."""
+        """Return the answer to a declaration, like ``ask``. For the first one, ``begin`` indexes or plans it."""
         reply = self.ask(declaration)
         if isinstance(reply, out.Undeclared):
             begin()
@@ -197,9 +197,9 @@ class JobState:
         return reply
 
     def ask(self, request: Request, closing: threading.Event | None = None, *, is_last: bool = False) -> Any:
-        """Return the answer to a request once the answer is durable. Called without the lock.
+        """Return the answer to a request once the answer is durable. The caller must not hold the lock.
 
-        Waits for at most the request's ``wait_s``, if it has one. For ``is_last``, see ``Asked``.
+        Waits for at most the request's ``wait_s``, if it has that field. For ``is_last`` see ``Asked``.
 
         Raises:
             FlightedlError: the answer is an error.
@@ -221,7 +221,7 @@ class JobState:
                     break
             if not slot.is_answered.is_set():
                 self.apply(WaitEnded(call))
-                # Another thread may have caused the answer, in which case it will arrive soon.
+                # Another thread may have triggered the answer, in which case it will arrive soon.
                 if not slot.is_answered.wait(_DURABLE_S):
                     raise NotReadyError("the master is busy: try again")
         finally:
@@ -235,7 +235,7 @@ class JobState:
         return slot.reply
 
     def _carry_out(self, effects: list[out.Effect], carry: Carry | None = None) -> None:
-        # Answers come first, because other effects may take a long time or fail.
+        # Deliver answers first, because other effects may take long or fail.
         for effect in effects:
             if isinstance(effect, out.Answer) and (slot := self._slots.get(effect.call)) is not None:
                 slot.reply, slot.revision = effect.reply, effect.revision
@@ -297,7 +297,7 @@ class JobState:
     # the training data
 
     def begin_dataset(self, dataset: IndexedDataset) -> None:
-        """Give the job an indexed dataset unless it already has one. Called without the lock.
+        """Give the job an indexed dataset unless it already has one. The caller must not hold the lock.
 
         Raises:
             UsageError: there are no tasks.
@@ -310,7 +310,7 @@ class JobState:
         self.apply(DatasetIndexed(dataset.reply, self._tasks_of(dataset)), then=keep)
 
     def grow_dataset(self, dataset: IndexedDataset) -> None:
-        """Replace the dataset by one with more tasks. Existing tasks keep their numbers. Called without the lock."""
+        """Replace the dataset by a larger one with the same task numbers. The caller must not hold the lock."""
 
         def keep() -> None:
             self.dataset = dataset
@@ -331,7 +331,7 @@ class JobState:
             self._durable.close()
 
     def wait_durable(self, revision: int) -> None:
-        """Wait until the state with this revision is in etcd. Called without the lock.
+        """Wait until the state with this revision is in etcd. The caller must not hold the lock.
 
         Raises:
             NotReadyError: etcd cannot be written; the request may be repeated.
@@ -341,7 +341,7 @@ class JobState:
             self._durable.wait(revision, _DURABLE_S)
 
     def becomes_durable(self, is_ending: Callable[[], bool], revision: int | None = None) -> bool:
-        """Wait until the state of a revision (by default the current one) is in etcd. False if this master ends first.
+        """Wait until a revision (by default the current one) is in etcd. Return False if this master ends first.
 
         Called without the lock.
         """
@@ -358,7 +358,7 @@ class JobState:
         return False
 
     def store(self) -> None:
-        """Wait until the current state is in etcd. Called without the lock.
+        """Wait until the current state is in etcd. The caller must not hold the lock.
 
         Raises:
             NotReadyError: etcd cannot be written.
@@ -382,7 +382,7 @@ class JobState:
 
 
 def queue_settings_of(chosen: MasterSettings) -> Callable[..., QueueSettings]:
-    """Return a function that constructs queue settings with the limits of this process."""
+    """Return a function that creates queue settings with this process's limits."""
     return partial(
         QueueSettings,
         attempts_limit=chosen.attempts_limit,
@@ -393,7 +393,7 @@ def queue_settings_of(chosen: MasterSettings) -> Callable[..., QueueSettings]:
 
 
 def settings_of(chosen: MasterSettings) -> CheckpointSettings:
-    """Return the checkpoint settings of this process."""
+    """Return this process's settings for checkpoints."""
     return CheckpointSettings(
         interval_s=chosen.checkpoint_every_s or None,
         interval_tasks=chosen.checkpoint_every_tasks or None,

@@ -1,4 +1,4 @@
-"""The job's status, computed from the master's state. Pure."""
+"""Compute the job's status from the master's state. Pure."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def describe(
 ) -> StatusReply:
     """Return the reply to ``status``.
 
-    ``trainer_records`` are the trainers' records in etcd, ``records`` the records of the live pservers by index,
-    ``pservers`` the latest status of each pserver, and ``indexing`` describes the progress of indexing (empty if there
-    is none).
+    ``trainer_records`` are the trainers' records in etcd, ``records`` the records of live pservers by index, and
+    ``pservers`` the latest status of each pserver. ``indexing`` describes the progress of indexing (empty if nothing is
+    being indexed).
     """
     declaration, trainers = core.declaration, core.trainers
     queue = None if core.work is None else core.work.queue
@@ -140,7 +140,7 @@ def describe(
 
 
 def _mode_change(membership: Membership) -> str:
-    """Describe a pending change of the mode; empty for the job's first mode."""
+    """Return a description of a pending mode change; empty for the job's first mode."""
     return waiting_for_mode(membership) if membership.switch_round else ""
 
 
@@ -167,9 +167,9 @@ def _waiting_for(
 
 
 def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
-    """Return the number of records that have been trained on, excluding those of quarantined or dropped batches.
+    """Return the number of records that have been trained on, without those of quarantined or dropped batches.
 
-    Within an epoch this number is proportional to the number of done tasks, and failed batches are assumed to be full.
+    Within an epoch, the number is proportional to the number of done tasks. Failed batches count as full batches.
     """
     counts = queue.counts()
     over = counts.done + counts.failed

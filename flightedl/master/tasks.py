@@ -1,6 +1,6 @@
-"""Tickets from trainers: reports in, assignments out, for the training data and for evaluations.
+"""Tickets from trainers: they report work and request more, for the training data and for evaluations.
 
-A request is answered once its changes are durable, so a successor knows every assignment that a trainer has received.
+A request is answered when its changes are durable, so a successor knows every assignment that a trainer has received.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flightedl.master.state import JobState
 from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import TasksReply, TasksTicket
 
-#: (reply to a trainer, chunks of each assignment, chunks of each task that the trainer may read ahead).
+#: (reply to a trainer, chunks of each assigned task, chunks of each task that the trainer may read early).
 Work = tuple[TasksReply, list[list[Chunk]], list[list[Chunk]]]
 
 
@@ -32,7 +32,7 @@ class Tasks:
         self._encoded: tuple[ChunkIndex, list[pa.RecordBatch]] | None = None
 
     def exchange(self, ticket: TasksTicket, closing: threading.Event) -> Work:
-        """Apply a ticket's reports and assign tasks. The changes are durable when this returns.
+        """Apply the reports in a ticket and assign tasks. When this returns, the changes are durable.
 
         Raises:
             UnregisteredError: the trainer's lease has ended.
@@ -47,7 +47,7 @@ class Tasks:
                 if state.core.trainers.get(ticket.trainer) == ticket.generation:
                     state.progress.failed(ticket.failed, state.clock.now())
             for report in ticket.failed:
-                # The core notes only quarantined batches, not every failure, and does not use the location of a
+                # The core records quarantined batches, but not every failure, and it does not use the location of a
                 # failure.
                 at = "" if report.batch is None else f" batch={report.batch}"
                 text = f"work failed epoch={report.epoch + 1}{at} place={report.place or '-'}: {report.error}"
@@ -61,9 +61,9 @@ class Tasks:
         return reply, [chunks_of(each.task) for each in reply.assignments], [chunks_of(a.task) for a in reply.ahead]
 
     def index_pieces(self) -> list[pa.RecordBatch]:
-        """Return the index of the declared dataset, from which the ranks of a group plan their rounds.
+        """Return the index of the declared dataset, by which the ranks of a group plan their rounds.
 
-        The index is encoded only once, because every rank requests it and encoding a million chunks takes two seconds.
+        The index is encoded only once: every rank requests it, and encoding a million chunks takes two seconds.
 
         Raises:
             NotReadyError: there is no dataset yet.
@@ -78,7 +78,7 @@ class Tasks:
             return self._encoded[1]
 
     def declare_evaluation(self, request: EvaluationDeclaration) -> DeclaredDataset:
-        """Declare an evaluation. The first declaration of each name is adopted.
+        """Declare an evaluation. The first declaration of a name is adopted.
 
         Raises:
             DataError: a file cannot be used.
@@ -96,7 +96,6 @@ class Tasks:
         self._state.apply(EvaluationIndexed(name, indexed.reply, datasets.settings_of(indexed)))
 
     def _evaluation_tasks(self, ticket: TasksTicket) -> Work:
-        """Exchange a ticket for an evaluation, without waiting for tasks."""
         state = self._state
         with state.lock:
             found = state.core.evaluations.known(ticket.evaluation)

@@ -1,4 +1,4 @@
-"""Work on a separate thread whose end is always reported."""
+"""Run work on a separate thread, and always report its end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """A piece of work. It starts immediately.
+    """Work that runs on a separate thread. It starts immediately.
 
-    An error that is not a FlightedlError is logged and becomes an InternalError.
+    Errors other than FlightedlError are logged and converted to InternalError.
 
     Args:
         what: Name of the work, and of its thread.
@@ -36,13 +36,12 @@ class Background(Generic[Result]):
 
     @property
     def error(self) -> FlightedlError | None:
-        """The error that ended the work, or None."""
         if self._has_ended.is_set() and isinstance(self._outcome, FlightedlError):
             return self._outcome
         return None
 
     def result(self, timeout_s: float = 0.0) -> Result | None:
-        """Return the result, or None after ``timeout_s``. Raises FlightedlError if the work failed."""
+        """Return the result, or None if ``timeout_s`` passes first. Raises FlightedlError if the work failed."""
         if not self._has_ended.wait(timeout_s):
             return None
         if isinstance(self._outcome, FlightedlError):

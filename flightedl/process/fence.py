@@ -1,11 +1,11 @@
-"""Memory fences for two processes that map the same memory: accesses before a fence stay before it.
+"""Memory fences between two processes that map the same memory: no access moves across a fence.
 
 Processors reorder the reads and writes of a thread. x86 never reorders two reads or two writes, and never moves a write
-before an earlier read. This suffices here, so the fence for x86 does nothing. Other processors, such as ARM, need an
-instruction that Python does not provide. llvmlite, which comes with numba, compiles it. This takes 66 MiB and several
-tenths of a second, which trainers on x86 avoid.
+before an earlier read. This is sufficient here, so the fence for x86 does nothing. Other processors, such as ARM, need
+an instruction that Python does not offer. llvmlite, which comes with numba, compiles it, at the cost of 66 MiB and
+several tenths of a second. Trainers on x86 avoid this cost.
 
-No fence is needed between writes and a message that follows them: sockets use locks, which act as fences.
+No fence is needed between writes and the message that follows them, because sockets use locks, which act as fences.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flightedl.errors import UnavailableError
 Fence = Callable[[], None]
 
 _ORDERED = frozenset({"x86_64", "AMD64"})
-#: The fence in LLVM's assembly language, from which LLVM compiles it for each processor.
+#: The fence in LLVM's assembly language, which LLVM compiles for each processor.
 SOURCE = "define void @fence() {\n  fence seq_cst\n  ret void\n}\n"
 
 
@@ -46,7 +46,7 @@ def compiled_fence() -> Fence:
         call = ctypes.CFUNCTYPE(None)(engine.get_function_address("fence"))
     except (ImportError, OSError, RuntimeError) as error:
         raise UnavailableError(f"there is no memory fence on this system: {str(error)[:160]}") from None
-    # Keep the engine alive, because it owns the machine code.
+    # Keep a reference to the engine, which owns the machine code.
     return functools.partial(_call, call, engine)
 
 

@@ -1,11 +1,11 @@
-"""Prevents the use of Flight in a forked child. The child lacks gRPC's threads, so its first call would hang forever.
+"""Prevent a forked child from using Flight. The child lacks gRPC's threads, so its first call would hang forever.
 
-A process that created a server or a client must start children with the *spawn* method. The guard cannot prevent a
-fork, and it cannot repair the parent; it turns the child's silent hang into a clear error. Children of ``subprocess``
-are not affected, because they immediately execute another program.
+A process that has created a Flight server or client must start its children by the *spawn* method. The guard can
+neither prevent a fork nor repair the parent, but it replaces the child's silent hang by a clear error. Children of
+``subprocess`` are not affected, because they immediately execute another program.
 
-Destructors of inherited servers and clients, and pyarrow's finalizers for servers, would also hang in a forked child.
-So the guard keeps a reference to each object and detaches the finalizers.
+In a forked child, the destructors of inherited servers and clients, and pyarrow's finalizers for servers, would hang,
+too. Therefore the guard keeps a reference to each of these objects, and detaches the finalizers.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ _MESSAGE = (
 
 
 class ForkGuard:
-    """Records whether Flight was used before this process was forked. One guard per process suffices."""
+    """Records if Flight was used before this process was forked. Each process has one guard."""
 
     __slots__ = ("_is_forked", "_used")
 
     def __init__(self) -> None:
-        #: Servers and clients alive in this process.
+        #: Flight servers and clients of this process that are alive.
         self._used: weakref.WeakSet[object] = weakref.WeakSet()
         self._is_forked = False
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
     def register(self, user: object) -> None:
-        """Register a server or client of pyarrow, which has gRPC threads."""
         self._used.add(user)
 
     def check(self) -> None:
-        """Raise UsageError in a process that was forked after Flight was first used."""
+        """Raise UsageError if this process was forked after Flight had been used."""
         if self._is_forked:
             raise UsageError(_MESSAGE)
 

@@ -1,8 +1,8 @@
-"""Returns freed memory to the system. The tuned allocator would keep it (see ``tuning``).
+"""Return freed memory to the system, which the tuned allocator would keep (see ``tuning``).
 
-A server holds several copies of a complete request in memory before it can check the sender and the length; gRPC has no
-limit that Python could set. An unauthorized message of 100 MB, although rejected, would enlarge a server permanently by
-350 MB. Memory that was kept for the job's own messages is returned, too, and is allocated again for the next messages.
+A server holds several copies of a request in memory before it can check the sender and the length, because gRPC has no
+limit that Python could set. An unauthorized message of 100 MB, although rejected, would permanently enlarge a server by
+350 MB. Memory that was kept for messages of the job is returned as well, and allocated again for the next messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def give_back(kept_bytes: int) -> bool:
-    """Return freed memory to the system if it exceeds ``kept_bytes``. False if it does not, or there is no glibc."""
+    """Return freed memory to the system if it exceeds ``kept_bytes``. Return False if it does not, or without glibc."""
     try:
         library = ctypes.CDLL(None)
         mallinfo, trim = library.mallinfo2, library.malloc_trim

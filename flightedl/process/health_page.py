@@ -1,16 +1,16 @@
-"""Answers to a cluster's probes of a server.
+"""Answer the probes that a cluster sends to a server.
 
-There are three probes, with different answers and different consequences:
+There are three probes, which differ in their answers and their consequences:
 
-* ``/started``: has the server started? Until then the cluster does not send the other two probes.
+* ``/started``: has the server started? Until it has, the cluster does not send the other two probes.
 * ``/live``: is the main loop running? A loop that has been stuck for ``STANDS_STILL_S`` will not recover, so the
-  process has to be replaced. A process that waits for others (a lock, etcd, loading a checkpoint) is alive, however
-  long that takes.
-* ``/ready``: may the next server be replaced? Not while this one is building, loading or ending. The answer does not
-  route traffic: the members of a job find each other through etcd.
+  process must be replaced. A process that waits for others (a lock, etcd, loading a checkpoint) is alive, however long
+  the wait is.
+* ``/ready``: may the next server be replaced? Not while this server is building, loading or ending. The answer does not
+  control the routing of requests, because the members of a job find each other through etcd.
 
-The answers are 200 or 503 with one sentence, which states only the reason for waiting. Probes need no certificate,
-because a kubelet has none.
+An answer has the status 200 or 503 and one sentence, which states only the reason for waiting. Probes need no
+certificate, because a kubelet has none.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import NamedTuple
 
 from flightedl.process.http_page import Answer, Asked
 
-#: The time for which `flightedl run` tolerates a frozen process.
+#: Seconds for which `flightedl run` tolerates a frozen process.
 STANDS_STILL_S = 30.0
 PATHS = ("/started", "/live", "/ready")
 
 
 class Condition(NamedTuple):
-    """Condition of a process, as last reported."""
+    """State of a process, as it was last reported."""
 
     is_started: bool
     is_ready: bool
     #: Current activity, for people.
     doing: str
-    #: Time of the main loop's last beat. None while the process waits for others, which may take any time.
+    #: Time of the main loop's last beat; None while the process waits for others, for which there is no time limit.
     beat_at: float | None
 
 
 class Health:
-    """Condition of a process, reported by the process itself. Thread-safe.
+    """State of a process, reported by the process itself. Thread-safe.
 
     Args:
         now: Returns seconds that never go back.
@@ -48,15 +48,14 @@ class Health:
         self._condition = Condition(is_started=False, is_ready=False, doing="starting", beat_at=None)
 
     def waiting(self, doing: str, *, is_ready: bool = False) -> None:
-        """Record that the process waits for others. This may take any length of time."""
+        """Record that the process is waiting for others. There is no time limit."""
         self._condition = Condition(is_started=True, is_ready=is_ready, doing=doing, beat_at=None)
 
     def beat(self, doing: str, *, is_ready: bool) -> None:
-        """Record a beat of the main loop."""
         self._condition = Condition(is_started=True, is_ready=is_ready, doing=doing, beat_at=self._now())
 
     def answer(self, path: str) -> tuple[int, str]:
-        """Return HTTP status and sentence for ``/started``, ``/live`` or ``/ready``, and 404 for any other path."""
+        """Return the HTTP status and sentence for ``/started``, ``/live`` or ``/ready``; status 404 for other paths."""
         found = self._condition
         still_s = 0.0 if found.beat_at is None else self._now() - found.beat_at
         is_live = still_s < STANDS_STILL_S
@@ -67,6 +66,5 @@ class Health:
         return (200 if answers[path] else 503), doing
 
     def page(self, asked: Asked) -> Answer:
-        """Answer a request for a page."""
         status, doing = self.answer(asked.path)
         return Answer(f"{doing}\n".encode(), status=status)

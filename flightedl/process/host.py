@@ -1,6 +1,6 @@
-"""Facts about this process and its machine, for the job's operators.
+"""Properties of this process and its machine, for the job's operators.
 
-The facts are read from the kernel, so no additional library is needed. Reading takes about 50 microseconds.
+They are read from the kernel, without additional libraries. Reading them takes about 50 microseconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _cores() -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the resident bytes, or the peak so far if the system does not report the current number."""
+    """Return the resident memory in bytes; its peak if the system does not report the current size."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):
@@ -54,10 +54,10 @@ def _resident_bytes() -> int:
 
 @functools.cache
 def _limit_bytes() -> int:
-    """Return the memory limit of the container, otherwise of the machine; 0 if it is unknown."""
+    """Return the memory limit of the container, or the memory of the machine, in bytes; 0 if unknown."""
     try:
         return int(_CGROUP_LIMIT.read_text())
-    except (OSError, ValueError):  # No container, or one without a limit ("max").
+    except (OSError, ValueError):  # The process is not in a container, or the container has no limit ("max").
         pass
     try:
         return int(_MEMINFO.read_text().split(maxsplit=2)[1]) * 1024

@@ -1,8 +1,8 @@
-"""A small, read-only HTTP server for a process's pages: probes, metrics, and the job's page.
+"""A small, read-only HTTP server for the pages of a process: probes, metrics, and the job's page.
 
-It withstands hostile clients: the number of concurrent requests is limited, idle connections are closed, and
-connections beyond the limits are rejected. With certificates it answers only members. Streams, which last until their
-readers disconnect, have a lower limit, so that readers of a page never displace a probe or Prometheus.
+The server withstands hostile clients: it limits the number of concurrent requests, closes idle connections, and rejects
+connections beyond its limits. With certificates, it answers only members of the job. A stream lasts until its reader
+disconnects; there is a lower limit for streams, so that the readers of a page cannot displace a probe or Prometheus.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from urllib.parse import urlsplit
 
 from flightedl.errors import UsageError
 
-#: Maximum number of concurrent requests; further connections are rejected.
+#: Maximum number of concurrent requests. Further connections are rejected.
 _REQUESTS_LIMIT = 16
 _STREAMS_LIMIT = 8
 _SILENCE_S = 2.0
 #: Maximum seconds that closing takes.
 _POLL_S = 0.1
-#: Seconds between attempts to open a port that is in use.
+#: Seconds between two attempts to open a port that is in use.
 _AGAIN_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -39,14 +39,14 @@ class Asked(NamedTuple):
     """A request."""
 
     path: str
-    #: Formats that the reader accepts, according to its request header.
+    #: Formats that the reader accepts, as stated in the header of its request.
     accept: str
-    #: Set when the server closes, to end streams.
+    #: Set when the server is closing, to end streams.
     closing: threading.Event
 
 
 class Answer(NamedTuple):
-    """A complete answer, or a stream of parts that are sent as they are produced."""
+    """A complete answer, or a stream of parts, each of which is sent when it has been produced."""
 
     body: bytes | Iterator[bytes]
     content_type: str = TEXT
@@ -85,7 +85,6 @@ class HttpPage:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
         self._server.closing.set()
         self._server.shutdown()
         self._server.server_close()
@@ -94,9 +93,9 @@ class HttpPage:
 
 @contextlib.contextmanager
 def patient_page(open_page: Callable[[], HttpPage]) -> Iterator[None]:
-    """Serve a page inside the block, as soon as its port is free. Entering the block never waits.
+    """Serve a page during the block, as soon as its port is free. Entering the block never waits.
 
-    So a server runs without a page while another process, such as a frozen predecessor, occupies the port.
+    So a server can run without its page while another process, such as a frozen predecessor, occupies the port.
     """
     closing = threading.Event()
     with contextlib.ExitStack() as stack:
@@ -130,7 +129,7 @@ def _context(tls: tuple[Path, Path, Path]) -> ssl.SSLContext:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
-    #: Closing does not wait for requests.
+    #: Do not wait for requests in progress when closing.
     block_on_close = False
 
     def __init__(self, address: tuple[str, int], answer: Handler, context: ssl.SSLContext | None) -> None:
@@ -142,8 +141,8 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _RequestHandler)
 
     def server_bind(self) -> None:
-        """Bind without the standard library's lookup of the host name, which can take seconds."""
-        # The port can be bound even while the kernel still remembers a predecessor's connections.
+        """Bind without the standard library's lookup of the host name, which may take seconds."""
+        # Allow binding the port while the kernel still remembers connections of a predecessor.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -162,7 +161,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Perform the handshake in the request's thread, so that a slow handshake delays no other request."""
+        """Perform the handshake in the thread of the request, so that a slow one does not delay other requests."""
         if self._context is None:
             super().finish_request(request, client_address)
             return
@@ -171,7 +170,7 @@ class _Server(ThreadingHTTPServer):
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnected, and unauthorized ones."""
+        """Ignore clients that have disconnected, and unauthorized clients."""
 
 
 def _is_loopback(host: str) -> bool:
@@ -182,7 +181,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    #: Seconds of silence after which a connection is closed.
+    #: Seconds of inactivity after which a connection is closed.
     timeout = _SILENCE_S
     server: _Server
 
@@ -205,7 +204,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.send_error(503, "too many readers")
 
     def _is_for_this_host(self) -> bool:
-        """True unless a browser on this machine was directed here under another site's name (DNS rebinding)."""
+        """False if another site's name directed a browser on this machine to this page (DNS rebinding)."""
         named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         address = str(self.server.server_address[0])
         return not _is_loopback(address) or named in {None, "localhost"} or _is_loopback(str(named))
@@ -228,4 +227,4 @@ class _RequestHandler(BaseHTTPRequestHandler):
         return "flightedl"
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing, because probes come every few seconds."""
+        """Log nothing: probes arrive every few seconds."""

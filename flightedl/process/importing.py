@@ -1,7 +1,7 @@
-"""Imports without garbage collection, and missing optional packages.
+"""Import without garbage collection, and report missing optional packages.
 
-Garbage collection would take a sixth of a process's startup time: during imports, the collector inspects more and more
-objects and finds none to free, because modules live as long as the process.
+During imports, the garbage collector inspects more and more objects and finds none to free, because modules live as
+long as the process. That would take a sixth of the startup time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def without_collection() -> Iterator[None]:
 
 @contextmanager
 def of_a_server() -> Iterator[None]:
-    """Disable collection, then exempt the loaded objects permanently. For processes that load everything at once.
+    """Disable collection, and exempt the loaded objects permanently. For processes that load all at startup.
 
-    Do not call it in a trainer: objects that the user's program has already created may become garbage later.
+    Do not call this in a trainer: objects that the user's program created earlier may become garbage later.
     """
     with without_collection():
         yield
@@ -39,21 +39,21 @@ def of_a_server() -> Iterator[None]:
 
 
 def require(module: str, purpose: str, extra: str) -> None:
-    """Raise UsageError, with the command that installs the extra, if a module of an optional package is missing."""
+    """Raise UsageError if a module of an optional package is missing. It states the command that installs it."""
     if importlib.util.find_spec(module) is None:
         raise UsageError(f"{purpose} needs {module}, which is not installed: {install_command(extra)}")
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra, by their own names.
+    """Return the command that installs the packages of an extra by the packages' own names.
 
-    It works for a clone as well as for an installed wheel: pip knows flightedl's extras only if it is installed.
+    This also works for a clone of the repository, for which pip does not know flightedl's extras.
     """
     return f"pip install {shlex.join(_packages(extra))}"
 
 
 def _packages(extra: str) -> list[str]:
-    from importlib import metadata  # lazily, because it costs 20 ms
+    from importlib import metadata  # Imported lazily, because it takes 20 ms.
 
     found: list[str] = []
     for line in metadata.requires("flightedl") or []:

@@ -1,7 +1,6 @@
-"""Formats of a server's log: human-readable lines, or one JSON object per line for programs.
+"""Log formats of a server: lines for humans, or one JSON object per line for programs.
 
-Messages end in ``key=value`` pairs. In JSON, each such value is a separate field, so that programs need not parse the
-message.
+Messages end in ``key=value`` pairs. In JSON, each value is a separate field, so programs need not parse the message.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import logging
 import re
 from typing import Any
 
-#: A placeholder in a message, and the name before it, if any.
+#: A placeholder in a message, with the name that precedes it, if any.
 _PLACE = re.compile(r"(?:(\w+)=)?%(?:[-+ #0]*\d*(?:\.\d+)?)([a-zA-Z%])")
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one object: time, level, logger, message, the values named in the message, and any error."""
+    """Formats a log record as a JSON object: time, level, logger, message, the values in the message, any error."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = dt.datetime.fromtimestamp(record.created, dt.UTC)
@@ -48,7 +47,7 @@ def _named_values(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def set_up(level: str, log_format: str) -> None:
-    """Configure this process to log to standard error, in the format "text" or "json"."""
+    """Make this process log to standard error, in the format "text" or "json"."""
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)

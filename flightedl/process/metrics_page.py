@@ -1,7 +1,7 @@
-"""Prometheus page of a server: metrics read on request, and metrics collected while it works.
+"""Prometheus page of a server: metrics that are read on request, and metrics that are collected continuously.
 
 Metrics read on request are gauges, or counters that the process maintains anyway. Collected metrics are in the registry
-passed to the page (see ``ports.Instruments``).
+that is passed to the page (see ``ports.Instruments``).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _log = logging.getLogger(__name__)
 
 
 class Figure(NamedTuple):
-    """One metric, or one per value of a label."""
+    """A metric with one value, or with one value for each value of a label."""
 
     #: Description for people.
     help_text: str
-    #: An unknown value (None) is left out.
+    #: A value of None means that the value is unknown; it is left out.
     value: float | Mapping[str, float] | None
-    #: Name of the label whose values are the keys of ``value``.
+    #: Name of the label, whose values are the keys of ``value``.
     label: str = ""
 
 
-#: Name -> metric; a name that ends in ``_total`` denotes a counter.
+#: Name -> metric. Metrics whose name ends in ``_total`` are counters.
 Figures = Mapping[str, Figure]
 
 
@@ -56,16 +56,14 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def page(self, asked: Asked) -> Answer:
-        """Return the page in one of the formats that the reader accepts."""
         encode, content_type = choose_encoder(asked.accept)
         return Answer(encode(self._registry), content_type)
 
     def describe(self) -> Iterator[Metric]:
-        """Describe no metrics: they are unknown until the page is requested."""
+        """Describe no metrics in advance: they are unknown until the page is requested."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics for prometheus_client."""
         if self._gathered is not None:
             yield from self._gathered.collect()
         try:

@@ -1,15 +1,17 @@
-"""Unnamed memory mapped by two processes of a host: a memfd whose descriptor is sent over a Unix socket.
+"""Unnamed memory that two processes on a host map: a memfd whose descriptor is sent over a Unix socket.
 
-The memory is freed when both processes have ended, however they ended, and /dev/shm's limit does not apply. Its owner
-writes; the other process can only map it read-only. It is sealed against shrinking, which would kill a reader by
-SIGBUS. Therefore a received descriptor is checked before it is mapped: its seals, its size, and its file system, which
-must be that of memfds (pages of other files, such as huge pages that were never reserved, may be missing).
+The memory is freed when both processes have ended, however they ended, and the limit of /dev/shm does not apply. Its
+owner writes; the other process can map it only for reading. It is sealed against shrinking, because a reader of memory
+that shrinks would be killed by SIGBUS. Therefore a received descriptor is checked before it is mapped: its seals, its
+size, and its file system, which must be that of memfds. Pages of other files may be missing, for example huge pages
+that were never reserved.
 
-The memory begins with the nonce of its stream, which proves to both sides that they map the memory of their Flight
-peer. Two words written by the owner follow: the number of the peer's messages that the owner has consumed, and a flag
-with which the owner revokes memory that it has lent. Accesses are ordered relative to those of these words (``fence``).
+The memory begins with the nonce of its stream, which proves to both processes that they map the memory of their Flight
+peer. Two words follow, which the owner writes: the number of the peer's messages that the owner has consumed, and a
+flag by which the owner revokes memory that it has lent. Fences order the accesses to these words and to the values
+(``fence``).
 
-Linux only. On other systems values travel over TCP.
+Requires Linux. On other systems, values travel over TCP.
 """
 
 from __future__ import annotations
@@ -32,24 +34,24 @@ from flightedl.process.fence import memory_fence
 Bytes = npt.NDArray[np.uint8]
 
 NONCE_BYTES = 16
-#: Capacity for values in flight in one direction. Pages never written take no memory.
+#: Capacity for values in flight in one direction, in bytes. Pages that were never written take no memory.
 SIZE_BYTES = 32 << 20
-#: Size of the header before the values: one page.
+#: Size of the header that precedes the values: one page.
 _START_BYTES = 4096
 _MAGIC = b"flightedl memory"
 _CONSUMED_AT = 64
 _OVER_AT = 128
 _NAME = "flightedl-values"
-_FUTURE_WRITE = 0x0010  # fcntl.F_SEAL_FUTURE_WRITE, which Python does not name.
+_FUTURE_WRITE = 0x0010  # fcntl.F_SEAL_FUTURE_WRITE, for which Python has no name.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 
 
 @functools.cache
 def host_mark() -> str:
-    """Return a string that is equal in processes that can share memory; empty if this process cannot.
+    """Return a string that is equal in processes that can share memory; empty if this process cannot share any.
 
-    If equal, both run as the same user and can connect through abstract sockets. A peer still has to send a descriptor.
+    Such processes run as one user and can connect by abstract sockets. A peer must also send a descriptor.
     """
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return ""
@@ -60,7 +62,7 @@ def host_mark() -> str:
 
 
 class SharedMemory:
-    """One mapped memfd. It is unmapped once nothing refers to it or to its arrays."""
+    """A mapped memfd. It is unmapped when there are no more references to it and its arrays."""
 
     def __init__(self, descriptor: int, mapping: mmap.mmap, nonce: bytes) -> None:
         self._fence = memory_fence()
@@ -68,7 +70,7 @@ class SharedMemory:
         whole = np.frombuffer(mapping, np.uint8)
         self._over = whole[_OVER_AT : _OVER_AT + 8].view(np.uint64)
         self.nonce = nonce
-        #: (n,) memory for values; read-only if another process owns it.
+        #: (n,) bytes for values; read-only if another process owns the memory.
         self.values: Bytes = whole[_START_BYTES:]
         self._consumed = whole[_CONSUMED_AT : _CONSUMED_AT + 8].view(np.uint64)
 
@@ -96,7 +98,7 @@ class SharedMemory:
 
     @classmethod
     def received(cls, descriptor: int, nonce: bytes | None) -> Self:
-        """Map another process's memory using the descriptor it sent. Always closes the descriptor.
+        """Map another process's memory by the descriptor that it sent. Always closes the descriptor.
 
         Args:
             descriptor: The received descriptor.
@@ -130,21 +132,21 @@ class SharedMemory:
         return cls(-1, mapping, nonce or b"")
 
     def descriptor(self) -> int:
-        """Return the descriptor to send to the other process. Call it only for own memory, before ``sent``."""
+        """Return the descriptor to send to the other process. Only for own memory, and only before ``sent``."""
         found: int = self.__dict__.get("_descriptor", -1)
         return found
 
     def sent(self) -> None:
-        """Close the descriptor once the other process has it or will not need it. The mapping keeps the memory."""
+        """Close the descriptor: the other process has it or will not need it. The mapping keeps the memory alive."""
         descriptor = self.__dict__.pop("_descriptor", -1)
         if descriptor >= 0:
             os.close(descriptor)
 
     @property
     def consumed(self) -> int:
-        """Number of the other side's messages that this memory's owner has consumed.
+        """Number of the other process's messages that the owner of this memory has consumed.
 
-        A fence guarantees that the reader's later writes follow the owner's earlier reads.
+        A fence ensures that the reader's subsequent writes come after the owner's reads.
         """
         count = int(self._consumed[0])
         self._fence()
@@ -157,18 +159,18 @@ class SharedMemory:
 
     @property
     def is_over(self) -> bool:
-        """True if the owner has revoked memory lent in addition: data read from it until now may have changed."""
+        """True if the owner has revoked lent memory: data that was read from it so far may have changed."""
         self._fence()
         return bool(self._over[0])
 
     def end(self) -> None:
-        """Revoke the lent memory before any of it changes."""
+        """Revoke the lent memory. Call this before changing any of it."""
         self._over[0] = 1
         self._fence()
 
 
 def _prefer_huge_pages(mapping: mmap.mmap) -> None:
-    # This is an optimization; not every kernel supports it for shared memory.
+    # This is only an optimization; some kernels do not support it for shared memory.
     with contextlib.suppress(OSError, AttributeError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 

@@ -1,14 +1,15 @@
-"""Ends the connections of peers that neither send nor read.
+"""End the connections of peers that neither send nor read.
 
-A Flight handler cannot leave a read that never returns; only the *client's* deadline would end it. So the server itself
-shuts down the peer's socket, which it finds among its own descriptors by the two port numbers. The handler's read then
-fails like any other broken stream. All calls on that connection end; their clients see a broken connection and retry.
+A Flight handler that is blocked in a read cannot be interrupted; only the *client's* deadline would end it. Therefore
+the server itself shuts down the peer's socket, which it finds among its own descriptors by the two port numbers. The
+read then fails as it does when a stream breaks. All calls on the connection end; their clients see a broken connection,
+and retry.
 
-A client does the same to a server that was replaced and may be frozen: it ends its calls by shutting down the sockets
-whose peer has the server's address (``abort_calls_to``).
+A client does the same if a server was replaced and may be frozen: it ends its calls to that server by shutting down the
+sockets whose peer has the server's address (``abort_calls_to``).
 
-This works on systems that list a process's descriptors in a directory (Linux, macOS). On other systems no connection is
-shut down, and calls end by their own time limits.
+This works on systems that list the descriptors of a process in a directory (Linux, macOS). On other systems, no
+connection is shut down, and calls end when they reach their own time limits.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _DESCRIPTORS = Path("/dev/fd")
 
 
 def port_of_peer(peer: str) -> int | None:
-    """Return the port in gRPC's name of a peer, such as ``ipv6:%5B::1%5D:4711``, or None if it is not an IP address."""
+    """Return the port in gRPC's name for a peer, such as ``ipv6:%5B::1%5D:4711``; None if it has no IP address."""
     scheme, _, address = unquote(peer).partition(":")
     _, _, port = address.rpartition(":")
     return int(port) if scheme in {"ipv4", "ipv6"} and port.isdecimal() else None
 
 
 def abort_connections(local_port: int, remote_port: int | None = None) -> int:
-    """Shut down the accepted TCP connections of a listening port, and return their number.
+    """Shut down the TCP connections that were accepted on a listening port. Return their number.
 
     Args:
         local_port: Port of the server.
@@ -41,7 +42,7 @@ def abort_connections(local_port: int, remote_port: int | None = None) -> int:
     """
 
     def matches(connection: socket.socket) -> bool:
-        # A listening socket has no peer and raises OSError, as does a connection that is already closed.
+        # A listening socket and a closed connection have no peer, so they raise OSError.
         peer_port = connection.getpeername()[1]
         return connection.getsockname()[1] == local_port and remote_port in {None, peer_port}
 
@@ -49,7 +50,7 @@ def abort_connections(local_port: int, remote_port: int | None = None) -> int:
 
 
 def abort_calls_to(address: str) -> int:
-    """Shut down this process's own connections to the server at ``host:port``, and return their number."""
+    """Shut down this process's own connections to the server at ``host:port``. Return their number."""
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -65,7 +66,7 @@ def abort_calls_to(address: str) -> int:
 
 
 def leave(address: str) -> None:
-    """Call ``abort_calls_to`` without waiting for a host name lookup, which may take long if the host is dead."""
+    """Call ``abort_calls_to`` in the background, because looking up the name of a dead host may take long."""
     try:
         ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
     except ValueError:
@@ -90,7 +91,7 @@ def _sever_where(matches: Callable[[socket.socket], bool]) -> int:
 
 def _sever_one(descriptor: int, matches: Callable[[socket.socket], bool]) -> bool:
     try:
-        # A duplicate keeps the number from being reused for another file between the check and the shutdown.
+        # Use a duplicate, so that the number cannot be reused for another file between the check and the shutdown.
         duplicate = os.dup(descriptor)
     except OSError:
         return False

@@ -1,7 +1,7 @@
-"""Stacks of all threads of this process, in the style of a debugger, reported by the process itself.
+"""Stack traces of all threads of this process, similar to a debugger's, reported by the process itself.
 
-This requires no right to inspect another process. The report contains only names of functions, and the last two parts
-of file names: no source lines, no values, no directories.
+This requires no permission to inspect another process. The report contains only names of functions and the last two
+components of file names: no source lines, no values, and no directories.
 """
 
 from __future__ import annotations

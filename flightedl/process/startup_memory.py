@@ -1,9 +1,10 @@
-"""Returns memory used by library code that runs only at startup: the compiler, and half of Arrow and gRPC.
+"""Return the memory of library code that runs only at startup: the compiler, and half of Arrow and gRPC.
 
-This saves about 90 MB per pserver. Pages of library code are backed by the library's file: dropped pages are loaded
-again when they are executed, so a kernel may still be compiled later. Linux keeps dropped pages in its cache while
-there is room. Only mappings without any written page (written here, or in the parent before a fork) are dropped, and
-only of libraries that are completely loaded: a library is mapped before it is written. Does nothing without ``/proc``.
+This saves about 90 MB per pserver. Pages of library code are backed by the library's file, so dropped pages are loaded
+again when they are executed; for example, a kernel can still be compiled later. Linux keeps dropped pages in its cache
+while there is room. A mapping is dropped only if none of its pages has been written (by this process, or by its parent
+before a fork), and only if its library is completely loaded, because a library is mapped before it is written. On
+systems without ``/proc``, this does nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from pathlib import Path
 
 _LIBRARIES = ("libllvmlite", "libarrow", "libparquet", "cygrpc")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*/(?:" + "|".join(_LIBRARIES) + r")[^/]*")
-#: Fields of proc_pid_smaps(5) that count pages that differ from the file, in that page's order. After a fork, dirty
-#: pages are shared with the parent, so ``Private_Dirty`` does not count them.
+#: Fields of proc_pid_smaps(5), in the order of that manual page, that count pages which differ from the file. After a
+#: fork, dirty pages are shared with the parent, so ``Private_Dirty`` does not count them.
 _WRITTEN = ("Shared_Dirty:", "Private_Dirty:", "Anonymous:", "Swap:")
 #: From sys/mman.h.
 _MADV_DONTNEED = 4
 
 
 def release_startup_memory() -> int:
-    """Drop the pages of the libraries' code, and return the bytes of their mappings."""
+    """Drop the pages of the libraries' code. Return the size of their mappings in bytes."""
     try:
         smaps = Path("/proc/self/smaps").read_text()
         madvise = ctypes.CDLL(None, use_errno=True).madvise

@@ -1,10 +1,10 @@
-"""Spans of steps, tasks, checkpoints and recoveries, across processes. Disabled unless a tracer is set.
+"""Spans of steps, tasks, checkpoints and recoveries across processes. Disabled unless a tracer is set.
 
-As with logging, one tracer serves the whole process, so it need not be passed around. Without a tracer, a span costs a
-function call and a comparison, and nothing is sent with requests.
+As in logging, one tracer serves the entire process, so it need not be passed around. Without a tracer, a span costs one
+function call and one comparison, and requests carry no additional data.
 
-A request to another process carries its span as a W3C ``traceparent``: in a header of the Flight call or, on a stream
-that stays open between requests, in the message itself.
+A request to another process carries its span as a W3C ``traceparent``, either in a header of the Flight call or, on a
+stream that stays open between requests, in the message itself.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Protocol, TypeVar
 Result = TypeVar("Result")
 Attribute = str | int | float
 
-#: Header defined by W3C's Trace Context.
+#: Header defined by the W3C recommendation "Trace Context".
 HEADER = "traceparent"
-#: Frequent requests that are not traced.
+#: Frequent requests, which are not traced.
 _QUIET = frozenset({"status", "log", "events", "stacks"})
 NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -29,40 +29,40 @@ class Tracer(Protocol):
     """Receiver of spans. Thread-safe."""
 
     def span(self, name: str, kind: str, attributes: dict[str, Attribute]) -> AbstractContextManager[object]:
-        """Open a span inside the current one. It records exceptions. ``kind``: internal, client or server."""
+        """Open a span inside the current one. It records exceptions. ``kind`` is internal, client or server."""
         ...
 
     def past(self, name: str, start_s: float, end_s: float) -> None:
-        """Record a finished span inside the current one, in seconds of the process's clock."""
+        """Record a finished span inside the current one. Times are in seconds of the process's clock."""
         ...
 
     def carried(self) -> str:
-        """Return the current span as a traceparent, or an empty string if there is none."""
+        """Return the current span as a traceparent, or an empty string without one."""
         ...
 
     def continued(self, traceparent: str) -> AbstractContextManager[object]:
-        """Make spans inside the block children of another process's span, or of none if the traceparent is invalid."""
+        """Make spans inside the block children of another process's span, or roots if the traceparent is invalid."""
         ...
 
     def lasting(self, name: str, key: int) -> AbstractContextManager[object]:
-        """Make spans inside the block children of the span that begins with the first such call for this key."""
+        """Make spans inside the block children of a span that lasts from the first such call for this key on."""
         ...
 
     def over(self, name: str, key: int) -> None:
-        """End this key's lasting span. Calling ``lasting`` with another key also ends it."""
+        """End the lasting span with this key. A call of ``lasting`` with another key ends it, too."""
         ...
 
     def bound(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """Return ``work`` for another thread, as part of the span that is current here."""
+        """Wrap ``work`` for another thread, so that its spans become children of the current span."""
         ...
 
 
-#: Receives the spans; None while tracing is disabled. Set by ``use``; hot paths compare it with None first.
+#: Receives the spans; None while tracing is disabled. Set by ``use``. Hot paths compare it with None first.
 tracer: Tracer | None = None
 
 
 def use(to: Tracer | None) -> None:
-    """Send spans to this tracer from now on; None disables tracing."""
+    """Send spans to this tracer from now on. None disables tracing."""
     global tracer  # noqa: PLW0603 - one for the process, like the root of all loggers
     tracer = to
 
@@ -77,7 +77,7 @@ def span(name: str, **attributes: Attribute) -> AbstractContextManager[object]:
 
 
 def asks(role: str, verb: str, address: str) -> AbstractContextManager[object]:
-    """Open the span of a request to a server."""
+    """Open the client's span of a request to a server."""
     if tracer is None or verb in _QUIET:
         return NOTHING
     host, _, port = address.rpartition(":")
@@ -94,25 +94,25 @@ def _served(to: Tracer, role: str, verb: str, traceparent: str) -> Iterator[None
 
 
 def serves(role: str, verb: str, traceparent: str) -> AbstractContextManager[object]:
-    """Open the span of a received request, given the traceparent that came with it, or an empty string."""
+    """Open the server's span of a request, given the traceparent that came with it (empty if none did)."""
     if tracer is None or verb in _QUIET:
         return NOTHING
     return _served(tracer, role, verb, traceparent)
 
 
 def _of_rpc(role: str, verb: str) -> dict[str, Attribute]:
-    """Return the attributes for a call, on either side, according to OpenTelemetry's conventions for RPC."""
+    """Return the attributes of a call for either side, as defined by OpenTelemetry's conventions for RPC."""
     return {"rpc.system": "grpc", "rpc.service": f"flightedl.{role}", "rpc.method": verb}
 
 
 def past(name: str, start_s: float, end_s: float) -> None:
-    """Record a finished span ``flightedl.NAME``, in seconds of the process's clock."""
+    """Record a finished span ``flightedl.NAME``. Times are in seconds of the process's clock."""
     if tracer is not None:
         tracer.past(f"flightedl.{name}", start_s, end_s)
 
 
 def carried() -> str:
-    """Return the current span as a traceparent to send with a request, or an empty string if there is none."""
+    """Return the current span as a traceparent to send with a request, or an empty string without one."""
     return "" if tracer is None else tracer.carried()
 
 
@@ -133,6 +133,6 @@ def over(name: str, key: int) -> None:
 
 
 def bound(work: Callable[..., Result], *arguments: object) -> Callable[[], Result]:
-    """Return a call for another thread, as part of this thread's span."""
+    """Wrap a call for another thread, so that its spans become children of this thread's span."""
     call = functools.partial(work, *arguments)
     return call if tracer is None else tracer.bound(call)

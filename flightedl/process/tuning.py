@@ -1,25 +1,26 @@
-"""Settings that make Flight fast, for processes whose launcher did not start them with these settings.
+"""Settings that make Flight fast, applied in processes that were started without them.
 
-There are three settings. Together they raise a 64 MB push and pull on loopback from 0.48 to 0.71 of the reference:
+There are three settings. Together, they speed up a 64 MB push and pull on loopback from 0.48 to 0.71 of the reference:
 
-* glibc's allocator keeps freed memory up to 1 GiB instead of returning every received buffer to the kernel and faulting
-  it in again. ``mallopt`` sets this in a running process, for all threads. All threads share one arena: with 8
-  trainers, the threads of a pserver would otherwise keep 300 MB more.
-* gRPC's experiments with larger TCP frames are enabled. gRPC reads the variable once, on first use, so it must be in
-  the environment before pyarrow.flight is imported: :mod:`flightedl.rpc.arrow_flight` ensures that.
-* One more experiment, only for Flight's clients: their threads themselves wait for their sockets, as they did before
-  gRPC's *event engine*, instead of being woken by another thread for each piece of a message (12 % less time). grpcio,
-  used by the etcd client, has its own gRPC, which reads the same variable but must not use this experiment: calls that
-  etcd aborts would have an unknown outcome. So it is in the environment only while pyarrow's gRPC reads it.
+* glibc's allocator keeps up to 1 GiB of freed memory, instead of returning every received buffer to the kernel and
+  faulting it in again. ``mallopt`` sets this in a running process, for all threads. All threads share one arena;
+  otherwise, with 8 trainers, the threads of a pserver would keep 300 MB more.
+* gRPC's experiments with larger TCP frames are enabled. gRPC reads the environment variable only once, at first use, so
+  the variable must be set before pyarrow.flight is imported. :mod:`flightedl.rpc.arrow_flight` ensures that.
+* Another experiment applies only to Flight's clients: their threads wait for their own sockets, as they did before gRPC
+  had an *event engine*, instead of being woken by another thread for each piece of a message (12 % less time). grpcio,
+  which the etcd client uses, contains another copy of gRPC, which reads the same variable. It must not use this
+  experiment, because calls that etcd aborts would then have an unknown outcome. So the variable names the experiment
+  only while pyarrow's gRPC reads it.
 
-glibc reads the setting for large copies (``tuned_environment``) at program start, so it affects only processes started
-with it.
+glibc reads the setting for large copies (``tuned_environment``) only when a program starts, so it affects only
+processes that are started with it.
 
-A server does not load some libraries at all (``leave_out_pandas_and_scipy``), a trainer loads them only on demand
-(``defer_pandas``), and a pserver does not preempt running threads (``avoid_preemption``).
+Servers never load certain libraries (``leave_out_pandas_and_scipy``), trainers load them only on demand
+(``defer_pandas``), and pservers do not preempt running threads (``avoid_preemption``).
 
-Variables already in the environment are never overridden. Without glibc (macOS, musl) the allocator is not changed. The
-cost is memory: a process returns only free heap in excess of 1 GiB.
+Variables that are already set in the environment are never overridden. Without glibc (macOS, musl), the allocator is
+not changed. The cost of these settings is memory: a process returns free heap memory only beyond 1 GiB.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ _FOR_FLIGHT_ALONE = "-event_engine_client"
 #: Address for a client that never connects.
 _NOWHERE = "grpc://127.0.0.1:1"
 _HEAVY = frozenset({"pandas", "scipy"})
-#: numba imports coverage, if installed, to measure compiled code.
+#: If coverage is installed, numba imports it to measure compiled code.
 _LEFT_OUT = _HEAVY | {"coverage"}
 
-#: glibc's mallopt parameter for each variable (malloc.h).
+#: Variable -> glibc's parameter of mallopt (malloc.h).
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_ARENA_MAX": -8}
 
 
 def apply() -> tuple[bool, bool]:
-    """Tune this process. Call it first in ``main`` or ``connect``; calling it again is harmless.
+    """Tune this process. Must be called first in ``main`` or ``connect``; further calls are harmless.
 
     Returns:
         True if the allocator is tuned, and True if gRPC is. The platform or the import order may prevent it.
@@ -61,10 +62,10 @@ def apply() -> tuple[bool, bool]:
 
 
 def allow_many_connections(wanted: int = 65_536) -> int:
-    """Raise the limit on open files and sockets as far as the system allows, and return the new limit.
+    """Raise the limit on open files and sockets as far as the system permits. Return the new limit.
 
     The usual limit of 1,024 is too low for a server: each trainer has two connections, and unauthorized clients may
-    open some.
+    open more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     may = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -81,10 +82,10 @@ class _LeftOut(MetaPathFinder):
 
 
 def leave_out_pandas_and_scipy() -> bool:
-    """Keep pyarrow from loading pandas and numba from loading scipy, if these are installed.
+    """Prevent pyarrow from loading pandas, and numba from loading scipy, if they are installed.
 
-    pandas takes half a second of a server's start, and 30 MB; scipy takes 15 MB. Use it only in processes that need
-    neither, before pyarrow creates an array. Returns False if one is already loaded.
+    pandas takes half a second of a server's startup and 30 MB; scipy takes 15 MB. Call this only in processes that need
+    neither, and before pyarrow creates an array. Returns False if either is already loaded.
     """
     if any(name in sys.modules for name in _HEAVY):
         return False
@@ -94,7 +95,7 @@ def leave_out_pandas_and_scipy() -> bool:
 
 
 class _Awaited(MetaPathFinder):
-    """Finder that makes pyarrow detect pandas when a program imports it."""
+    """Finder that makes pyarrow notice pandas when a program imports it."""
 
     def find_spec(
         self,
@@ -112,7 +113,7 @@ class _Awaited(MetaPathFinder):
 
 
 class _Telling(Loader):
-    """Loader that delegates to pandas' own loader, and then makes pyarrow look for pandas again."""
+    """Loader that calls pandas' own loader, and then makes pyarrow look for pandas again."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -127,15 +128,16 @@ class _Telling(Loader):
         self._loader.exec_module(module)
         from pyarrow import lib
 
-        # This access must succeed; pyarrow then forgets that pandas was missing.
+        # This access must succeed; afterwards, pyarrow forgets that pandas was missing.
         _ = lib._pandas_api.pd  # noqa: SLF001 - pyarrow has no other word for it
 
 
 def defer_pandas() -> bool:
-    """Keep pyarrow from importing pandas until the program itself imports it, or requests a data frame.
+    """Prevent pyarrow from importing pandas until the program imports it or requests a data frame.
 
-    pyarrow imports pandas with the first array that it creates or reads, to check if the data comes from pandas. It
-    cannot before the program imports pandas, so trainers start half a second faster. False if pandas is already loaded.
+    pyarrow imports pandas when it first creates or reads an array, to check if the data comes from pandas. That is
+    impossible until the program has imported pandas. Without this import, trainers start half a second faster. Returns
+    False if pandas is already loaded.
     """
     if "pandas" in sys.modules:
         return False
@@ -153,11 +155,12 @@ def defer_pandas() -> bool:
 
 
 def avoid_preemption() -> bool:
-    """Ask Linux not to preempt a running thread when a thread of this process wakes up (``SCHED_BATCH``).
+    """Ask Linux not to preempt a running thread when another thread of this process wakes up (``SCHED_BATCH``).
 
-    Otherwise, an arriving message would interrupt a thread that works on another message, whose data is in the cache.
-    With 64 MB, a step takes 5 % less time. Threads started later inherit the policy. A thread that wakes up waits for
-    at most one time slice, a few milliseconds. If other processes keep all processors busy, a step takes 5 % longer.
+    Otherwise, an arriving message would interrupt a thread that is processing another message, whose data is in the
+    cache. With 64 MB, a step takes 5 % less time. Threads that are started later inherit the policy. A thread that
+    wakes up waits for at most one time slice of a few milliseconds. If other processes keep all processors busy, a step
+    takes 5 % longer.
 
     Returns:
         False if this is not Linux, if it is not permitted, or if the process was given another policy.
@@ -172,7 +175,7 @@ def avoid_preemption() -> bool:
 
 
 def set_grpc_experiments() -> bool:
-    """Put gRPC's experiments into the environment. False if gRPC was already loaded without them."""
+    """Put gRPC's experiments into the environment. Return False if gRPC was already loaded without them."""
     if os.environ.get(GRPC_EXPERIMENTS):
         return True
     if "pyarrow._flight" in sys.modules:

@@ -147,7 +147,6 @@ class SnapshotCopier:
         return None if found < 0 else found
 
     def give_up(self, reason: str) -> None:
-        """Record the reason why the copies can never be completed."""
         with self._changed:
             self._given_up = reason
             self._changed.notify_all()
@@ -169,7 +168,6 @@ class SnapshotCopier:
         return sorted(self._rows, key=lambda rows: rows.span.first)
 
     def drop_rows(self) -> None:
-        """Drop all cuts of tables, including those that pushes are starting."""
         with self._changed:
             self._are_rows_dropped = True
             dropped = list(self._rows)

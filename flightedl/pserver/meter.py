@@ -80,7 +80,6 @@ class Meter:
             self._shared_streams += shared
 
     def stream_of(self, member: int, more: int, *, is_shared: bool) -> None:
-        """Add to the number of a member's streams; a negative number subtracts."""
         with self._lock:
             self._streams_of[member, is_shared] += more
 
@@ -107,12 +106,10 @@ class Meter:
 
     @property
     def messages(self) -> int:
-        """Number of messages received in pushes and steps."""
         return self._messages
 
     @property
     def rows_by_outcome(self) -> dict[str, int]:
-        """Number of pushed blocks, by outcome."""
         with self._lock:
             return {outcome.name.lower(): self._rows[outcome] for outcome in Outcome if outcome is not Outcome.NONE}
 
@@ -129,7 +126,6 @@ class Meter:
 
     @property
     def size_bytes(self) -> tuple[int, int]:
-        """(received, sent) bytes of values."""
         return self._received_bytes, self._sent_bytes
 
     def staleness(self, members: Collection[int]) -> dict[int, float]:

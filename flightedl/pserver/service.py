@@ -267,7 +267,6 @@ class PserverService:
 
     @property
     def doing(self) -> str:
-        """Description of the current state, without names or paths."""
         return self._life.state.value
 
     def drain(self) -> None:

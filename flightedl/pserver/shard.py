@@ -461,7 +461,6 @@ class Shard:
         return self._protocol.members
 
     def set_members(self, request: ViewRequest) -> ViewReply:
-        """Apply a view to all blocks at the same time."""
         with self._held.all_locked(), self._soundness:
             with self._deciding:
                 applied = self._protocol.apply_view(request)

@@ -220,7 +220,6 @@ class ArraySpan(SpanPlace):
         return parts
 
     def release(self) -> None:
-        """Return the memory of the released blocks to the arena."""
         self.is_split = True
         others = [*self.slots, *([] if self.accumulator is None else [self.accumulator])]
         self._arena.release(self.values, self._lent, others)

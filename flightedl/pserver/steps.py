@@ -54,7 +54,6 @@ class StepSession:
 
     @property
     def is_over(self) -> bool:
-        """True if neither side will send more."""
         return not self._left and not self._waiting
 
     @property

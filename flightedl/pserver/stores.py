@@ -95,9 +95,7 @@ class Store(Protocol):
         """Memory of the values and their state, in bytes."""
         ...
 
-    def name_of(self, number: int) -> str:
-        """Return the name of a block, for messages."""
-        ...
+    def name_of(self, number: int) -> str: ...
 
     def span(self, number: int) -> Any:
         """Return the span of a block.

@@ -1,4 +1,4 @@
-"""Responses at each path of the page."""
+"""Responses for the paths of the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flightedl.ports import Clock
 from flightedl.process.http_page import TEXT, Answer, Asked
 
 _EVERY_S = 1.0
-#: Maximum number of events sent to a page when it is opened.
+#: Maximum number of events that a page receives when it is opened.
 _EVENTS = 200
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -35,11 +35,11 @@ _HEADERS = {
 class News(msgspec.Struct, frozen=True):
     """An update for a page."""
 
-    #: Seconds since 1970, by the master's clock.
+    #: Time by the master's clock, in seconds since 1970.
     at: float
     status: StatusReply
     events: list[JobEvent]
-    #: Name -> [seconds since 1970, value], oldest first; empty if unchanged.
+    #: Name -> [seconds since 1970, value] pairs, oldest first; empty if no curve has changed.
     curves: dict[str, list[tuple[float, float]]]
 
 
@@ -71,7 +71,7 @@ class JobPage:
         return Answer(b"not found; try /, /status.json, /metrics, /started, /live or /ready\n", TEXT, 404)
 
     def _stream(self, closing: threading.Event) -> Iterator[bytes]:
-        """Yield updates about once per second, including the curves if they have changed."""
+        """Yield an update about once per second. It includes the curves if they have changed."""
         after = generation = 0
         known = 0
         while not closing.is_set():

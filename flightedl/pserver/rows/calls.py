@@ -82,7 +82,6 @@ class RowCalls:
         return _missing(work, missing) if total else {}
 
     def _fill(self, wanted: TableRows, place: int, missing: Numbers, out: Floats) -> None:
-        """Write the values of ids without a row (see ``spec.unknown``)."""
         table = self._tables[int(wanted.tables[place])]
         start, count, at = (int(each[place]) for each in (wanted.starts, wanted.counts, wanted.value_starts))
         values = out[at : at + count * table.spec.dim].reshape(count, -1)

@@ -45,7 +45,6 @@ def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
 
 
 def _parts_of(tables: Iterable[RowTable]) -> list[tuple[RowTable, bool]]:
-    """Return the parts of each table; the flag is True for waiting ids."""
     return [(table, is_waiting) for table in tables for is_waiting in (False, True)]
 
 

@@ -86,7 +86,6 @@ class RowSpan(SpanPlace):
         return range(numbers.start - self._first, numbers.stop - self._first)
 
     def numbers_of(self, buckets: Iterable[int]) -> list[int]:
-        """Return the positions of this span's buckets in the plan."""
         return [number for bucket in buckets if (number := self._first + bucket) in self.numbers]
 
     def release(self) -> None:
@@ -207,7 +206,6 @@ class RowSpan(SpanPlace):
     # checkpoints
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Cut all rows now. Rows are copied later, before they change."""
         del lead
         copies.copy_rows(self, copy.version, copy.updates)
 

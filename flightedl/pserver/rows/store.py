@@ -65,7 +65,6 @@ class RowStore:
 
     @property
     def numbers(self) -> list[int]:
-        """Positions of the buckets, ascending."""
         return list(self.spans)
 
     @property

@@ -41,7 +41,6 @@ class CutRows:
         self.size_bytes = 0
 
     def stored(self) -> Iterator[StoredRows]:
-        """Yield the state of each table, then its rows in batches."""
         for rows in self._stored():
             columns = (rows.ids, rows.updates, rows.versions, rows.epochs, rows.slots, rows.values)
             self.size_bytes += sum(column.nbytes for column in columns)

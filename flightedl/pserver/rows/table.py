@@ -353,7 +353,6 @@ class RowTable:
         return found
 
     def bytes_of(self, chunk: RowChunk) -> int:
-        """Return the maximum memory of a chunk's rows."""
         stride = int(self.part(is_waiting=chunk.is_waiting).layout[row_records.STRIDE])
         return int(chunk.ids.size) * (stride * _WORD_BYTES + _INDEX_BYTES)
 

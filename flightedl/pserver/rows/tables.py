@@ -426,7 +426,6 @@ def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) 
 
 
 def _combined(parts: Sequence[tuple[float, TableGradients]], dim: int) -> tuple[Ids, Floats]:
-    """Return the weighted sum of contributions, by id."""
     most = sum(part.ids.size for _, part in parts)
     index = np.full(index_size(most), -1, np.int64)
     unique, sums = np.empty(most, np.uint64), np.empty((most, dim), np.float32)
