@@ -26,9 +26,11 @@ CONTENTS: dict[str, tuple[str, ...]] = {
         "docs/data.md",
         "docs/frameworks.md",
         "deploy/README.md",
+        "docs/machines.md",
     ),
     "Concepts": (
         "docs/exactly-once.md",
+        "docs/recovery.md",
         "docs/performance.md",
         "docs/scale.md",
         "docs/architecture.md",
