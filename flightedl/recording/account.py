@@ -1,17 +1,17 @@
-"""Account of a recorded run: how often the model's blocks counted each batch.
+"""Account of a recorded run: how often the model's blocks applied each batch.
 
-The account follows the arrays, not the protocol's own marks: a batch counts when an optimizer's update contains it. It
+The account follows the arrays and not the protocol's marks: a batch counts when an optimizer's update contains it. It
 is therefore independent of the code that decides which pushes are repetitions.
 
-* A batch is *expected* on every block if it belongs to a task of the declared dataset, in one of its epochs, unless it
-  was quarantined or dropped. If a trainer stopped the job, the expected batches are those that any block counted.
-* It is *lost* if a block ended without it, and *double* if a block's values contain it twice. A pserver that is
-  restored starts with the batches that its checkpoint contains, so its own updates are added to those.
-* It is *foreign* if it does not belong to the dataset, and *stray* if a trainer pushed it without having been given it.
+* A batch is *expected* on every block if it belongs to a task of the declared dataset in one of its epochs, unless it
+  was quarantined or dropped. After a stop by a trainer, the batches that any block counted are expected.
+* A batch is *lost* if a block ended without it, and *double* if a block's values contain it twice. A restored pserver
+  starts with the batches in its checkpoint, to which its own updates are added.
+* A batch is *foreign* if the dataset lacks it, and *stray* if a trainer pushed it without having received it.
 
-The last process that held a block decides, because it had the final values. The tail of a killed process's recording
-may be missing, which does not matter: a killed process never holds the final values, and a push is only called stray
-if its trainer's recording covers that time.
+The last process that held a block decides, because it had the final values. The recording of a killed process may lack
+its end. This does not matter: such a process never has the final values, and a push is called stray only if its
+trainer's recording covers the time of the push.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from flightedl.recording.reader import Recording
 from flightedl.recording.spans import Spans
 from flightedl.recording.values import BatchCounts
 
-#: Number of batches that a finding names.
+#: Maximum number of batches that a finding names.
 _NAMED = 5
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of batches, over all blocks; a batch that is lost in several blocks counts once."""
+    """Numbers of batches, over all blocks. A batch that several blocks have lost counts once."""
 
     #: Batches of all epochs that every block should have counted.
     expected: int
@@ -46,11 +46,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     double: int
     foreign: int
     stray: int
-    #: Batches that were quarantined or dropped, so that nothing was expected of them.
+    #: Batches that were quarantined or dropped, and are therefore not expected.
     excluded: int
     #: Number of times that scripts received a batch.
     computed: int
-    #: Kind of error, such as "lost" -> a sentence that names some of its batches.
+    #: Kind of error, such as "lost" -> a sentence that names some of the affected batches.
     findings: dict[str, str]
 
     @property
@@ -61,9 +61,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Counts:
-    """Batches in the values of the blocks of a span."""
+    """Batches in the values of a span of blocks."""
 
-    #: Batches that the blocks had when their process received them; None for none.
+    #: Batches that the blocks already had when their process received them; None if they had none.
     inherited: AppliedBatches | None = None
     accepted: set[Batch] = field(default_factory=set)
     #: Accepted batches that came with a gradient.
@@ -81,13 +81,13 @@ class _Trainer:
 
     given: set[Batch] = field(default_factory=set)
     pushed: set[Batch] = field(default_factory=set)
-    #: Batches that it pushed before its script had received them.
+    #: Batches that the trainer pushed before its script had received them.
     early: set[Batch] = field(default_factory=set)
     computed: int = 0
     ended_at: float = 0.0
 
     def read(self, effects: Effects) -> None:
-        """Read the effects of the trainer's loop and steps."""
+        """Read the effects of the trainer's loop and of its steps."""
         for each in effects:
             if (given := each.get("HandOut")) is not None:
                 batch = given["batch"]
@@ -120,14 +120,14 @@ class _Data:
 
 
 class _Reading:
-    """Everything that the account needs from the recordings."""
+    """All facts from the recordings that the account needs."""
 
     def __init__(self) -> None:
         self.data = _Data()
         self.trainers: dict[str, list[_Trainer]] = {}
-        #: (time, trainer, batch) of each accepted gradient.
+        #: (time, trainer, batch) for each accepted gradient.
         self.pushes: list[tuple[float, str, Batch]] = []
-        #: (time at which a process made its blocks, its spans).
+        #: (time at which a process allocated its blocks, its spans).
         self.spans: list[tuple[float, Spans[_Counts]]] = []
 
     def read(self, recording: Recording) -> None:

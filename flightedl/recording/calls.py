@@ -1,12 +1,12 @@
-"""Recording and replaying of the inputs of any core.
+"""Records and replays the inputs of any core.
 
-A recorded core is an instance of a subclass, which is created once for each class in ``cores``. Each of its inputs
-calls the original method and then writes a record of the call: the method's name, its arguments by name, and its
-result. The first record of a core is ``Begun``, with the arguments of the constructor. The argument ``now`` becomes the
-time of the record. If an input calls another input, only the outer call is recorded.
+A recorded core is an instance of a subclass, which is created once for each class in ``cores``. Each input calls the
+original method, then writes a record of the call: the method's name, its arguments by name, and its result. The first
+record of a core is ``Begun``, with the constructor's arguments. The argument ``now`` becomes the time of the record. If
+an input calls another input, only the outer call is recorded.
 
-A player constructs the original core from the recorded arguments and calls the same methods. The annotations of a
-method determine the classes of its arguments.
+A player constructs the original core from the recorded arguments and calls the same methods. The annotations of each
+method determine the classes to which its arguments are decoded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Calls:
         self._kind = kind
         self._lock = threading.RLock()
         self._is_inside = False
-        #: Method -> JSON of the arguments of its last call.
+        #: Method -> arguments of its last call, as JSON.
         self._last: dict[str, object] = {}
 
     def begun(self, about: Mapping[str, object], arguments: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ class _Calls:
         self._recorder.record(at, {BEGUN: {"about": dict(about)} | fields})
 
     def call(self, core: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the original method and record the call."""
+        """Run the original method, and record the call."""
         kind = self._kind
         method = getattr(kind.core, name)
         with self._lock:
@@ -93,7 +93,7 @@ class _Calls:
             return at, event, next(iter(event.items()))
         fields = given
         for key, value in given.items():
-            # Fast path, because most arguments are numbers.
+            # This path is fast, because most arguments are numbers.
             if type(value) not in _NUMBERS:
                 fields[key] = self._argument(name, key, value)
         return at, {name: fields}, (name, fields)
@@ -126,12 +126,12 @@ def _recorded_class(core: type) -> type:
 def recorded_core(
     recorder: Recorder, about: Mapping[str, object], core: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> object:
-    """Construct a recorded core, see ``recorded.recorded``."""
+    """Construct a recorded core; see ``recorded.recorded``."""
     kind = BY_CLASS[core]
     given = dict(zip(_parameters(core), args, strict=False)) | kwargs
     made: Any = _recorded_class(core)
     found: object = made(*args, **kwargs)
-    # This is set after construction, because no core's constructor calls one of its own inputs.
+    # Set after construction, because no core's constructor calls one of the core's inputs.
     calls = vars(found)["_calls"] = _Calls(recorder.core(kind.name), kind)
     calls.begun(about, given)
     return found
@@ -149,7 +149,7 @@ class CorePlayer:
         self._core: Any = None
 
     def play(self, at: float, name: str, event: msgspec.Raw) -> Sequence[object]:
-        """Repeat a recorded call and return its effects.
+        """Repeat a recorded call, and return its effects.
 
         Raises:
             CorruptError: The core has no such input, or was not begun.

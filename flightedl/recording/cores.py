@@ -1,4 +1,4 @@
-"""The recorded kinds of cores: their inputs, and exceptions to the general rules of recording."""
+"""The kinds of cores that are recorded: their inputs, and exceptions to the general rules of recording."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flightedl.domain.trainer.readings import BatchLoop
 from flightedl.domain.trainer.steps import Steps
 from flightedl.messages.tasks import TasksReply
 
-#: Name of the input that takes an event and returns effects. The event is recorded under the name of its class.
+#: Name of the input that takes an event and returns effects. The event is recorded under the name of its own class.
 APPLY = "apply"
 
 
@@ -65,7 +65,7 @@ class Kind:
 
 
 class MasterKnown(msgspec.Struct, frozen=True):
-    """The newest master known to a pserver."""
+    """The newest master that a pserver knows."""
 
     generation: int
 
@@ -114,7 +114,7 @@ _KINDS = (
         {"span", "version", "versions", "version_range", "highest_open_round", "initialized_count", "pull", "applied"},
         skips=_changes_no_block,
         gists={("restore", "applied"): lambda applied: (applied.encode(), applied.numbers)},
-        # The check compares the marks of all blocks, so recording it would take longer with each batch.
+        # Not recorded, because the check compares the marks of all blocks, and would take longer with each batch.
         is_checked=False,
     ),
     Kind(
@@ -146,7 +146,7 @@ _KINDS = (
     Kind("acknowledged", AcknowledgedLoop),
     Kind("steps", Steps, skips=lambda _, name, result: name == "drop" and not result),
     Kind("election", ElectionOfFirstValues),
-    # Recorded only if the model has changed, because only then does the call raise an error.
+    # Recorded only if the model has changed, because otherwise the call cannot raise an error.
     Kind("election-followed", FollowedElection, skips=lambda *_: True),
     Kind(
         "end",

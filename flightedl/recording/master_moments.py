@@ -1,4 +1,4 @@
-"""Moments found in a master's recorded events."""
+"""Moments in a master's recorded events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class MasterMoments(CoreMoments):
 
     def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
-        #: Call -> (trainer, evaluation). The evaluation is empty for the training data.
+        #: Call -> (trainer, evaluation). The evaluation is empty for training data.
         self._callers: dict[int, tuple[str, str]] = {}
         self._seen: dict[str, dict[str, int]] = {"trainers": {}, "pservers": {}}
 
@@ -106,7 +106,7 @@ class MasterMoments(CoreMoments):
             yield self.moment(f"quarantines {batches}: {piece['error']}", task)
 
 
-#: Log messages that repeat the moments of ``_leases``.
+#: Log messages that only repeat the moments from ``_leases``.
 _NOTES_OF_LEASES = ("pserver registered", "pserver is gone", "trainer registered", "trainer is gone")
 
 

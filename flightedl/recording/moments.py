@@ -1,4 +1,4 @@
-"""Moments: human-readable events of a recorded run, and the base class of their sources (such as ``master_moments``).
+"""Moments: descriptions, for people, of events in a recorded run, and the base class of their sources.
 
 Epochs are numbered from 1, as in all output for users. Tasks, batches and blocks are numbered from 0.
 """
@@ -42,13 +42,13 @@ class Moment:
 
 @dataclass(slots=True)
 class Known:
-    """Facts known from earlier moments of a run."""
+    """Facts from earlier moments of a run."""
 
-    #: Attempt at a training-data task -> (epoch, task).
+    #: Attempt at a task of the training data -> (epoch, task).
     attempts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def work_of(self, evaluation: str, attempt: int) -> list[Subject]:
-        """Return the evaluation, or the training-data task that the attempt belongs to; empty if unknown."""
+        """Return the evaluation, or the training-data task, to which the attempt belongs; empty if unknown."""
         if evaluation:
             return [("evaluation", evaluation)]
         return [("task", *self.attempts[attempt])] if attempt in self.attempts else []
@@ -56,14 +56,14 @@ class Known:
 
 @dataclass(slots=True)
 class Process:
-    """Names of a recorded process, taken from the records of its cores.
+    """Names of a recorded process, which the records of its cores contain.
 
     Args:
         name: Name of the process, for display.
     """
 
     name: str
-    #: The process as a subject if it is a trainer.
+    #: The process as a subject, if it is a trainer.
     trainer: Subject = ("trainer", "")
 
     def begun(self, event: Any) -> None:
@@ -115,7 +115,7 @@ def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def task_of(evaluation: str, place: tuple[int, int]) -> tuple[Subject, str]:
-    """Return the subject and the name of a task, given as (epoch, number), of the training data or of an evaluation."""
+    """Return the subject and the name of a task, given as (epoch, number), of the training data or an evaluation."""
     if evaluation:
         return ("evaluation", evaluation), f"task {place[1]} of evaluation {evaluation}"
     return ("task", *place), f"task {place[0]}/{place[1]}"

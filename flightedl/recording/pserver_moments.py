@@ -1,4 +1,4 @@
-"""Moments found in a pserver's recorded events: its lifecycle, its blocks and its snapshots."""
+"""Moments in a pserver's recorded events: in its lifecycle, its blocks and its snapshots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LifeMoments(CoreMoments):
 
 
 class BlockMoments(CoreMoments):
-    """Moments of pushes to blocks, of their views, and of their updates."""
+    """Moments of pushes to blocks, of the blocks' views, and of their updates."""
 
     def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)

@@ -1,4 +1,4 @@
-"""Reader of recordings. A recording is one file per process."""
+"""Reads recordings. A recording is one file per process."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """Name of the process, for display."""
+        """Name of the process for display."""
         return f"{self.header.process} {self.header.name}"
 
     def records(self) -> Iterator[tuple[int, ReadRecord]]:
-        """Yield (number of the event, from 1; the event), up to the last complete event.
+        """Yield (number of the event, counted from 1; the event), up to the last complete event.
 
         Raises:
             CorruptError: A line before the last one is damaged.
@@ -68,7 +68,7 @@ class Recording:
                 try:
                     record = decode(line, ReadRecord)
                 except CorruptError:
-                    # If the machine crashed, the last line may be truncated.
+                    # If the machine crashed, the last line may be incomplete.
                     damaged = CorruptError(f"{self.path.name}: event {number} is damaged")
                 else:
                     yield number, _with_fields(record, last)
@@ -99,7 +99,7 @@ def _opened(path: Path) -> Recording | None:
 
 
 def _with_fields(record: ReadRecord, last: dict[tuple[str, str], msgspec.Raw]) -> ReadRecord:
-    """Replace a reference to the core's previous event of the same name by the fields of that event."""
+    """Replace a reference to the core's previous event of the same name with the fields of that event."""
     key = record.core, record.name
     if bytes(record.fields) == encode(AGAIN):
         return msgspec.structs.replace(record, event={record.name: last.get(key, record.fields)})

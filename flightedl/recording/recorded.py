@@ -1,4 +1,4 @@
-"""Construction of a core, which is recorded if there is a recorder. Without a recorder, recording has no cost."""
+"""Constructs cores, which are recorded if there is a recorder. Without a recorder, this costs nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recorded(
     *args: _Arguments.args,
     **kwargs: _Arguments.kwargs,
 ) -> _Core:
-    """Construct a core whose inputs are recorded; ``cores`` lists the kinds.
+    """Construct a core whose inputs are recorded. ``cores`` lists the kinds.
 
     Args:
         recorder: Recorder of the process; None for a core that is not recorded.

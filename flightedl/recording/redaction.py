@@ -1,7 +1,7 @@
 """Removal of private strings from recordings: passwords in URLs, and error messages, which may quote records.
 
 Fields with certain names are replaced wherever they occur in an event, an argument or an effect. The replacement
-depends only on the original string, so equal strings remain equal. Strings that have already been replaced do not
+depends only on the original string, so equal strings remain equal. A string that has already been replaced does not
 change.
 """
 
@@ -20,11 +20,11 @@ from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.decoding import builtins_from_json, made_alone
 from flightedl.recording.texts import text_without, url_without, value_without
 
-#: Function that replaces a string that may contain paths, both here and in all later output of the core.
+#: A function that replaces a string that may contain paths, both here and in all later output of the core.
 Hide = Callable[[str], str]
 
 
-#: Field -> function that returns its replacement.
+#: Field -> function that returns the replacement of its content.
 _REPLACED: Mapping[str, Callable[[Any], Any]] = {
     "urls": lambda urls: [url_without(url) for url in urls],
     "error": text_without,
@@ -36,7 +36,7 @@ HIDDEN = frozenset({"reason", "why", "storage"})
 
 
 def field_without(tree: Any, hide: Hide | None, name: str = "") -> Any:
-    """Return a field's content as dicts, lists and strings, without private strings; for ``hide`` see ``written``."""
+    """Return a field's content as dicts, lists and strings, without private strings. For ``hide`` see ``written``."""
     if tree and name in _REPLACED and isinstance(tree, str | list | tuple):
         return _REPLACED[name](tree)
     if hide is not None and name in HIDDEN and isinstance(tree, str):
@@ -69,7 +69,7 @@ def _is_error(hint: Any) -> bool:
 
 
 def stored_without(stored: StoredState) -> StoredState:
-    """Return a master's stored state with private strings removed."""
+    """Return a master's stored state with private strings replaced."""
     tree = field_without(msgspec.to_builtins(stored.declaration), text_without)
     declaration = made_alone(lambda: msgspec.convert(tree, JobDeclaration))
     return dataclasses.replace(

@@ -17,22 +17,22 @@ from flightedl.recording.values import encode
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first effect of a process that differs from the recorded effect."""
+    """The first effect of a process that differs from the recorded one."""
 
     process: str
-    #: Number of the event in the file of its process, from 1.
+    #: Number of the event in the file of its process, counted from 1.
     number: int
     at: float
     core: str
     #: The event, as JSON.
     event: Any
-    #: Number of the effect among the effects of its event, from 1.
+    #: Number of the effect among those of its event, counted from 1.
     effect: int
-    #: The recorded effect as JSON; None if no effect was recorded.
+    #: The recorded effect as JSON; None if none was recorded.
     expected: Any
-    #: The effect of the replay as JSON; None if there was none.
+    #: The replay's effect as JSON; None if the replay had none.
     actual: Any
-    #: Traceback of an error that is not in the recording.
+    #: Traceback of an error that the recording does not contain.
     trace: str = ""
 
 
@@ -46,7 +46,7 @@ class Replayed:
 
 
 def replay(recording: Recording) -> Replayed:
-    """Apply the events of a process to new cores, up to the first difference.
+    """Pass the events of a process to new cores, up to the first difference.
 
     Raises:
         CorruptError: The file is damaged, or has events that this version does not know.

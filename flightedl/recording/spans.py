@@ -1,6 +1,6 @@
-"""The spans of a pserver's blocks, as followed through the records of its block protocol.
+"""Spans of a pserver's blocks, which are followed through the records of the block protocol.
 
-The records name a span by its first block. Splits, joins and moves change which blocks that span has.
+The records name a span by its first block. Splits, joins and moves change which blocks that span contains.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Spans(Generic[State]):
         return self._spans.values()
 
     def apply(self, name: str, event: Any, effects: Effects) -> None:
-        """Apply a record's splits, joins and moves."""
+        """Apply the splits, joins and moves in a record."""
         if name == BEGUN:
             self._spans = {begin: (range(begin, end), self._begin()) for (begin, end), _ in event["extents"]}
         for each in effects:

@@ -1,4 +1,4 @@
-"""The story of one batch, task, block, trainer or evaluation: its moments in all processes, ordered by time."""
+"""The story of one batch, task, block, trainer or evaluation: its moments in all processes, in the order of time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from flightedl.recording.trainer_moments import (
     StepMoments,
 )
 
-#: Kind of subject -> number of integers that identify it, for kinds that are identified by integers.
+#: Kind of subject -> number of integers that identify it, for subjects that are identified by integers.
 _KINDS = {"batch": 3, "task": 2, "block": 1}
-#: Moments that differ only in their blocks are merged if they are at most this far apart, in seconds.
+#: Moments that differ only in their blocks are merged if at most this many seconds lie between them.
 _TOGETHER_S = 1.0
 
 
@@ -45,7 +45,7 @@ def subject_of(kind: str, identity: str) -> Subject:
     return (kind, *map(int, numbers))
 
 
-#: Kind of core -> constructor of the source of its moments.
+#: Kind of core -> class that yields its moments.
 SOURCES: Mapping[str, Callable[[Process, Known], CoreMoments]] = {
     "master": MasterMoments,
     "life": LifeMoments,
@@ -55,7 +55,7 @@ SOURCES: Mapping[str, Callable[[Process, Known], CoreMoments]] = {
     "loop": LoopMoments,
     "acknowledged": LoopMoments,
     "steps": StepMoments,
-    # The decisions about membership already appear in the moments of the master and of the pservers.
+    # The moments of the master and of the pservers already contain the decisions about membership.
     "membership": CoreMoments,
     "election": ElectionMoments,
     "election-followed": FollowedMoments,
@@ -84,7 +84,7 @@ def moments_of(recording: Recording, known: Known) -> Iterator[Moment]:
 
 
 def story(recordings: Iterable[Recording], subject: Subject) -> list[Moment]:
-    """Return the moments of a subject, with the moments of the job and of the trainers involved during that time.
+    """Return the moments of a subject, and those of the job and of the trainers involved during the same time.
 
     Raises:
         CorruptError: A file is damaged.

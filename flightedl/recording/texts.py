@@ -1,4 +1,4 @@
-"""Replacements of private strings. They are deterministic and idempotent."""
+"""Replacements of private strings. They are deterministic, and replacing a string again does not change it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KIND = re.compile(r"(\w+): ")
 
 
 def text_without(text: str) -> str:
-    """Return a digest of an error message, preceded by the name of a class if the message begins with one."""
+    """Return a digest of an error message. If the message begins with the name of a class, the name is kept."""
     if not text or _DIGEST.fullmatch(text):
         return text
     kind = _KIND.match(text)

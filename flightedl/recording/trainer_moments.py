@@ -1,4 +1,4 @@
-"""Moments found in a trainer's recorded events: its tasks, its batches, and its pushes and pulls."""
+"""Moments in a trainer's recorded events: its tasks, its batches, and its pushes and pulls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flightedl.recording.moments import (
 
 
 class FeedMoments(CoreMoments):
-    """Moments of the tasks of the training data or of an evaluation."""
+    """Moments of the tasks of the training data or an evaluation."""
 
     def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
@@ -85,7 +85,7 @@ def _batch_of(batch: Any) -> tuple[int, int, int]:
 
 
 class StepMoments(CoreMoments):
-    """Moments of gradients being computed, pushed to blocks, answered and settled."""
+    """Moments at which gradients are computed, pushed to blocks, answered and settled."""
 
     def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
@@ -98,7 +98,7 @@ class StepMoments(CoreMoments):
         self._pushed: list[int] | None = None
         #: Pserver -> current call.
         self._calls: dict[int, Any] = {}
-        #: Pserver -> newest moment of a call, used to omit retries.
+        #: Pserver -> newest moment of a call to it. Used to leave out retries.
         self._said: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
 
     def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:
@@ -179,7 +179,7 @@ class StepMoments(CoreMoments):
         return f"requests {{blocks}} from {pserver} at {versions} or later"
 
     def _once(self, index: int, moment: Moment) -> Iterator[Moment]:
-        """Yield the moment unless it repeats the previous one, as retries do."""
+        """Yield the moment, unless it repeats the previous one, as retries do."""
         said = moment.text, moment.blocks
         if self._said.get(index) != said:
             self._said[index] = said
@@ -215,7 +215,7 @@ def _without(places: Iterable[tuple[int, int]], removed: tuple[int, int]) -> lis
 
 
 class ElectionMoments(CoreMoments):
-    """Moments of the election of the trainer that provides the model's initial values."""
+    """Moments in the election of the trainer that provides the model's initial values."""
 
     def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
@@ -239,7 +239,7 @@ _STEPS = {
 
 
 class FollowedMoments(CoreMoments):
-    """Moment at which the trainer notices that the model was reinitialized."""
+    """Moment at which the trainer notices that the model was initialized again."""
 
     def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:  # noqa: ARG002
         if name == "require_same":

@@ -1,13 +1,13 @@
-"""Conversion of the arguments, events and effects of cores to JSON and back.
+"""Conversion of the cores' arguments, events and effects to JSON and back.
 
-A value is written under the name of its class, as in ``{"Asked": {...}}``. So is a nested value if its field may hold
-values of several classes. Arguments and events are decoded to their classes. Effects are never decoded: the effects of
-a replay are encoded in the same way and compared.
+A value is written under the name of its class, as in ``{"Asked": {...}}``. A nested value is too, if its field may
+contain values of several classes. Arguments and events are decoded to their classes. Effects are never decoded: the
+effects of a replay are encoded in the same way, and then compared.
 
-* An error is written as its class. For an error in an argument, a digest of its message is added, and a flag that is
-  true if the error is transient.
-* The function that returns a task's number of batches is written as runs of equal counts.
-* Private strings are replaced, see ``redaction``.
+* An error is written as its class. For an error in an argument, two things are added: a digest of its message, and a
+  flag that is true if the error is transient.
+* The function that returns the number of batches in a task is written as runs of equal counts.
+* Private strings are replaced (see ``redaction``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BatchCounts:
 
     @classmethod
     def of(cls, batch_counts: Callable[[int], int], task_count: int) -> BatchCounts:
-        """Return the batch counts of the first ``task_count`` tasks, as computed by a function."""
+        """Return the batch counts of the first ``task_count`` tasks, given the function that computes them."""
         if isinstance(batch_counts, BatchCounts):
             return batch_counts
         runs: list[tuple[int, int]] = []
@@ -78,7 +78,7 @@ class BatchCounts:
 
 
 def with_counts(value: Value) -> Value:
-    """Return an event or settings in which the function for batch counts is replaced by encodable counts."""
+    """Return an event or settings in which the function for batch counts is replaced by counts that can be encoded."""
     known: Any = value
     if (counts := getattr(known, "batch_counts", None)) is not None:
         known = dataclasses.replace(known, batch_counts=BatchCounts.of(counts, known.task_count))
@@ -92,7 +92,7 @@ def with_counts(value: Value) -> Value:
 
 
 def written(value: Any, hide: Hide | None = None) -> Any:
-    """Convert a value to its fields under the name of its class, ready for encoding as JSON.
+    """Convert a value to its fields, under the name of its class, so that it can be encoded as JSON.
 
     Args:
         value: An argument, an event or an effect.
@@ -112,7 +112,7 @@ def written(value: Any, hide: Hide | None = None) -> Any:
     if isinstance(value, Mode):
         return value.to_json()
     if kind is AppliedBatches:
-        # This is for results. As an argument of ``restore``, an applied set is recorded completely.
+        # This applies to results. As an argument of ``restore``, an applied set is recorded completely.
         return {"AppliedBatches": {"blocks": len(value.numbers)}}
     if kind is StoredState:
         value = stored_without(value)
@@ -121,7 +121,7 @@ def written(value: Any, hide: Hide | None = None) -> Any:
 
 @functools.cache
 def _name_of_plain(kind: Any, *, is_input: bool) -> str | None:
-    """Return the name under which values of a class are written unchanged; "" for no name, None if they are changed."""
+    """Return the name under which values of a class are written unchanged; "" for no name, None if they change."""
     if kind in PLAIN:
         return ""
     if issubclass(kind, set | frozenset | BaseException | Mode) or kind in {AppliedBatches, StoredState}:
@@ -154,7 +154,7 @@ def has_fields(kind: Any) -> bool:
 
 @functools.cache
 def fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (fields that are written unchanged, fields that may hold sets or values of several classes)."""
+    """Return (fields that are written unchanged, fields that may contain sets or values of several classes)."""
     hints = typing.get_type_hints(kind)
     names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [f.name for f in dataclasses.fields(kind)]
     is_open = {
@@ -164,7 +164,7 @@ def fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _classes(hint: Any) -> set[Any]:
-    """Return the classes with fields that a field may hold. A common base class is treated as several classes."""
+    """Return those classes with fields that a field may contain. A common base class counts as several classes."""
     members = typing.get_args(hint) if typing.get_origin(hint) is not None else (hint,)
     found: set[Any] = set()
     for member in members:
@@ -197,12 +197,12 @@ def encode(value: object) -> bytes:
 
 
 def builtins(value: object) -> Any:
-    """Convert a value to dicts, lists and strings that have the same JSON."""
+    """Convert a value to dicts, lists and strings whose JSON is the same as the value's."""
     return msgspec.to_builtins(value, enc_hook=_encodable, str_keys=True)
 
 
 def effects_of(result: Any) -> list[object]:
-    """Return the results of a call as a flat list, in which each result is followed by its ``effects``."""
+    """Return the results of a call as a flat list, in which a result is followed by its ``effects``."""
     found: list[object] = []
     _add_effects(result, found)
     return found
@@ -269,7 +269,7 @@ def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:
 
 
 def read(hint: Any, raw: msgspec.Raw) -> Any:
-    """Decode an argument or a field that has the annotation ``hint``.
+    """Decode an argument, or a field, whose annotation is ``hint``.
 
     Raises:
         CorruptError: The value does not match the annotation.
@@ -293,7 +293,7 @@ def _with_subclasses(kind: Any) -> list[Any]:
 
 
 def read_value(kind: Any, raw: msgspec.Raw) -> Any:
-    """Decode a value of a class, without the class's name."""
+    """Decode a value of a class that was written without the class's name."""
     if not (tagged := fields_of(kind)[1]):
         return decode(raw, kind)
     hints, fields = typing.get_type_hints(kind), decode(raw, _Fields).items()
@@ -309,7 +309,7 @@ def assignment_of(
     batch_count: int = 0,
     position: int = 0,
 ) -> Assignment:
-    """Return an assignment with only the fields that cores use."""
+    """Return an assignment with only those fields that cores use."""
     return Assignment(
         epoch=epoch,
         position=position,

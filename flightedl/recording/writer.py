@@ -1,12 +1,12 @@
-"""Writer of one process's events and effects, as lines of JSON.
+"""Writes the events and effects of one process as lines of JSON.
 
-The first line describes the process (``Header``). Each other line is an event of one of its cores (``Record``).
-Recording never waits for the disk: lines are buffered, and a thread writes them several times per second. If the
-process is killed, lines that have not been written yet are lost.
+The first line describes the process (``Header``). Every other line is an event of one of its cores (``Record``).
+Recording never waits for the disk: a thread writes buffered lines several times per second. If the process is killed,
+lines that are still in the buffer are lost.
 
-Training continues whatever happens to the recording. Recording *stops*, with one warning, if the disk is full or not
-writable, if the disk is so slow that the buffer reaches its limit, if the file reaches its limit, or if a value cannot
-be encoded. Events recorded before that can be replayed.
+Whatever happens to the recording, training continues. Recording *stops*, with one warning, if the disk is full or not
+writable, the disk is so slow that the buffer is full, the file has reached its size limit, or a value cannot be
+encoded. Events recorded until then can be replayed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LIMIT_BYTES = 4 << 30
 #: Limit of the buffer.
 _KEPT_BYTES = 64 << 20
 _EVERY_S = 0.2
-#: Minimum length of a string that is hidden, in characters.
+#: Minimum length, in characters, of a string that is hidden.
 _HIDDEN_FROM = 8
 #: Number of hidden strings that a core remembers.
 _HIDDEN_COUNT = 64
@@ -51,25 +51,25 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     #: Kind of the process: master, pserver or trainer.
     process: str
-    #: Name of the process, unique among processes of its kind.
+    #: Name of the process. It is unique among processes of its kind.
     name: str
     job: str
     #: Time at which the recording started, in seconds since 1970.
     wall_s: float
-    #: The same time, by the process's own clock.
+    #: The same time by the process's own clock.
     clock_s: float
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An event of one of the process's cores."""
 
-    #: Time by the process's own clock, in seconds.
+    #: Time in seconds, by the process's own clock.
     at: float
-    #: Kind and number of the core, such as "feed-2".
+    #: Kind and number of the core, for example "feed-2".
     core: str
     event: Any
     effects: Sequence[Any] = ()
-    #: Class of the error that the event raised; empty if it raised no error.
+    #: Class of the error that the event raised; empty if it raised none.
     raised: str = ""
 
 
@@ -82,7 +82,7 @@ def _warn(why: str) -> None:
 
 
 class BackgroundFile:
-    """A file that a background thread writes. Thread-safe.
+    """A file to which a background thread writes. Thread-safe.
 
     Args:
         path: Path of the file, which must not exist.
@@ -160,9 +160,9 @@ class CoreRecorder:
     def __init__(self, recorder: Recorder, name: str) -> None:
         self._recorder = recorder
         self.name = name
-        #: Hidden strings -> replacements, as JSON. The oldest is dropped when there are too many.
+        #: Hidden string -> its replacement, as JSON. If there are too many, the oldest is dropped.
         self._hidden: dict[bytes, bytes] = {}
-        #: Hidden strings -> replacements that are never dropped.
+        #: Hidden string -> its replacement, for those that are never dropped.
         self._kept: dict[bytes, bytes] = {}
 
     def hidden(self, text: str) -> str:
@@ -181,8 +181,8 @@ class CoreRecorder:
         self._kept, self._hidden = self._hidden, {}
 
     def without_hidden(self, line: bytes) -> bytes:
-        """Return a line with all hidden strings replaced."""
-        # Replace ``_hidden`` first, because its strings may contain strings of ``_kept``.
+        """Return a line in which all hidden strings are replaced."""
+        # Replace the strings in ``_hidden`` first, because they may contain strings in ``_kept``.
         for hidden in (self._hidden, self._kept):
             for text, shown in hidden.items():
                 line = line.replace(text, shown)
@@ -195,12 +195,12 @@ class CoreRecorder:
         self._recorder.write(at, self, event, effects, "")
 
     def raised(self, at: float, event: object, error: BaseException) -> None:
-        """Record an event that raised an error and changed nothing."""
+        """Record an event that raised an error and therefore changed nothing."""
         self._recorder.write(at, self, event, (), type(error).__name__)
 
 
 class Recorder:
-    """Recorder of one process. Thread-safe, provided that the events of any one core are not concurrent.
+    """Recorder of one process. Thread-safe if the events of each single core are not concurrent.
 
     Args:
         process: Kind of the process: master, pserver or trainer.
@@ -221,7 +221,7 @@ class Recorder:
         *,
         is_strict: bool = False,
     ) -> None:
-        # Imported lazily, because processes that record nothing should not import the value classes of all processes.
+        # Imported lazily: processes that record nothing should not import the value classes of all processes.
         from flightedl.recording.values import encode, written
 
         self._encode, self._written = encode, written

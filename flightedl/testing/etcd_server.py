@@ -1,4 +1,4 @@
-"""A real etcd for tests. It starts in a fraction of a second and can be killed, frozen and compacted."""
+"""A real etcd for tests. It starts in a fraction of a second, and can be killed, frozen and compacted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _START_TRIES = 5
 
 
 class EtcdServer:
-    """One etcd on 127.0.0.1 with its data in a temporary directory; a context manager.
+    """An etcd on 127.0.0.1 with its data in a temporary directory. A context manager.
 
     Its address stays the same through ``kill`` and ``restart``.
 
@@ -65,7 +65,7 @@ class EtcdServer:
 
     @property
     def access(self) -> EtcdAccess:
-        """Access with the server's own certificate if TLS is on."""
+        """Return a client that uses the server's own certificate if TLS is on."""
         return EtcdAccess(self.address, "" if self._tls_dir is None else str(self._tls_dir))
 
     @property
@@ -78,7 +78,7 @@ class EtcdServer:
         self.process.kill()
 
     def restart(self) -> None:
-        """Restart on the same data and address, and wait until etcd answers. Kills a running etcd first."""
+        """Kill etcd if it is running. Restart it with the same data and address, and wait until it answers."""
         self.process.kill()
         for _ in range(_START_TRIES):
             if self._start():
@@ -86,7 +86,7 @@ class EtcdServer:
         raise RuntimeError(f"etcd did not restart: {self.process.log()}")
 
     def backup(self) -> Path:
-        """Stop etcd, copy its data, and restart it. Return the copy's directory."""
+        """Stop etcd, copy its data, and restart it. Return the directory with the copy."""
         self.process.kill()
         copy = Path(tempfile.mkdtemp(prefix="backup-", dir=self._directory))
         shutil.copytree(self._directory / "data", copy / "data")
@@ -94,7 +94,7 @@ class EtcdServer:
         return copy
 
     def restore(self, backup: Path | None, cluster: str = "") -> None:
-        """Restart from a backup (None: without data) at the same address. A new ``cluster`` changes the cluster id."""
+        """Restart from a backup (None: with no data) at the same address. A new ``cluster`` changes the cluster id."""
         self.process.kill()
         shutil.rmtree(self._directory / "data")
         if backup is not None:
@@ -146,7 +146,7 @@ class EtcdServer:
         except UnavailableError:
             return False
         except AuthenticationError:
-            return True  # etcd is up, with access control enabled.
+            return True  # etcd is running, and its access control is enabled.
         finally:
             coordinator.close()
         return True

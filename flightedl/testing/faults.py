@@ -1,7 +1,7 @@
-"""Faults at named points, planned by the test.
+"""Faults at named points, which a test plans.
 
-A point is a name that an in-memory twin, or a test's own double, reports each time execution passes it. The plan counts
-and records every pass. A test can run once to learn which points it passes, and then fail at each point in turn.
+When execution passes a point, an in-memory twin, or a double in the test, reports the point's name to the plan, which
+counts and records it. A test can thus run once to learn which points it passes, and then fail at each in turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class InjectedFault(Exception):  # noqa: N818 - it represents a crash, not an er
 
 
 class FaultPlan:
-    """Plan that determines which points fail, and when. Thread-safe."""
+    """A plan that determines which points fail, and when. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class FaultPlan:
         self._fail_at_step: dict[int, Exception] = {}
 
     def fail_at(self, point: str, n: int = 1, error: Exception | None = None) -> None:
-        """Raise ``error`` (default: an InjectedFault) at the n-th pass of ``point`` from now on; 1 is the next pass."""
+        """Raise ``error`` (default: an InjectedFault) at the n-th pass of ``point`` from now on; 1 is the next one."""
         with self._lock:
             nth = self._counts[point] + n
             self._planned[point, nth] = error or InjectedFault(f"planned at {point}, pass {nth}")
@@ -42,12 +42,12 @@ class FaultPlan:
             del self._lasting[point]
 
     def fail_at_step(self, n: int, error: Exception | None = None) -> None:
-        """Raise at the n-th pass of any point, counted from 1 since the plan was created."""
+        """Raise at the n-th pass of any point, counted since the plan was created; 1 is the first pass."""
         with self._lock:
             self._fail_at_step[n] = error or InjectedFault(f"planned at step {n}")
 
     def reached(self, point: str) -> None:
-        """Report that the code passes ``point``. Raises the error planned for this pass."""
+        """Report that execution passes ``point``. Raises the error planned for this pass, if any."""
         with self._lock:
             self._counts[point] += 1
             self._trace.append(point)

@@ -22,15 +22,15 @@ __all__ = ["MemoryCoordinator", "MemoryFiles", "MemoryStorage"]
 class MemoryStorage:
     """See ``ports.Storage``.
 
-    Points of the fault plan: ``publish:start``, ``publish:part`` (once for each part), ``publish:end`` (before the file
-    becomes visible), ``publish:done`` (after it has), ``read``, ``list`` and ``delete``.
+    Points of the fault plan: ``publish:start``, ``publish:part`` (for each part), ``publish:end`` (before the file
+    becomes visible), ``publish:done`` (after that), ``read``, ``list`` and ``delete``.
     """
 
     def __init__(self, url: str = "memory://storage", plan: FaultPlan | None = None) -> None:
         self.plan = plan or FaultPlan()
         self._url = url
         self._lock = threading.Lock()
-        #: Stored bytes by name; tests may truncate and corrupt them.
+        #: Stored bytes by name. Tests may truncate and corrupt them.
         self.files: dict[str, bytes] = {}
 
     @property
@@ -78,9 +78,9 @@ class MemoryStorage:
 
 
 class MemoryFiles:
-    """See ``ports.Files``. ``contents`` maps URLs to bytes; tests may add, change and remove files.
+    """In-memory twin of ``ports.Files``. ``contents`` maps URLs to bytes. Tests may add, change and remove files.
 
-    Points of the fault plan: ``expand``, ``stat``, ``open`` and ``file:read`` (each read of an open file).
+    Points of the fault plan: ``expand``, ``stat``, ``open``, and ``file:read`` for each read of an open file.
     """
 
     def __init__(self, contents: Mapping[str, bytes] | None = None, plan: FaultPlan | None = None) -> None:

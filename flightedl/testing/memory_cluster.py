@@ -1,4 +1,4 @@
-"""In-memory twin of ``ports.Cluster``: stores objects as applied, and collects garbage. It has no other controllers."""
+"""In-memory twin of ``ports.Cluster``. It stores objects as applied and collects garbage, but has no controllers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from flightedl.ports import Clock
 
 
 class MemoryCluster:
-    """See ``ports.Cluster``. Owners are identified by UID, as in Kubernetes.
+    """In-memory twin of ``ports.Cluster``. As in Kubernetes, owners are identified by UID.
 
-    The collector deletes an object ``collection_s`` seconds after the last of its owners was deleted. It identifies the
-    object by UID, so applying the object again before then does not save it.
+    The collector deletes an object ``collection_s`` seconds after its last owner was deleted. It identifies the object
+    by UID, so applying the object again in the meantime does not save it.
 
     Args:
         clock: Clock that decides when to collect; None collects dependents at once.
@@ -26,12 +26,12 @@ class MemoryCluster:
     def __init__(self, clock: Clock | None = None, collection_s: float = 0.0) -> None:
         self._clock = clock
         self._collection_s = collection_s
-        #: UID of an object -> time of its collection.
+        #: UID of an object -> time at which to collect it.
         self._doomed: dict[str, float] = {}
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
-        #: Pod -> lines of its log.
+        #: Pod -> lines in its log.
         self.output: dict[str, list[str]] = {}
-        #: Pod -> output of every command that it runs.
+        #: Pod -> output of every command that runs in it.
         self.answers: dict[str, str] = {}
         self._uids = itertools.count(1)
 

@@ -1,7 +1,7 @@
-"""In-memory twin of the Coordinator: one store with any number of connections, each of which can be disconnected.
+"""In-memory twin of the Coordinator: one store with any number of connections, which can be disconnected individually.
 
-Leases expire according to the given clock. The store reads it at every request and, while a watch waits, every few
-milliseconds. Advancing a FakeClock is therefore enough to expire a lease.
+Leases expire by the given clock. The store reads the clock at every request and, while a watch waits, every few
+milliseconds. To expire a lease, it is therefore enough to advance a FakeClock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flightedl.ports import (
     Written,
 )
 
-#: Ways in which a request fails: refused at once, lost before it is carried out, or carried out with its reply lost.
+#: Ways in which a request can fail: it is refused at once, lost before it is carried out, or its reply is lost.
 FaultKind = Literal["unavailable", "lost_request", "lost_reply"]
 
 Reply = TypeVar("Reply")
@@ -43,7 +43,7 @@ _POLL_S = 0.005
 
 
 class _Store:
-    """State shared by all connections; accessed under ``condition``."""
+    """State shared by all connections. Access requires ``condition``."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -54,7 +54,7 @@ class _Store:
         self.entries: dict[str, Entry] = {}
         #: All events since ``compacted``, in revision order.
         self.history: list[tuple[int, WatchEvent]] = []
-        #: Lease id -> (time to live, time of expiry).
+        #: Lease id -> (time to live, time at which it expires).
         self.leases: dict[int, tuple[float, float]] = {}
         self.lease_count = 0
 
@@ -68,7 +68,7 @@ class _Store:
             self.change([Delete(key) for key, entry in self.entries.items() if entry.lease_id == lease_id])
 
     def change(self, operations: Sequence[Operation]) -> None:
-        """Carry out all operations as one revision. The revision does not increase if nothing changes."""
+        """Carry out all operations as one revision. If nothing changes, the revision stays the same."""
         revision = self.revision + 1
         for operation in operations:
             old = self.entries.get(operation.key)
@@ -112,16 +112,16 @@ class MemoryCoordinator:
     # --- faults ---
 
     def fail_next(self, kind: FaultKind) -> None:
-        """Plan a fault for the next request that has none yet."""
+        """Plan a fault for the next request that has none."""
         with self._store.condition:
             self._faults.append(kind)
 
     def disconnect(self) -> None:
-        """Refuse this connection's requests, and silence its watches, until ``reconnect``."""
+        """Refuse this connection's requests and silence its watches, until ``reconnect``."""
         self._is_connected = False
 
     def reconnect(self) -> None:
-        """Undo ``disconnect``; watches deliver what they missed."""
+        """Undo ``disconnect``. Watches then deliver what they have missed."""
         with self._store.condition:
             self._is_connected = True
             self._store.condition.notify_all()
@@ -137,7 +137,7 @@ class MemoryCoordinator:
             self._store.condition.notify_all()
 
     def end_lease(self, lease_id: int) -> None:
-        """End a lease without notifying its holder."""
+        """End a lease without telling its holder."""
         with self._store.condition:
             self._store.end(lease_id)
 
@@ -146,7 +146,7 @@ class MemoryCoordinator:
             return Backup(self._store.revision, dict(self._store.entries), dict(self._store.leases))
 
     def restore(self, backup: Backup | None = None, cluster: str | None = None) -> None:
-        """Restore a backup (None: an empty store) for all connections; ``cluster`` changes the cluster id."""
+        """Restore a backup (None: an empty store) for all connections. ``cluster`` changes the cluster id."""
         backup = backup or Backup(1, {}, {})
         with self._store.condition:
             self._store.cluster = cluster or self._store.cluster
@@ -213,7 +213,7 @@ class MemoryCoordinator:
             watch.close()
 
     def request(self, carry_out: Callable[[_Store], Reply], lost: Exception | None = None) -> Reply:
-        """Carry out a request unless a fault is planned. Raises ``lost`` if the outcome is unknown to the caller."""
+        """Carry out a request unless a fault is planned. Raises ``lost`` if the caller cannot know the outcome."""
         with self._store.condition:
             self.require_same()
             fault = self._faults.pop(0) if self._faults else None
@@ -230,12 +230,12 @@ class MemoryCoordinator:
             return reply
 
     def look(self) -> None:
-        """Record the store's current cluster and revision as seen. The caller holds the lock."""
+        """Record that this connection has seen the store's current cluster and revision. The caller holds the lock."""
         self._witness.saw(self._witness.seen, Sighting(self._store.cluster, self._store.revision))
         self.require_same()
 
     def require_same(self) -> None:
-        """Raise RolledBackError if the store was found to be older than this connection has seen."""
+        """Raise RolledBackError if the store is older than this connection has seen."""
         if self._witness.broken_because:
             raise RolledBackError(self._witness.broken_because)
 

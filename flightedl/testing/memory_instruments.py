@@ -1,4 +1,4 @@
-"""Instruments that keep all measurements for tests to inspect."""
+"""Instruments that keep all measurements, so that tests can inspect them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class MemoryInstruments:
     """See ``ports.Instruments``. Not thread-safe."""
 
     def __init__(self) -> None:
-        #: Sums, and observed values, by (name, label).
+        #: (name, label) -> sum, or list of observed values.
         self.counts: Counter[tuple[str, str]] = Counter()
         self.values: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _POLL_S = 0.01
-#: Lies below the range from which Linux itself assigns ports (``ip_local_port_range``).
+#: Below the range from which Linux assigns ports to connections (``ip_local_port_range``).
 _PICKED_PORTS = range(20_000, 32_000)
 _FREEZE_TIMEOUT_S = 5.0
 
@@ -21,8 +21,8 @@ _FREEZE_TIMEOUT_S = 5.0
 def free_port(count: int = 1) -> int:
     """Return the first of ``count`` consecutive ports on 127.0.0.1 that were free a moment ago.
 
-    The ports are outside the range from which the system assigns ports to connections, so that another test's
-    connection cannot occupy one before the caller binds it. Only another caller of this function can.
+    The system never assigns these ports to connections, so the connection of another test cannot occupy one before the
+    caller binds it. Only another caller of this function can.
     """
     while True:
         first = _PICKED_PORTS.start + secrets.randbelow(len(_PICKED_PORTS))
@@ -65,7 +65,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Return True when the process is ready, False if it ends first.
+        """Return True when the process is ready, or False if it ends first.
 
         Raises:
             TimeoutError: Neither happened in time. The message contains the end of the log.
@@ -84,7 +84,7 @@ class ServerProcess:
         return self.log_path.read_text(errors="replace")[-2000:]
 
     def freeze(self) -> None:
-        """Send SIGSTOP, and wait until every thread has stopped: a signal does not take effect instantly."""
+        """Send SIGSTOP, and wait until every thread has stopped, because a signal takes a moment to have effect."""
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + _FREEZE_TIMEOUT_S
         while self.is_running and not self._is_frozen():
@@ -101,7 +101,7 @@ class ServerProcess:
         self._process.wait()
 
     def _is_frozen(self) -> bool:
-        """True if /proc shows all threads as stopped. On systems without /proc, the signal is trusted."""
+        """True if all threads are stopped according to /proc. Without /proc, the signal is assumed to have worked."""
         for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
             with contextlib.suppress(OSError):
                 if stat.read_text().rpartition(")")[2].split()[0] not in "TZX":

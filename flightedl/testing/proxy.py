@@ -1,7 +1,7 @@
-"""TCP proxy that breaks connections the way networks and dying processes do.
+"""A TCP proxy that breaks connections in the same ways as networks and dying processes.
 
-One thread serves all connections with a selector. Fault methods may be called from any thread. They affect open
-connections and, unless documented otherwise, all later connections until ``heal``.
+One thread serves all connections with a selector. Methods that cause faults may be called from any thread. They affect
+open connections and, unless documented otherwise, all connections opened before ``heal``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SWALLOW_S = 0.2
 
 
 class TcpProxy:
-    """Proxy that listens on 127.0.0.1 and forwards to ``target`` (``host:port``); a context manager."""
+    """A proxy that listens on 127.0.0.1 and forwards to ``target`` (``host:port``). A context manager."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -72,27 +72,27 @@ class TcpProxy:
             self._flip_in = None
 
     def forget(self) -> None:
-        """After ``half_open``, forward new connections; existing connections remain open and silent forever."""
+        """After ``half_open``, forward new connections. Existing connections stay open and silent forever."""
         with self._lock:
             self._is_half_open = False
             for pair in self._pairs:
                 pair.is_silent = True
 
     def redirect(self, target: str) -> None:
-        """Reset all open connections and forward new ones to another ``host:port``."""
+        """Reset all open connections, and forward new ones to another ``host:port``."""
         host, _, port = target.rpartition(":")
         with self._lock:
             self._target = (host, int(port))
             self.cut()
 
     def cut(self) -> None:
-        """Reset all open connections. New connections are accepted."""
+        """Reset all open connections, but accept new ones."""
         with self._lock:
             for pair in list(self._pairs):
                 self._drop(pair)
 
     def refuse(self) -> None:
-        """Reset all open connections, and every new connection immediately."""
+        """Reset all open connections, and from now on every new connection at once."""
         with self._lock:
             self._is_refusing = True
             self.cut()
@@ -103,28 +103,28 @@ class TcpProxy:
             self._delay_s = seconds
 
     def cut_after_request(self) -> None:
-        """Once: forward the next request, swallow the server's reply, and reset that connection."""
+        """Forward the next request, swallow the server's reply, and reset that connection. Happens once."""
         with self._lock:
             self._swallowed.clear()
             self._is_swallowing = True
 
     def half_open(self) -> None:
-        """Stop forwarding in both directions without closing connections: a silent partition."""
+        """Stop forwarding in both directions, but close no connections: a silent partition."""
         with self._lock:
             self._is_half_open = True
 
     def flip_bit(self, smallest_bytes: int = 1) -> None:
-        """Once: flip one bit in the middle of the client's next chunk of at least ``smallest_bytes`` bytes."""
+        """Flip a bit in the middle of the client's next chunk of at least ``smallest_bytes`` bytes. Happens once."""
         with self._lock:
             self._flipped.clear()
             self._flip_in = smallest_bytes
 
     def wait_until_cut(self, timeout_s: float) -> bool:
-        """Return True once the connection chosen by ``cut_after_request`` was cut, False after the timeout."""
+        """True once ``cut_after_request`` has cut a connection; False after the timeout."""
         return self._swallowed.wait(timeout_s)
 
     def wait_until_flipped(self, timeout_s: float) -> bool:
-        """Return True once ``flip_bit`` has flipped its bit, False after the timeout."""
+        """True once ``flip_bit`` has flipped its bit; False after the timeout."""
         return self._flipped.wait(timeout_s)
 
     # --- the thread ---
@@ -222,7 +222,7 @@ class _Way:
         self.pair = pair
         self.source = source
         self.sink = sink
-        #: (due time, data) of pending chunks; empty data marks the end of the stream.
+        #: (time at which to forward, data) for pending chunks. Empty data marks the end of the stream.
         self.chunks: list[tuple[float, bytes]] = []
         self.is_ended = False
 
@@ -249,7 +249,7 @@ class _Way:
 
 
 class _Pair:
-    """A client's connection and the proxy's connection to the target."""
+    """A client's connection, and the proxy's own connection to the target."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.up = _Way(self, client, server)

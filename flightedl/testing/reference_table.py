@@ -1,10 +1,10 @@
-"""Life cycle of a table's rows in plain Python: the semantics of the pserver's store, but not its speed.
+"""Life cycle of a table's rows in plain Python, with the same semantics as the pserver's store but without its speed.
 
 The push that admits an id creates its row and updates it; later pushes update it again. Reads change nothing: reading
-an id without a row returns the initial values that its row would have. An update that produces version v stores v and
-the epoch in each row, and in each id waiting for admission, that it touched. These two ages, the declared rules
-(``Evict``) and ``oldest`` determine if a row exists at a version and an epoch. Rows that no longer exist are treated as
-if they had never existed. The update sees the rows that existed at v - 1, because its trainer read those.
+an id without a row returns the initial values that its row would have. An update to version v stores v and the epoch in
+each row, and in each waiting id, that it touches. Together with the declared rules (``Evict``) and ``oldest``, these
+two numbers determine if a row exists at a version and an epoch. Rows that no longer exist are treated as if they had
+never existed. The update sees the rows that existed at v - 1, because those are the ones that its trainer read.
 
 Versions and epochs never decrease. ``epoch`` is the highest epoch of all batches applied so far.
 """
@@ -32,16 +32,16 @@ class Row:
 
     values: Values
     slots: list[Values]
-    #: Number of updates of the row, or number of pushes of a waiting id.
+    #: Number of updates to the row, or number of pushes of the waiting id.
     updates: int
-    #: Version produced by the last of these updates or pushes.
+    #: Version of the last of these updates or pushes.
     version: int
-    #: Highest epoch of all batches applied up to then.
+    #: Highest epoch among all batches applied up to that version.
     epoch: int
 
 
 class ReferenceTable:
-    """Rows of one table on one pserver.
+    """The rows of one table on one pserver.
 
     Args:
         spec: The declared table. Unlike in the product, admission is exact and values are not rounded.
@@ -52,10 +52,10 @@ class ReferenceTable:
         self.spec = spec
         self._limit = spec.bucket_limit
         self.bucket_of = bucket_of or partial(placement.bucket_of, salt=spec.salt)
-        #: Rows and waiting ids by 64-bit id; may include expired rows.
+        #: Rows and waiting ids by 64-bit id, possibly including expired rows.
         self.rows: dict[int, Row] = {}
         self.waiting: dict[int, Row] = {}
-        #: Bucket -> lowest version of its rows; older rows were evicted to respect the limit.
+        #: Bucket -> lowest version of its rows. Rows with lower versions were evicted because of the limit.
         self.oldest: defaultdict[int, int] = defaultdict(int)
 
     def exists(self, row_id: int, row: Row, version: int, epoch: int) -> bool:
@@ -72,12 +72,12 @@ class ReferenceTable:
         return {row_id: row for row_id, row in self.rows.items() if self.exists(row_id, row, version, epoch)}
 
     def read(self, row_id: int, version: int, epoch: int) -> Values | None:
-        """Return a row's values, or None if there is no row."""
+        """Return a row's values, or None if the row does not exist."""
         row = self.rows.get(row_id)
         return None if row is None or not self.exists(row_id, row, version, epoch) else list(row.values)
 
     def first_values(self, row_id: int) -> Values:
-        """Return the values with which a row of this id is created."""
+        """Return the values with which the row of this id is created."""
         return self.spec.init.first_values(self.spec.key, row_id, self.spec.dim)
 
     def update(
@@ -116,7 +116,7 @@ class ReferenceTable:
             self._give_up_oldest(bucket, version)
 
     def _admitted(self, row_id: int, version: int, epoch: int) -> Row | None:
-        """Return the row of a pushed id, created if this push admits it, or None if the id waits."""
+        """Return the row of a pushed id, which is created if this push admits the id. None if the id waits."""
         row = self.rows.get(row_id)
         if row is not None and self.exists(row_id, row, version - 1, epoch):
             return row
@@ -134,23 +134,23 @@ class ReferenceTable:
         return row
 
     def _give_up_oldest(self, bucket: int, version: int) -> None:
-        """Raise ``oldest`` of a bucket until its rows respect the limit."""
+        """Raise ``oldest`` of a bucket until the bucket's rows are within the limit."""
         if self._limit is None:
             return
         oldest = self.oldest_at(bucket, version)
         rows = (row for row_id, row in self.rows.items() if self.bucket_of(row_id) == bucket)
         kept = sorted((row.version for row in rows if row.version >= oldest), reverse=True)
         if len(kept) > self._limit:
-            # If not all rows of a version can be kept, none of them are.
+            # If not all rows of a version can be kept, none of them is.
             self.oldest[bucket] = max(oldest, min(kept[self._limit] + 1, version))
 
     def oldest_at(self, bucket: int, version: int) -> int:
-        """Return the lowest version of rows that still exist in a bucket."""
+        """Return the lowest version that a row in a bucket can have and still exist."""
         unused = None if self.spec.evict is None else self.spec.evict.unused_versions
         return self.oldest[bucket] if unused is None else max(self.oldest[bucket], version - unused)
 
     def remove_small(self, version: int, epoch: int) -> list[int]:
-        """Remove rows whose norm is too small, as a checkpoint does. Return their ids in ascending order."""
+        """Remove the rows whose norm is too small, as a checkpoint does. Return their ids in ascending order."""
         evict = self.spec.evict
         if evict is None or evict.norm_below is None:
             return []
@@ -160,7 +160,7 @@ class ReferenceTable:
             del self.rows[row_id]
         return sorted(small)
 
-    # Restoring calls ``remove`` and then ``restore`` for each checkpoint file, and finally ``expire`` for the newest.
+    # To restore a table, call ``remove`` and then ``restore`` for each checkpoint file, and ``expire`` for the newest.
 
     def remove(self, row_ids: Iterable[int]) -> None:
         for row_id in row_ids:
@@ -168,7 +168,7 @@ class ReferenceTable:
             self.waiting.pop(row_id, None)
 
     def restore(self, row_id: int, row: Row) -> None:
-        """Restore a row or a waiting id. It replaces any older row or waiting id with this id."""
+        """Restore a row or a waiting id, in place of an older row or waiting id with the same id."""
         copied = replace(row, values=list(row.values), slots=[list(slot) for slot in row.slots])
         if row.values:
             self.waiting.pop(row_id, None)
@@ -177,7 +177,7 @@ class ReferenceTable:
             self.waiting[row_id] = copied
 
     def expire(self, oldest: Mapping[int, int], oldest_epoch: int) -> None:
-        """Remove rows and waiting ids last updated before their bucket's version in ``oldest`` or ``oldest_epoch``."""
+        """Remove rows and waiting ids last updated before ``oldest`` (of their bucket) or ``oldest_epoch``."""
         for known in (self.rows, self.waiting):
             for row_id, row in list(known.items()):
                 least = oldest.get(self.bucket_of(row_id))

@@ -1,11 +1,11 @@
-"""Reference implementation of every update rule in plain NumPy; the kernels must agree with it.
+"""Reference implementation of every update rule in plain NumPy, with which the kernels must agree.
 
 ``update`` advances a block from ``version`` to ``version + 1`` in place; ``update_row`` does the same for a row of a
-table. Constants are computed in float64 and rounded once to the block's type. All arithmetic uses the block's type, in
-the order written here. The step number t of bias corrections is ``version + 1``, so the first update has t = 1.
+table. Constants are computed in float64 and rounded once, to the block's dtype. All other arithmetic uses the block's
+dtype, in the order written here. In bias corrections, the step number t is ``version + 1``.
 
-Each rule's docstring gives its formula and its source. g is the gradient after scaling, clipping and (if coupled)
-weight decay; w are the values. Rules that exist in torch.optim give the same results as torch.
+Each rule's docstring gives the formula and its source. In the formulas, g is the gradient after scaling, clipping and
+(if coupled) weight decay, and w stands for the values. Rules that torch.optim contains give the same results as torch.
 """
 
 # ruff: noqa: ARG001 - every rule takes the same arguments, so that a table can call it
@@ -38,7 +38,7 @@ Floats = npt.NDArray[Any]
 
 
 def initial_slots(optimizer: Optimizer, size: int, dtype: npt.DTypeLike) -> tuple[Floats, ...]:
-    """Return the slots of a block or row of ``size`` elements before its first update, each of ``dtype``."""
+    """Return the slots that a block or row of ``size`` elements has before its first update, each of ``dtype``."""
     return tuple(np.full(slot.width(size), slot.initial, dtype) for slot in optimizer.slots)
 
 
@@ -102,14 +102,14 @@ def _apply(
 
 
 def _sgd(optimizer: SGD | Delta, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
-    """``w -= rate * g``; Delta's rate is -1."""
+    """``w -= rate * g``. For Delta, the rate is -1."""
     w -= rate * g
 
 
 def _momentum(optimizer: Momentum, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
     """``u = momentum * u + g``; ``w -= rate * u``, or Nesterov's ``w -= rate * (g + momentum * u)``.
 
-    Sutskever et al. 2013, in torch's form: the rate is not part of the velocity.
+    Sutskever et al. 2013 in torch's form, in which the rate is not part of the velocity.
     """
     (velocity,) = slots
     velocity[:] = optimizer.momentum * velocity + g
@@ -117,7 +117,7 @@ def _momentum(optimizer: Momentum, w: Floats, g: Floats, slots: Sequence[Floats]
 
 
 def _adagrad(optimizer: Adagrad, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
-    """``s += g**2``; ``w -= rate * g / (sqrt(s) + eps)``: Duchi et al. 2011, diagonal form."""
+    """``s += g**2``; ``w -= rate * g / (sqrt(s) + eps)``. From Duchi et al. 2011, diagonal form."""
     (square_sum,) = slots
     square_sum += g * g
     w -= _divided(rate * g, np.sqrt(square_sum) + optimizer.eps)
@@ -133,7 +133,7 @@ def _row_adagrad(optimizer: RowAdagrad, w: Floats, g: Floats, slots: Sequence[Fl
 def _adadelta(optimizer: Adadelta, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
     """``s = rho s + (1-rho) g**2``; ``d = sqrt(a + eps) / sqrt(s + eps) * g``; ``w -= rate * d``.
 
-    Then ``a = rho a + (1-rho) d**2``. Zeiler 2012, algorithm 1, with torch's rate.
+    Finally ``a = rho a + (1-rho) d**2``. From Zeiler 2012, algorithm 1, with torch's rate.
     """
     square_average, step_average = slots
     square_average[:] = optimizer.rho * square_average + (1 - optimizer.rho) * g * g
@@ -145,9 +145,9 @@ def _adadelta(optimizer: Adadelta, w: Floats, g: Floats, slots: Sequence[Floats]
 def _rmsprop(optimizer: RMSprop, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
     """``s = alpha s + (1-alpha) g**2``; ``d = g / (sqrt(s) + eps)``; ``w -= rate * d``.
 
-    Centered (Graves 2013, eq. 38-45): ``a = a + (1-alpha)(g - a)``, and ``s - a**2`` replaces s. With momentum:
-    ``u = momentum u + d``, ``w -= rate * u``. Both are torch's forms. ``s - a**2`` is treated as zero if rounding makes
-    it negative.
+    If centered (Graves 2013, eq. 38-45), ``a = a + (1-alpha)(g - a)``, and ``s - a**2`` replaces s. With momentum, ``u
+    = momentum u + d`` and ``w -= rate * u``. Both are torch's forms. If rounding makes ``s - a**2`` negative, zero is
+    used instead.
     """
     rest = list(slots)
     square_average = rest.pop(0)
@@ -168,9 +168,9 @@ def _rmsprop(optimizer: RMSprop, w: Floats, g: Floats, slots: Sequence[Floats], 
 def _adam(optimizer: Adam, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
     """``m += (1-beta1)(g - m)``; ``v = beta2 v + (1-beta2) g**2``; ``w -= rate * m' / (sqrt(v') + eps)``.
 
-    ``m' = m / (1 - beta1**t)``, ``v' = v / (1 - beta2**t)``: Kingma & Ba 2015, algorithm 1. AMSGrad (Reddi et al. 2018)
-    uses the largest v so far; like torch, it takes the maximum before the bias correction. AdamW (Loshchilov & Hutter
-    2019, algorithm 2) computes ``w *= 1 - rate * weight_decay`` first.
+    ``m' = m / (1 - beta1**t)``, ``v' = v / (1 - beta2**t)``, from Kingma & Ba 2015, algorithm 1. AMSGrad (Reddi et al.
+    2018) uses the largest v so far; like torch, it takes the maximum before the bias correction. AdamW (Loshchilov &
+    Hutter 2019, algorithm 2) first computes ``w *= 1 - rate * weight_decay``.
     """
     average, square_average = slots[:2]
     average += (1 - optimizer.beta1) * (g - average)
@@ -195,15 +195,15 @@ def _row_adam(optimizer: RowAdam, w: Floats, g: Floats, slots: Sequence[Floats],
 
 
 def _divided(dividend: Floats, divisor: Floats) -> Floats:
-    """Return the quotient, or 0 where the divisor is 0: with eps = 0, a value without gradients does not change."""
+    """Return the quotient, or 0 where the divisor is 0: if eps = 0, a value without gradients does not change."""
     return np.divide(dividend, divisor, out=np.zeros_like(dividend), where=divisor != 0)
 
 
 def _ftrl(optimizer: Ftrl, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
-    """``n' = n + g**2``; ``z += g - (sqrt(n') - sqrt(n)) / rate * w``; ``w`` minimizes the sum so far.
+    """``n' = n + g**2``; ``z += g - (sqrt(n') - sqrt(n)) / rate * w``; then ``w`` minimizes the sum so far.
 
-    ``w = 0`` where ``|z| <= l1``, else ``(sign(z) l1 - z) / ((beta + sqrt(n')) / rate + 2 l2)``: McMahan et al. 2013,
-    algorithm 1, with TensorFlow's factor of 2 for l2. A rate of zero changes nothing.
+    That is, ``w = 0`` where ``|z| <= l1``, and ``(sign(z) l1 - z) / ((beta + sqrt(n')) / rate + 2 l2)`` elsewhere:
+    McMahan et al. 2013, algorithm 1, with TensorFlow's factor of 2 for l2. If the rate is zero, nothing changes.
     """
     if rate == 0:
         return
@@ -218,9 +218,9 @@ def _ftrl(optimizer: Ftrl, w: Floats, g: Floats, slots: Sequence[Floats], rate: 
 
 
 def _lamb(optimizer: LAMB, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
-    """Adam's m' and v'; ``d = m' / (sqrt(v') + eps) + weight_decay * w``; ``w -= rate * |w| / |d| * d``.
+    """With Adam's m' and v': ``d = m' / (sqrt(v') + eps) + weight_decay * w``; ``w -= rate * |w| / |d| * d``.
 
-    You et al. 2020, algorithm 2, with the identity as phi. The ratio is 1 if a norm is zero. Norms are over the block.
+    From You et al. 2020, algorithm 2, with the identity as phi. Norms are over the block; if one is 0, the ratio is 1.
     """
     average, square_average = slots
     average += (1 - optimizer.beta1) * (g - average)

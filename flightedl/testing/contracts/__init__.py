@@ -1,9 +1,9 @@
-"""Contract suites, one for each port. A test class inherits a suite and provides the fixtures that the suite names.
+"""Contract suites, one for each port. A test class inherits a suite and provides the fixtures that the suite asks for.
 
 * ``coordinator``: suites for ``ports.Coordinator``
 * ``storage``: suite for ``ports.Storage``
 * ``cluster``: suite for ``ports.Cluster``
 
-To verify a new adapter of ``ports.Storage``, inherit ``StorageContract`` and return the adapter from the fixture
+To verify a new adapter of ``ports.Storage``, inherit ``StorageContract``, and return the adapter from a fixture
 ``storage``.
 """

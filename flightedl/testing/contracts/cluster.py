@@ -13,12 +13,12 @@ _LABELS = {"app.kubernetes.io/instance": "contract"}
 
 
 def config_map(name: str, **data: str) -> dict[str, Any]:
-    """Return a small object for the tests to apply."""
+    """Return a small object that tests can apply."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": dict(_LABELS)}, "data": data}
 
 
 class ClusterContract:
-    """Behavior of every cluster. The fixture ``cluster`` is a namespace without objects that have the suite's label."""
+    """Behavior of every cluster. The fixture ``cluster`` is a namespace that has no objects with the suite's label."""
 
     @pytest.fixture
     def cluster(self) -> Cluster:

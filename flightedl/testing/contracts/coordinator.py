@@ -1,8 +1,8 @@
 """Contract suites for ``ports.Coordinator``.
 
-Inherit :class:`CoordinatorContract`, :class:`CoordinatorOutageContract` and :class:`CoordinatorHistoryContract`, and
-provide a fixture ``world`` that returns a :class:`World` of the implementation. The outage suite stops and starts the
-world. The history suite requires a :class:`RestorableWorld`.
+To verify an implementation, inherit :class:`CoordinatorContract`, :class:`CoordinatorOutageContract` and
+:class:`CoordinatorHistoryContract`, and provide a fixture ``world`` that returns its :class:`World`. The outage suite
+stops and starts the world. The history suite requires a :class:`RestorableWorld`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _TTL_S = 1.0
 
 
 class World(Protocol):
-    """One implementation of the port, with the means to create the situations that the contract describes."""
+    """One implementation of the port, with methods that create the situations described in the contract."""
 
-    #: Key prefix used only by this test; ends with a slash.
+    #: Prefix of keys that only this test uses. Ends with a slash.
     prefix: str
 
     def connect(self) -> Coordinator:
-        """Return a new connection. The world closes it."""
+        """Return a new connection, which the world closes."""
         ...
 
     def pass_time(self, seconds: float) -> None:
-        """Let the store's clock advance; may return before it has advanced."""
+        """Let the store's clock advance. May return before the clock has advanced."""
         ...
 
     def compact(self) -> None:
@@ -60,11 +60,11 @@ class World(Protocol):
         ...
 
     def start(self) -> None:
-        """Make the store reachable again, with its data intact."""
+        """Make the store reachable again. Its data is intact."""
         ...
 
     def lose_reply(self, coordinator: Coordinator) -> None:
-        """Let the store carry out this connection's next request, but drop the reply."""
+        """Let the store carry out the next request of this connection, but drop the reply."""
         ...
 
 
@@ -72,7 +72,7 @@ class RestorableWorld(World, Protocol):
     """A world whose store can be restored from a backup."""
 
     def backup(self) -> Callable[[], None]:
-        """Copy the store. The returned function restores the copy."""
+        """Copy the store. Return a function that restores the copy."""
         ...
 
     def begin_again(self) -> None:
@@ -81,7 +81,7 @@ class RestorableWorld(World, Protocol):
 
 
 def eventually(look: Callable[[], Result | None], timeout_s: float = _PATIENCE_S) -> Result:
-    """Call ``look`` until its result is true, and return that result."""
+    """Call ``look`` until its result is true. Return that result."""
     deadline = time.monotonic() + timeout_s
     while True:
         result = look()
@@ -92,7 +92,7 @@ def eventually(look: Callable[[], Result | None], timeout_s: float = _PATIENCE_S
 
 
 def collect(watch: Watch, count: int, timeout_s: float = _PATIENCE_S) -> list[WatchEvent]:
-    """Return at least ``count`` events, including any that are delivered together with the last one."""
+    """Return at least ``count`` events, and any that are delivered together with the last one."""
     events: list[WatchEvent] = []
     deadline = time.monotonic() + timeout_s
     while len(events) < count:
@@ -102,14 +102,14 @@ def collect(watch: Watch, count: int, timeout_s: float = _PATIENCE_S) -> list[Wa
 
 
 def put(coordinator: Coordinator, key: str, value: bytes = b"", lease_id: int = 0) -> int:
-    """Write unconditionally, and return the revision."""
+    """Write unconditionally. Return the revision."""
     result = coordinator.transact([], [Put(key, value, lease_id)])
     assert result.committed
     return result.revision
 
 
 def persistently(act: Callable[[], Result]) -> Result:
-    """Retry while the store is unreachable."""
+    """Retry until the store is reachable."""
 
     def attempt() -> tuple[Result] | None:
         try:
@@ -361,7 +361,7 @@ class CoordinatorContract:
     def test_a_removal_at_the_compacted_revision_is_seen_or_raises(
         self, coordinator: Coordinator, world: World
     ) -> None:
-        """Events that etcd before 3.4.34 and 3.5.15 silently drops for a watch that starts at their revision."""
+        """Events that etcd before 3.4.34 and 3.5.15 drops silently for a watch that starts at their revision."""
         last_seen = put(coordinator, world.prefix + "a")
         removed = coordinator.transact([], [Delete(world.prefix + "a")]).revision
         assert removed == last_seen + 1
@@ -386,7 +386,7 @@ class CoordinatorContract:
 
 
 class CoordinatorOutageContract:
-    """Behavior while the store is stopped, and afterwards."""
+    """Behavior while the store is stopped, and after it has been restarted."""
 
     @pytest.fixture
     def coordinator(self, world: World) -> Coordinator:
@@ -428,7 +428,7 @@ class CoordinatorOutageContract:
         revisions: list[int] = []
         for _ in range(3):
             revisions += [persistently(lambda: put(writer, world.prefix + "a")) for _ in range(3)]
-            # Some of the events are delivered before the outage, and some are not.
+            # Some of the events are delivered before the outage, the rest after it.
             seen += collect(watch, 1)
             world.stop()
             seen += watch.next(0.1)
@@ -462,7 +462,7 @@ class CoordinatorOutageContract:
 
 
 class CoordinatorHistoryContract:
-    """Behavior when the store is rolled back: a connection that saw a later revision refuses all requests."""
+    """Behavior when the store is rolled back: a connection that has seen a later revision refuses all requests."""
 
     @pytest.fixture
     def coordinator(self, world: RestorableWorld) -> Coordinator:
@@ -492,7 +492,7 @@ class CoordinatorHistoryContract:
         restore()
         with pytest.raises(RolledBackError, match="before: it was restored"):
             persistently(lambda: coordinator.get(world.prefix + "a"))
-        # Another client writes until the store has caught up with the revision that was seen.
+        # Another client writes until the store has reached the revision that was seen.
         other = world.connect()
         for _ in range(9):
             persistently(lambda: put(other, world.prefix + "b"))

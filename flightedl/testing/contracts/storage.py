@@ -1,4 +1,4 @@
-"""Contract suite for ``ports.Storage``. Inherit :class:`StorageContract`; its fixture ``storage`` must be empty."""
+"""Contract suite for ``ports.Storage``. Inherit :class:`StorageContract`, and provide an empty fixture ``storage``."""
 
 from __future__ import annotations
 

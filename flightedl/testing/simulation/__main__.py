@@ -1,4 +1,4 @@
-"""``python -m flightedl.testing.simulation``: run one seed or many. Exit code 1 if a run found a violation."""
+"""``python -m flightedl.testing.simulation``: runs one seed or many. The exit code is 1 if a run found a violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check of a run's invariants, based on a record of everything that was assigned, done, stored and reported."""
+"""Checks a run's invariants against a record of everything that was assigned, done, stored and reported."""
 
 from __future__ import annotations
 
@@ -37,39 +37,39 @@ if TYPE_CHECKING:
     from flightedl.testing.simulation.pserver import Pserver
     from flightedl.testing.simulation.trainer import Trainer
 
-#: A master may give up a store if it failed less than this many seconds ago.
+#: A master may stop waiting for the store if the store failed less than this many seconds ago.
 _GIVEN_UP_S = 30.0
 
 
 class Account:
-    """Receives the events of a run. Each method raises ``Violation`` if an event breaks an invariant."""
+    """Receives the events of a run. A method raises ``Violation`` if its event breaks an invariant."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         #: (lives of the job and of etcd, evaluation, attempt) -> (trainer, epoch, position) of the assignment.
         self._attempts: dict[tuple[int, int, int, str, int], Any] = {}
-        #: (lives of the job and of etcd, block) -> elements present whenever a master reported the job as done.
+        #: (lives of the job and of etcd, block) -> elements that were present when a master reported the job as done.
         self._results: dict[tuple[int, int, int, int], set[int]] = {}
         #: Lives of the job and of etcd -> (epoch, task) -> batches that counted as done in a stored state.
         self._done: dict[tuple[int, int, int], dict[tuple[int, int], IntervalSet]] = {}
-        #: (epoch, task, batch) of all batches that were ever quarantined, as reported by masters.
+        #: (epoch, task, batch) of all batches that masters have ever reported as quarantined.
         self._set_aside: set[tuple[int, int, int]] = set()
-        #: Members that all pservers have accepted.
+        #: Members that all pservers have admitted.
         self._admitted: set[int] = set()
-        #: Members whose program has left its loop, or continued after a failed push.
+        #: Members whose program has left its loop, or has continued after a failed push.
         self.out_of_step: set[int] = set()
-        #: Counts of manifests, of increments in them, of evaluation results, quarantined batches and completed drains.
+        #: Numbers of manifests, their increments, evaluation results, quarantined batches, and completed drains.
         self.checkpoints = self.increments = self.evaluations = self.quarantined = self.drains = 0
 
     def given(self, trainer: str, evaluation: str, assignment: Any) -> None:
-        """Record an assignment. Only a trainer with the same name may get the attempt again, for the same piece."""
+        """Record an assignment. Only a trainer of the same name may get the attempt again, for the same piece."""
         place = (trainer, assignment.epoch, assignment.position)
         known = self._attempts.setdefault((*self._cluster.lives, evaluation, assignment.attempt), place)
         if known != place:
             raise Violation(f"attempt {assignment.attempt} was assigned twice: {known} and {place}")
 
     def watch(self, master: Master) -> None:
-        """Observe every counted report and every admission in a new master's core."""
+        """Observe all reports that count, and all admissions, in a new master's core."""
         core = master.core
         assert core.work is not None, "a master that leads has a queue"
         assert core.members is not None, "... and a membership"
@@ -80,7 +80,7 @@ class Account:
         take, queue = work.apply_reports, work.queue
 
         def observed(ticket: TasksTicket, now: float) -> list[ReturnedTask]:
-            # A queue from an older checkpoint may not have begun the epoch of a report.
+            # A queue from an older checkpoint may not have begun the epoch that a report names.
             reports = [each for each in ticket.finished if each.epoch < queue.begun_epochs]
             current = {
                 (each.epoch, each.position): each
@@ -91,7 +91,7 @@ class Account:
             lost = take(ticket, now)
             for report, done in zip(reports, before, strict=True):
                 if _done_at(queue, report) != done:
-                    # One of two reports of the same task may be old.
+                    # One of two reports of the same task may be outdated.
                     counted = current.get((report.epoch, report.position))
                     self.accepted(master, counted or report, counted is not None)
                     self._note_done(master, queue, report)
@@ -118,7 +118,7 @@ class Account:
             raise Violation(f"{master.name} names member {member_id}, which not all pservers have accepted")
 
     def contributed(self, member: int, round_number: int) -> None:
-        """Check a gradient added to a round: every block that waits for its trainer is also at that round."""
+        """Check a gradient that is added to a round: all blocks that wait for its trainer are at the same round."""
         if member in self.out_of_step:
             return
         for pserver in self._cluster.serving().values():
@@ -130,7 +130,7 @@ class Account:
                     )
 
     def evaluated(self, trainer: Trainer, name: str, reply: TasksReply) -> None:
-        """Check the result of an evaluation that a trainer received: it contains each batch once."""
+        """Check an evaluation's result that a trainer received: it contains each batch once."""
         counts = self._cluster.shape.evaluation
         measured = [
             self._cluster.shape.measured(task, batch) for task, count in enumerate(counts) for batch in range(count)
@@ -142,7 +142,7 @@ class Account:
         self.evaluations += 1
 
     def accepted(self, master: Master, report: FinishedTask, is_current: bool) -> None:
-        """Check a report that was counted: it belongs to a current attempt and names no old generation."""
+        """Check a report that counted: it belongs to a current attempt, and names no old generation."""
         if not is_current:
             raise Violation(f"{master.name} accepted a report of attempt {report.attempt}, which is not current")
         settled = master.core.pservers.settled()
@@ -153,7 +153,7 @@ class Account:
                 )
 
     def _note_done(self, master: Master, queue: TaskQueue, report: FinishedTask) -> None:
-        """Record the batches that count as done, once the master's state is stored."""
+        """Record which batches count as done, once the master's state is stored."""
         lives, place = self._cluster.lives, (report.epoch, queue.order(report.epoch).at(report.position))
         done = IntervalSet(queue.batches(*place).done)
 
@@ -163,7 +163,7 @@ class Account:
         master.after_stored(master.core.revision + 1, stored)
 
     def set_aside(self, master: Master, piece: FailedPiece) -> None:
-        """Check a quarantined piece: one batch that failed often enough, and is faulty if nothing else fails."""
+        """Check a quarantined piece: it is one batch that failed often enough, and is faulty if nothing else fails."""
         shape = self._cluster.shape
         if piece.end_batch - piece.first_batch != 1 or piece.attempts < shape.attempts_limit + shape.confirmations:
             raise Violation(f"{master.name} has quarantined {piece}")
@@ -222,7 +222,7 @@ class Account:
             self._require_complete(number, None, "a manifest was written for")
 
     def _has_rot(self, name: str) -> bool:
-        """True if a file, or a file that it is an increment on, is damaged or missing."""
+        """True if a file, or a file on which it is based as an increment, is damaged or missing."""
         store = self._cluster.store
         while name:
             if name in store.rotten or name not in store.files:
@@ -231,7 +231,7 @@ class Account:
         return False
 
     def serves(self, pserver: Pserver) -> None:
-        """Check a pserver's values, which may be merged from several files, when it begins to serve."""
+        """Check a pserver's values, which may come from several files, when it begins to serve."""
         blocks = [(block.number, block.values, block.slot, block.updates) for block in pserver.ordered]
         assert pserver.shard is not None, "a pserver that serves has blocks"
         self._require_exact(pserver.name, blocks, pserver.shard.protocol.applied())
@@ -249,7 +249,7 @@ class Account:
     def _require_exact(
         self, name: str, blocks: Sequence[tuple[int, Sequence[int], int, int]], applied: AppliedBatches
     ) -> None:
-        """Check that applied sets name the batches in the blocks' values. Block: (number, values, slot, updates)."""
+        """Check that applied sets match the blocks' values, given each block as (number, values, slot, updates)."""
         shape = self._cluster.shape
         for number, values, slot, updates in blocks:
             require_sound(name, number, values, slot, updates)
@@ -260,7 +260,7 @@ class Account:
                 if is_marked == bool(values[shape.element_of(batch)]):
                     continue
                 task_count = AppliedBatches.rebuilt({number: applied}).completed_task_count(batch.epoch)
-                if task_count is None or batch.task < task_count:  # Otherwise, the task's file joined after this epoch.
+                if task_count is None or batch.task < task_count:  # Otherwise, its file was added after this epoch.
                     word = "names, but lacks" if is_marked else "has, but does not name"
                     raise Violation(f"{name}: block {number} {word} {batch}")
 
@@ -272,7 +272,7 @@ class Account:
             raise Violation(f"{name} was deleted, which the pointer names")
 
     def drained(self, pserver: Pserver, values: Mapping[int, Sequence[int]]) -> None:
-        """Check a draining pserver that reports that a checkpoint has everything it had when it was asked to end."""
+        """Check a draining pserver's report that a checkpoint has everything it had when it was asked to end."""
         if self._cluster.etcd.has_gone_back:
             return
         store, number = self._cluster.store, self._cluster.pointer()
@@ -293,7 +293,7 @@ class Account:
     def check_done(self, master: Master, pservers: Sequence[int]) -> None:
         """Check a report that the job is done: each pserver process that it names, and a checkpoint, has every batch.
 
-        The master decided this before its state was stored; processes may have been replaced since then.
+        The master decided this before its state was stored. Since then, processes may have been replaced.
         """
         self._cluster.world.note("{} reports the job as done", master.name)
         self._require_saved(master)
@@ -318,11 +318,11 @@ class Account:
         self._require_whole(master, blocks, "the pservers")
 
     def _require_saved(self, leader: Master) -> None:
-        """Check that the last checkpoint contains everything, unless the store was given up.
+        """Check that the last checkpoint contains everything, unless the master stopped waiting for the store.
 
-        The checkpoint that was complete when the end was decided contains everything, even if the master has begun
-        another since then, for example for a restarted pserver. A later checkpoint cannot have replaced it, because the
-        pointer moves in a later write than the write for which the answer waited.
+        The checkpoint that was complete when the master decided contains everything, even if the master has begun
+        another one since, for example for a restarted pserver. No later checkpoint can have replaced it, because the
+        pointer moves in a later write than the one for which the answer waited.
         """
         if not self._cluster.scenario.keeps_checkpoints:
             return
@@ -349,7 +349,7 @@ class Account:
         self._require_whole(leader, saved, f"checkpoint {number}")
 
     def _require_whole(self, master: Master, blocks: Sequence[tuple[int, Sequence[int]]], what: str) -> None:
-        """Check that finished work is done or quarantined at the end, and that all blocks have the same batches.
+        """Check that at the end all finished work is done or quarantined, and all blocks have the same batches.
 
         A batch that was done, lost with a pserver and repeated may fail too often, like any other batch.
         """
@@ -365,7 +365,7 @@ class Account:
             raise Violation(f"{master.name} reports the job as done, but some blocks of {what} lack {found}")
 
     def result_read(self, trainer: Trainer, pserver: Pserver) -> None:
-        """Check values that a trainer reads after the job's end: they contain everything that counted as done."""
+        """Check values that a trainer reads after the end of the job: they contain everything that counted as done."""
         for block in pserver.ordered:
             result = self._results.get((*self._cluster.lives, block.number), set())
             if missing := {element for element in result if not block.values[element]}:
@@ -380,7 +380,7 @@ class Account:
         return wrong(values, block, self._cluster.shape, work.queue, is_stopped=master.core.training.is_stopped)
 
     def job_ended(self, leader: Master, serving: Mapping[int, Pserver]) -> None:
-        """Check that everything is present at the end of a run, when the job is done and faults have stopped."""
+        """Check that nothing is missing at the end of a run, when the job is done and faults have stopped."""
         found = 0
         models = {block.model for p in serving.values() for block in p.ordered} - {None}
         if len(models) > 1:
@@ -401,5 +401,5 @@ class Account:
 
 
 def _done_at(queue: TaskQueue, report: FinishedTask) -> object:
-    """Return the batches of the reported task that are done."""
+    """Return those batches of the reported task that are done."""
     return queue.batches(report.epoch, queue.order(report.epoch).at(report.position)).done

@@ -1,4 +1,4 @@
-"""Loop body of a simulated program: the calls for one batch, and the reaction to errors."""
+"""Loop body of a simulated program: the calls for one batch, and the reactions to errors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flightedl.testing.simulation.world import Action
 if TYPE_CHECKING:
     from flightedl.testing.simulation.trainer import Trainer
 
-#: Share of errors that a program ignores.
+#: Fraction of the errors that a program ignores.
 _SWALLOWED_SHARE = 0.7
-#: Maximum time to compute a slow batch, and the share of slow batches.
+#: Maximum time to compute a slow batch, and fraction of batches that are slow.
 _SLOWEST_S = 2.0
 _SLOW_SHARE = 0.06
 
@@ -24,8 +24,8 @@ _SLOW_SHARE = 0.06
 class Body:
     """A pass through the loop body, with one batch.
 
-    Most passes make a single step. Some push in two parts, or pull before or after. Every block gets the batch's
-    gradient for it, unless a push fails.
+    Most passes make a single step. Some push in two parts, or pull before or after that. Every block gets its gradient
+    of the batch, unless a push fails.
 
     Args:
         trainer: The process that runs the program.
@@ -44,7 +44,7 @@ class Body:
         trainer.later(longest_s * trainer.own.random(), self._go_on)
 
     def fail(self, error: Exception) -> None:
-        """Make the call that the program waits for fail with an error that the program ignores."""
+        """Make the current call of the program fail with an error that the program ignores."""
         if self._trainer.worker.is_travelling:
             self._swallows_next = True
             self._trainer.worker.fail(error)
@@ -84,7 +84,7 @@ class Body:
         self._run(steps.pull(list(steps.versions)))
 
     def _push(self, blocks: Sequence[int], *, is_complete: bool) -> None:
-        """Push gradients as ``Parameters.push`` and ``step`` do."""
+        """Push gradients in the same way as ``Parameters.push`` and ``step``."""
         steps = self._trainer.steps
         if steps.current is None or steps.current.must_repeat:
             self._go_on()

@@ -13,7 +13,7 @@ FLAWS: dict[str, str] = {
     "reported before it is written": "a pserver reports its file before it is in the store",
     "writes are not fenced": "a master's writes do not compare the lock",
 }
-#: Name -> a bug in the product.
+#: Name -> bug in the product.
 PLANTED: dict[str, Planted] = MASTER_BUGS | PSERVER_BUGS | ROW_BUGS | TRAINER_BUGS
-#: Name -> description of every bug that can be planted.
+#: Name -> description, for every bug that can be planted.
 BUGS: dict[str, str] = FLAWS | {name: bug.what for name, bug in PLANTED.items()}

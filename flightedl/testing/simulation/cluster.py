@@ -1,4 +1,4 @@
-"""A simulated job: its processes, and the supervisor that restarts them. ``strikes`` injects the faults."""
+"""A simulated job: its processes, and the supervisor that restarts them. ``strikes`` injects faults."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from flightedl.testing.simulation.strikes import Strikes
 from flightedl.testing.simulation.trainer import Trainer
 from flightedl.testing.simulation.world import Process, Violation, World
 
-#: Simulated seconds that a job may take with faults, and after faults end. Hundreds of jobs ended within 12 s.
+#: Simulated seconds for which a job may run, with faults and after they end. Hundreds of jobs took less than 12 s.
 _FAULTY_S = 90.0
 _CALM_S = 100.0
-#: Time for which a pserver may still find a checkpoint damaged after its repair.
+#: Time after its repair for which a pserver may still find a checkpoint damaged.
 _MENDED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Statistics of a run without violations."""
+    """Statistics of a run that found no violations."""
 
     seed: int
     events: int
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Cluster:
-    """A run, determined by the seed, the planted flaws and ``fault_scale``."""
+    """A run that is determined by the seed, the planted bugs and ``fault_scale``."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Cluster:
         *,
         has_rows: bool = False,
     ) -> None:
-        """``record``: directory for recordings of the processes, or None."""
+        """``record`` is the directory for recordings of the processes, or None."""
         self.world = world = World(seed)
         self._recordings = None if record is None else RunRecorder(record, world)
         self.flaws = frozenset(flaws)
@@ -71,7 +71,7 @@ class Cluster:
         self.pserver_count = scenario.pserver_count
         #: Number of tasks whose files exist.
         self.joined = self.shape.first_count
-        # Separate generators, so that their draws do not change other draws.
+        # Separate generators, so that the draws from one do not change those from another.
         self._holding, self.fates = (
             Random(f"{kind} {seed}")  # noqa: S311 - repeatable on purpose
             for kind in ("holding", "fates of")
@@ -84,18 +84,18 @@ class Cluster:
         self.store.deleted = self.account.file_deleted
         self.etcd = Etcd(world, 0)
         self._etcd_count = 1
-        #: Number of times that etcd was restored from a backup.
+        #: Number of times that etcd has been restored from a backup.
         self.rewinds = 0
         #: True to resume from checkpoints if etcd has no state for the job, or only older state.
         self.is_resumed = False
         self._is_operator_called = False
         self.processes: list[Process] = []
-        #: Number of restarts of the whole job.
+        #: Number of times that the whole job has been restarted.
         self.life = 0
         self._names = 0
         #: Checkpoint -> last time at which it was known to be damaged.
         self._damaged: dict[int | None, float] = {}
-        #: Number of times that the model started over.
+        #: Number of times that the model has started over.
         self.begun_anew = 0
         #: Trainers that have finished a batch since the last report to a master.
         self.progressed: set[str] = set()
@@ -107,7 +107,7 @@ class Cluster:
             strikes.plan()
 
     def recorder(self, process: str, name: str) -> Recorder | None:
-        """Return a recorder for a process that starts now, or None if nothing is recorded."""
+        """Return a recorder for a process that is starting, or None if nothing is recorded."""
         return None if self._recordings is None else self._recordings.recorder(process, name)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class Cluster:
         return f"{role}-{self._names}"
 
     def cover_s(self) -> float:
-        """Return the number of seconds for which the tasks that a trainer holds should last."""
+        """Return the number of seconds for which a trainer's tasks should last."""
         return self._holding.choice((0.0, 0.3, 1.0, 3.0)) if self.scenario.has_many_tasks else 0.0
 
     def start_pserver(self) -> None:
@@ -163,7 +163,7 @@ class Cluster:
         self.ended(pserver)
 
     def revoke_for(self, process: Process) -> None:
-        """Kill a process; the supervisor starts another one of its kind."""
+        """Kill a process. The supervisor starts another one of its kind."""
         if not process.is_alive:
             return
         process.die()
@@ -183,9 +183,9 @@ class Cluster:
         self.world.after(0.1 + self.world.random.random(), start)
 
     def _look_at_leases(self) -> None:
-        """Let every process check its own lease once a second."""
+        """Let every process check its own lease once per second."""
         for process in tuple(self.processes):
-            # A trainer registers again when it calls the master next.
+            # A trainer registers again at its next call to the master.
             looks = process.is_alive and not process.is_frozen and not isinstance(process, Trainer)
             if looks and not process.lease.is_held():  # type: ignore[attr-defined]
                 process.end("its lease was lost")
@@ -201,7 +201,7 @@ class Cluster:
 
     @property
     def lives(self) -> tuple[int, int, int]:
-        """Lives of the job and of etcd. Counts start over in each life."""
+        """Lives of the job and of etcd. Counts start again from zero in each life."""
         return self.life, self.rewinds, self.etcd.life
 
     def next_etcd(self) -> int:
@@ -209,7 +209,7 @@ class Cluster:
         return self._etcd_count - 1
 
     def refused(self, master: Master, why: str) -> None:
-        """End a master that refuses etcd's state. Some time later an operator restarts the whole job."""
+        """End a master that rejects etcd's state. Some time later an operator restarts the whole job."""
         master.end(f"it refuses the state in etcd: {why}")
 
         def see_to_it() -> None:
@@ -221,7 +221,7 @@ class Cluster:
             self.world.after(1.0 + 3.0 * self.world.random.random(), see_to_it)
 
     def restart_job(self, *, keeps_etcd: bool = False) -> None:
-        """Kill all processes and restart the job from the store, without etcd's data and with another pserver count.
+        """Kill all processes. Restart the job from the store, without etcd's data and with a different pserver count.
 
         ``keeps_etcd``: keep etcd's data, which was restored from a backup, and the number of pservers.
         """
@@ -250,7 +250,7 @@ class Cluster:
         world = self.world
         next_look_s = 0.0
         limit_s = _FAULTY_S
-        #: Minimum time with faults, even if the job is done: work that is lost then must be repeated, too.
+        #: Time for which faults continue, even if the job is done: work that is lost then must be repeated too.
         linger_s = world.random.choice((0.0, 0.0, 5.0, 20.0))
         while world.step():
             if world.now < next_look_s:
@@ -281,7 +281,7 @@ class Cluster:
         )
 
     def _look_at_audit(self) -> None:
-        """Raise Violation if an audit found that finished work is missing. The audit repeats it, hiding the error."""
+        """Raise Violation if an audit found finished work missing. The audit repeats that work, hiding the error."""
         leader = self.leader()
         if leader is not None and (count := leader.core.pservers.missing_count):
             raise Violation(f"{leader.name} finds that {count} tasks are missing that counted as done")
@@ -294,7 +294,7 @@ class Cluster:
         self.etcd.review()
 
     def leader(self) -> Master | None:
-        """Return the master that is the leader according to both itself and etcd."""
+        """Return the master that is the leader both in its own view and in etcd."""
         return next((p for p in self.processes if isinstance(p, Master) and p.is_leading and p.lease.is_held()), None)
 
     @property
@@ -303,7 +303,7 @@ class Cluster:
         return leader is not None and leader.core.ending.may_end
 
     def _is_quiet(self) -> bool:
-        """True if all pservers serve, no accumulator holds gradients, and no evaluation is running."""
+        """True if all pservers serve, no accumulator contains gradients, and no evaluation is running."""
         serving, leader = self.serving(), self.leader()
         assert leader is not None, "a job that is done has a master"
         if not all(each.is_done for each in leader.core.evaluations.status()):

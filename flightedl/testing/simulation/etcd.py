@@ -1,10 +1,10 @@
-"""Model of etcd: keys with revisions, leases, transactions, and watches that lag slightly.
+"""A model of etcd: keys with revisions, leases, transactions, and watches that lag slightly.
 
-* A lease is renewed while its owner is alive, awake and connected, and etcd is up; no messages are sent for it. When
-  renewals stop, the last renewal was up to a sixth of the time to live ago. The lease ends one time to live after it.
-* The owner permanently gives up the lease after the part of its time to live that ``domain.tenure`` defines.
-* While etcd is down or frozen, no lease ends; a restart extends all of them. A frozen etcd carries out pending requests
-  when it wakes. By then the requesters have given up without an outcome.
+* A lease is renewed, without messages, while etcd is up and the owner is alive, awake and connected. When renewals
+  stop, the last one was up to a sixth of the time to live ago. The lease ends one time to live after that last renewal.
+* After a part of the time to live without renewal (see ``domain.tenure``), the owner gives up the lease permanently.
+* While etcd is down or frozen, no lease ends, and a restart extends all leases. A frozen etcd carries out pending
+  requests when it wakes. The clients have then given up without knowing the outcome.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from flightedl.testing.simulation.world import Process, Reply, Violation, World
 
 LOCK = "master/lock"
 ADDRESS = "master/addr"
-#: Prefix of the keys with a master's state; the rest is a name of ``MasterCore.encode``.
+#: Prefix of the keys with a master's state. A name from ``MasterCore.encode`` follows.
 STATE = "state/"
 DECLARATION, POINTER = STATE + "declaration", STATE + "checkpoints"
-#: Key of the trainer that provides the model's initial values. The key's value is ``DONE`` once the model has them.
+#: Key of the trainer that provides the model's initial values. Its value is ``DONE`` once the model has them.
 INIT = "init_params"
 DONE = "done"
 #: Key of the ``History``.
@@ -34,7 +34,7 @@ _KEPT = 400
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The job's life, and the cluster on which it began; an empty name means unknown."""
+    """Life of the job, and the cluster on which that life began; an empty name if it is unknown."""
 
     life: int = 0
     cluster: str = ""
@@ -52,7 +52,7 @@ class Key:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease, and its owner's view of it."""
+    """A lease, and what its owner knows of it."""
 
     owner: Process
     ttl_s: float
@@ -72,30 +72,30 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Conditions (key -> revision of creation or modification; 0 if absent), then writes and deletions."""
+    """Conditions (key -> revision of creation or modification; 0 if there is no key), then writes and deletions."""
 
     created: Mapping[str, int] = field(default_factory=dict)
     modified: Mapping[str, int] = field(default_factory=dict)
     puts: Mapping[str, Any] = field(default_factory=dict)
     deletes: Sequence[str] = ()
     lease: Lease | None = None
-    #: Generation of the master that writes its state, to check the fence.
+    #: Generation of the master that writes its state, for checking the fence.
     writer: int = 0
 
 
 def state_in(keys: Mapping[str, Key]) -> dict[str, tuple[bytes, int]]:
-    """Return a master's stored state: name -> (value, revision of the last write)."""
+    """Return a master's stored state: name -> (value, revision of its last write)."""
     return {name.removeprefix(STATE): (key.value, key.modified) for name, key in keys.items() if name.startswith(STATE)}
 
 
 def pointer_in(keys: Mapping[str, Key | None]) -> bytes | None:
-    """Return the stored state of checkpoints, or None."""
+    """Return the stored state of the master's checkpoints, or None."""
     key = keys.get(POINTER)
     return None if key is None else bytes(key.value)
 
 
 def claimed(result: Any, key: str, value: Any) -> int:
-    """Return the revision at which a claim, possibly repeated, created ``key``; 0 if another process has the key."""
+    """Return the revision at which this (possibly repeated) claim created ``key``, or 0 if another process holds it."""
     committed, revision, found = result
     if committed:
         return int(revision)
@@ -104,7 +104,7 @@ def claimed(result: Any, key: str, value: Any) -> int:
 
 
 class Etcd(Process):
-    """The simulated etcd. Processes call it; ``review`` updates the leases."""
+    """The simulated etcd. Processes call it, and ``review`` updates the leases."""
 
     is_asked_twice = False
 
@@ -113,9 +113,9 @@ class Etcd(Process):
         self.revision = 1
         self.keys: dict[str, Key] = {}
         self.is_down = False
-        #: Number of the etcd cluster, used as its id.
+        #: Number of the etcd cluster, which is also its id.
         self.cluster_number = cluster_number
-        #: Life of the job that the keys belong to; see ``store_history``.
+        #: Life of the job to which the keys belong (see ``store_history``).
         self.life = 0
         #: True if etcd was restored from a backup and no master has continued from it yet.
         self.has_gone_back = False
@@ -130,14 +130,14 @@ class Etcd(Process):
         return Sighting(f"{self.cluster_number:016x}", self.revision)
 
     def restore(self, backup: tuple[int, dict[str, Key]], cluster_number: int) -> None:
-        """Restore a backup with the leases that existed then. Leases whose owners are gone end some time later."""
+        """Restore a backup with the leases that existed then. Leases without an owner end some time later."""
         self.revision, self.keys = backup[0], dict(backup[1])
         self.cluster_number = cluster_number
         record = self.keys.get(HISTORY)
         self.life = 0 if record is None else record.value.life
         self.has_gone_back = True
         self.history.clear()
-        # Use a dict, because the order of a set would differ between runs of the same seed.
+        # A dict, because the order of a set would differ between runs of the same seed.
         kept = dict.fromkeys(key.lease for key in self.keys.values() if key.lease is not None)
         for lease in [lease for lease in self._leases if lease.keys and lease not in kept]:
             lease.is_ended = lease.is_lost = True
@@ -153,7 +153,7 @@ class Etcd(Process):
         self._changed("")
 
     def _begin_life(self, life: int) -> None:
-        """Continue with revisions of another life, which are higher than all previous revisions."""
+        """Continue with the revisions of another life, which are higher than all earlier ones."""
         base = (life - self.life) * LIFE_REVISIONS
         self.life, self.has_gone_back = life, False
         self.revision += base
@@ -166,7 +166,7 @@ class Etcd(Process):
         return lambda value: done(value) if self._is_the_same(source, before) else None
 
     def _is_the_same(self, source: Process, before: Sighting | None) -> bool:
-        """Return True if a process finds the etcd that it knew; otherwise end the process."""
+        """True if the etcd is the one that a process knew. Otherwise end the process."""
         why = source.witness.saw(before, self.sighting())
         if not why and source.etcd_life not in {None, self.life}:
             why = "the job has begun another life"
@@ -178,13 +178,13 @@ class Etcd(Process):
     # requests
 
     def grant(self, owner: Process, ttl_s: float) -> Lease:
-        """Return a new lease. The first transaction that uses the lease creates it."""
+        """Return a new lease. The first transaction that uses it creates it."""
         lease = Lease(owner, ttl_s)
         self._leases.append(lease)
         return lease
 
     def transact(self, transaction: Transaction, reply: Reply) -> None:
-        """Reply with (committed, revision, the keys in the conditions)."""
+        """Reply with (committed, revision, keys in the conditions)."""
         if self.is_down:
             return
         about = (*transaction.created, *transaction.modified)
@@ -287,7 +287,7 @@ class Etcd(Process):
     # what processes see
 
     def watch(self, process: Process, changed: Callable[[], None]) -> None:
-        """Call ``changed`` some time after each change, when the process has the new ``directory``."""
+        """Call ``changed`` some time after each change, when the new ``directory`` has reached the process."""
         self._watchers[process] = changed
         self._notify(process)
 

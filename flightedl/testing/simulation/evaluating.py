@@ -1,7 +1,7 @@
-"""A simulated trainer's part of an evaluation: the product's feed, and sums over the batches.
+"""A simulated trainer's part in an evaluation: the product's feed, and sums over the batches.
 
-Batch k of the evaluation's data has fewer than 8 records, and measures 16**k as the mean over them. So the mean that
-every trainer receives at the end shows how often it contains each batch, and with what weight.
+Batch k of the evaluation's data has fewer than 8 records, and its metric is 16**k, as the mean over them. So the mean
+that trainers receive at the end shows how often each batch is included, and with what weight.
 """
 
 from __future__ import annotations

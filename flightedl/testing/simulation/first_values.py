@@ -91,7 +91,7 @@ class FirstValues:
         self._call(key.value, key.value.initialize, (key.created, election), given)
 
     def _call(self, server: Any, handler: Any, argument: Any, answered: Reply) -> None:
-        """Make a call, report its outcome to the core, and take the next step."""
+        """Make a call, report its outcome to the core, and carry out the next step."""
 
         def done(reply: Any) -> None:
             answered(reply)

@@ -1,7 +1,7 @@
-"""A simulated job: its tasks, its blocks, and the blocks' expected content.
+"""A simulated job: its tasks, its blocks, and the expected content of the blocks.
 
-The job is the ledger program: each block has an element for each batch of each epoch, and the batch's gradient is 1 for
-that element. So an update adds the batch's share to the element: its records' share in a mean, 1 in a sum.
+The job runs the ledger program: each block has an element for every batch of every epoch, and the batch's gradient is 1
+for that element. So an update adds the batch's share to the element: 1 in a sum, the fraction of its records in a mean.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PARAMETERS = (ParameterSpec("w", (200,)), ParameterSpec("b", (10,)), ParameterSp
 
 #: Element -> amount that is pushed or added.
 Gradient = Mapping[int, Fraction | int]
-#: Record counts of successive batches. A batch with 0 records, none of which passed a filter, has no share in a mean.
+#: Numbers of records in successive batches. A batch whose records were all filtered out has no share in a mean.
 _RECORDS = (3, 1, 4, 1, 5, 0, 2, 3)
 
 
@@ -50,13 +50,13 @@ def plan_of(pserver_count: int, cut_for: int) -> ShardPlan:
 
 @lru_cache(maxsize=64)
 def blocks_of(pserver_count: int, cut_for: int, index: int) -> tuple[int, ...]:
-    """Return the block numbers of a pserver."""
+    """Return the numbers of a pserver's blocks."""
     return tuple(plan_of(pserver_count, cut_for).blocks_of(index).tolist())
 
 
 @lru_cache(maxsize=64)
 def buckets_of(pserver_count: int, cut_for: int, index: int) -> range:
-    """Return the blocks that stand for a pserver's buckets of rows in a job with rows: a few instead of many."""
+    """Return the few blocks that stand for a pserver's many buckets of rows, in a job with rows."""
     return runs_of(plan_of(pserver_count, cut_for), index)[-1]
 
 
@@ -65,7 +65,7 @@ class JobShape:
     """Properties of a job that never change."""
 
     mode: Mode
-    #: Number of batches of each task, including tasks that join while the job runs.
+    #: Number of batches in each task, including tasks that are added while the job runs.
     batch_counts: tuple[int, ...]
     epochs: int
     seed: int
@@ -73,20 +73,20 @@ class JobShape:
     #: Number of pservers for which the parameters were cut.
     cut_for: int
     recovery: str
-    #: Number of tasks at the beginning; the dataset grows if ``batch_counts`` has more.
+    #: Number of tasks at the beginning. If ``batch_counts`` has more, the dataset grows.
     first_count: int
-    #: Number of batches of each task in the data that is evaluated before and after training; may be empty.
+    #: Number of batches in each task of the data that is evaluated before and after training; may be empty.
     evaluation: tuple[int, ...] = ()
     #: (task, batch) that cannot be trained on in any epoch -> True if reading it kills the trainer.
     faulty: Mapping[tuple[int, int], bool] = field(default_factory=dict)
-    #: Failures of a piece before it is split, and additional failures of a single batch before it is quarantined.
+    #: Failures after which a piece is split, and further failures after which a single batch is quarantined.
     attempts_limit: int = 100_000
     confirmations: int = 2
-    #: Minimum time before a running piece is taken back, once a task is finished.
+    #: Minimum time before a running piece is taken back, once a task has been finished.
     timeout_floor_s: float = 4.0
-    #: True if some blocks get a gradient of a batch while others get none.
+    #: True if a batch may have a gradient for some blocks and none for others.
     is_patchy: bool = False
-    #: Table whose rows the blocks hold, as buckets that are pushed to and copied together. None without rows.
+    #: The table whose rows the blocks have, as buckets that are pushed to and copied together. None without rows.
     table: TableSpec | None = None
 
     @property
@@ -98,7 +98,7 @@ class JobShape:
         return self.table is not None
 
     def queue_settings(self, task_count: int) -> QueueSettings:
-        """Return the queue's settings, with time limits in simulated seconds, for the tasks that have joined."""
+        """Return the queue's settings, with time limits in simulated seconds, for the tasks that exist now."""
         return QueueSettings(
             task_count=task_count,
             follow=self.grows,
@@ -128,7 +128,7 @@ class JobShape:
         return DeclaredDataset(index_hash="", task_count=count, record_count=0, schema="", declaration=declaration)
 
     def measured(self, task: int, batch: int) -> tuple[float, float]:
-        """Return the summand and the weight of a batch of the evaluation's data; see ``evaluating``."""
+        """Return the summand and the weight of a batch in the evaluation's data (see ``evaluating``)."""
         weight = 1.0 + self.records_of(Batch(0, task, batch))
         return weight * 16.0 ** (sum(self.evaluation[:task]) + batch), weight
 
@@ -146,26 +146,26 @@ class JobShape:
                 yield from (Batch(epoch, task, batch) for batch in range(count))
 
     def buckets(self, pserver_count: int, index: int) -> range:
-        """Return the blocks of a pserver that are treated as buckets."""
+        """Return those blocks of a pserver that are treated as buckets."""
         has_any = self.has_rows and blocks_of(pserver_count, self.cut_for, index)
         return buckets_of(pserver_count, self.cut_for, index) if has_any else range(0)
 
     def shard(self, pserver_count: int, index: int) -> list[int]:
-        """Return a pserver's blocks as a trainer's core knows them: the first bucket represents all buckets."""
+        """Return a pserver's blocks as a trainer's core sees them: the first bucket stands for all buckets."""
         others = self.buckets(pserver_count, index)[1:]
         return [number for number in blocks_of(pserver_count, self.cut_for, index) if number not in others]
 
     def has_gradient(self, batch: Batch, block: int) -> bool:
-        """Return True if a batch has a gradient for a block. Some batches have no gradient for some or all blocks."""
+        """True if a batch has a gradient for a block. Some batches have none for some or all blocks."""
         return (batch.epoch + 2 * batch.task + 3 * batch.batch + (block if self.is_patchy else 0)) % 7 != 5
 
     @staticmethod
     def records_of(batch: Batch) -> int:
-        """Return a batch's number of records, which is its weight in a mean."""
+        """Return the number of records in a batch, which is its weight in a mean."""
         return _RECORDS[(batch.epoch + 3 * batch.task + 5 * batch.batch) % len(_RECORDS)]
 
     def shares(self, batches: Sequence[Batch], block: int, mode: Mode) -> Gradient:
-        """Return the amounts that an update of these batches adds to a block."""
+        """Return the amounts that an update with these batches adds to a block."""
         is_combined = isinstance(mode, Sync) or (isinstance(mode, Async) and mode.push_every > 1)
         is_mean = is_combined and mode.reduce == "mean"  # type: ignore[attr-defined]
         parts = {
@@ -177,17 +177,17 @@ class JobShape:
         return {element: Fraction(part, whole) for element, part in parts.items() if part}
 
     def element_of(self, batch: Batch) -> int:
-        """Return the element that a batch adds to."""
+        """Return the element to which a batch adds."""
         return batch.epoch * sum(self.batch_counts) + sum(self.batch_counts[: batch.task]) + batch.batch
 
 
 def batch_of(identity: BatchIdentity) -> Batch:
-    """Return the batch named in a message."""
+    """Return the batch that a message names."""
     return Batch(identity.epoch, identity.task, identity.batch)
 
 
 def some_async(random: Random) -> Async:
-    """Draw an asynchronous mode, with its batches per push and its steps between pulls."""
+    """Draw an asynchronous mode, with a number of batches per push and of steps between pulls."""
     return Async(
         push_every=random.choice((1, 2, 2, 3)),
         pull_every=random.choice((1, 1, 2, 3)),
@@ -197,7 +197,7 @@ def some_async(random: Random) -> Async:
 
 
 def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclaration:
-    """Return the declaration that the trainers of a job have made."""
+    """Return the declaration that the job's trainers have made."""
     declared = ModelDeclaration(parameters=[], optimizer={}, mode=mode.to_json())
     plan_hash = plan_of(pserver_count, cut_for).hash
     return JobDeclaration(
@@ -206,20 +206,20 @@ def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclarati
 
 
 def with_tasks(declaration: JobDeclaration, task_count: int) -> JobDeclaration:
-    """Return a declaration for a checkpoint, with the number of tasks, which a real job derives from its files."""
+    """Return a declaration for a checkpoint with the number of tasks, which a real job derives from its files."""
     return replace(declaration, arrivals=[ArrivalRecord(files=[("tasks", task_count, "")])])
 
 
 def tasks_of(declaration: JobDeclaration) -> int:
-    """Return the number of tasks that ``with_tasks`` put into a declaration."""
+    """Return the number of tasks that ``with_tasks`` has put into a declaration."""
     return declaration.arrivals[0].files[0][1]
 
 
 def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, *, is_stopped: bool) -> list[int]:
-    """Return the elements of a block that lack a batch they should have, or have a batch they should not.
+    """Return the elements of a block that lack a batch they should have, or have one they should not.
 
-    Quarantined batches may be present or absent: a trainer may have died from another batch right after pushing one.
-    Batches that cannot be trained on must be absent. After a stop, batches that are not done may be present or absent.
+    Quarantined batches may be present or absent, because a trainer may have died from another batch right after pushing
+    one. Batches that cannot be trained on must be absent. So may batches that are not done after a stop.
     """
     found = []
     for epoch in range(shape.epochs):
@@ -245,7 +245,7 @@ def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, 
 
 
 def torn(blocks: Collection[tuple[int, Sequence[int]]], shape: JobShape, queue: TaskQueue) -> list[Batch]:
-    """Return the batches that some of the blocks (number, values) have and others lack, except quarantined ones."""
+    """Return the batches that only some of the blocks (number, values) have, except quarantined ones."""
     aside = set_aside(queue)
     found = []
     for batch in shape.batches():
@@ -259,7 +259,7 @@ def torn(blocks: Collection[tuple[int, Sequence[int]]], shape: JobShape, queue: 
 
 
 def set_aside(queue: TaskQueue) -> set[tuple[int, int, int]]:
-    """Return (epoch, task, batch) of all quarantined batches."""
+    """Return (epoch, task, batch) for every quarantined batch."""
     tasks = [(epoch, task) for epoch in range(queue.begun_epochs) for task in range(queue.epoch_size(epoch))]
     return {(*task, batch) for task in tasks for batch in _members(queue.batches(*task).failed)}
 

@@ -1,15 +1,15 @@
-"""Ledger that replaces a simulated pserver's arrays: which update added each batch to each block, and with what share.
+"""A ledger in place of a simulated pserver's arrays. It records which update added each batch to each block.
 
-It carries out the decisions of ``domain.pserver.blocks``, checks all of them, and raises ``Violation`` if
+It carries out the decisions of ``domain.pserver.blocks``, checks them, and raises ``Violation`` if
 
-* a block gets a batch twice, or an update contains batches other than those it names;
+* a block gets a batch twice, or an update contains batches other than those that it names;
 * a gradient has a wrong weight, or is not divided as the mean or the learning rate requires;
-* the optimizer runs with a wrong step number, or from a version that is not the values' version;
+* the optimizer runs with a wrong step number, or from a version other than that of the values;
 * a round has closed without an expected member.
 
-A block keeps for each element the number of the update that added it. Its *slot* represents an optimizer's state: the
-sum, over all updates, of the update's number times the elements that it changed. So values, slot and update count must
-belong to the same moment, which ``require_sound`` checks.
+For each element, a block stores the number of the update that added the element's batch. The block's *slot* stands for
+an optimizer's state. It is a sum over all updates: the update's number times the number of elements that it changed. So
+``require_sound`` can check that the values, the slot and the update count belong to the same moment.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Block:
     """A block's values and slot."""
 
     number: int
-    #: Element -> number of the update that added its batch, counted from 1; 0 if its batch has not been added.
+    #: Element -> number of the update that added its batch, counted from 1; 0 if the batch has not been added.
     values: list[int]
     slot: int = 0
     updates: int = 0
-    #: Version produced by the last update.
+    #: Version that the last update produced.
     updated_to: int = 0
-    #: The initial values that the block descends from; see ``StoredShard``.
+    #: The initial values from which the block descends; see ``StoredShard``.
     model: tuple[int, int] | None = None
-    #: Elements changed since the last cut.
+    #: Elements that have changed since the last cut.
     changed: set[int] = field(default_factory=set)
     #: History of the block's rows, if the block is treated as a bucket.
     history: list[Moment] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Block:
 
 
 class LedgerSpan(SpanPlace):
-    """Adjacent blocks with the same history, which the protocol treats as one."""
+    """Adjacent blocks with the same history, which the protocol treats as a unit."""
 
     __slots__ = ("accumulator", "arrived", "blocks", "protocol", "shape")
 
@@ -67,13 +67,13 @@ class LedgerSpan(SpanPlace):
         self.shape = shape
         for block in blocks:
             block.span = self
-        #: The round's sum of weighted gradients, by block.
+        #: The round's sum of weighted gradients, for each block.
         self.accumulator: list[dict[int, Fraction | int]] = [{} for _ in blocks]
         #: Members that have arrived in the open round.
         self.arrived: set[int] = set()
 
     def parts(self, into: Sequence[range]) -> list[Self]:
-        """Split the span. Each part gets its part of the ledger."""
+        """Split the span. Each part gets its own part of the ledger."""
         parts = []
         for numbers in into:
             first = numbers.start - self.numbers.start
@@ -93,7 +93,7 @@ class LedgerSpan(SpanPlace):
                 total[element] = total.get(element, 0) + weight * amount
 
     def update(self, effect: Update, mode: Mode, gradients: Sequence[Gradient], base: int) -> None:
-        """Apply the sum, or pushed gradients, to the values.
+        """Apply the round's sum or the pushed gradients to the values.
 
         Args:
             effect: The protocol's effect.
@@ -130,7 +130,7 @@ class LedgerSpan(SpanPlace):
             block.slot += block.updates * (1 + element)
 
     def round_over(self, effect: Update | EmptyRound, first_rounds: Mapping[int, int], backup: int) -> None:
-        """Check a closed round: all expected members have arrived, except for ``backup`` of them."""
+        """Check a round that has closed: all expected members have arrived, except up to ``backup`` of them."""
         due = {member for member, first in first_rounds.items() if first < effect.to_version}
         if len(due - self.arrived) > backup:
             raise Violation(f"blocks {self.numbers}: round {effect.from_version} closed without {due - self.arrived}")
@@ -138,7 +138,7 @@ class LedgerSpan(SpanPlace):
 
 
 def require_sound(name: str, number: int, values: Sequence[int], slot: int, updates: int) -> None:
-    """Raise Violation unless a block's values, its slot and its update count belong to one moment."""
+    """Raise Violation unless a block's values, slot and update count belong to the same moment."""
     steps = {value for value in values if value}
     if steps != set(range(1, updates + 1)):
         raise Violation(f"{name}: block {number} had {updates} updates, but values of updates {sorted(steps)}")
@@ -148,7 +148,7 @@ def require_sound(name: str, number: int, values: Sequence[int], slot: int, upda
 
 
 class BucketSpan(LedgerSpan):
-    """Blocks that are treated as buckets of rows, for which files may contain only changes."""
+    """Blocks that are treated as buckets of rows. Files with them may contain only changes."""
 
     __slots__ = ("rows",)
 

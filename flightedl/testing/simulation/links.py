@@ -1,4 +1,4 @@
-"""A simulated master's calls to one pserver, one at a time, as a thread would make them."""
+"""A simulated master's calls to one pserver. Like a thread, it makes one call at a time."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _STATUS_S = 0.5
 
 
 class PserverLink:
-    """Connection to the pserver with this index, whichever process holds the index."""
+    """A connection to the pserver with this index, whichever process holds the index."""
 
     def __init__(self, master: Master, index: int) -> None:
         self._master = master
         self._index = index
         self._is_busy = False
-        #: True if something to send may have arrived since the link became busy.
+        #: True if something to be sent may have arrived since the link became busy.
         self._is_woken = False
-        #: Incremented with each call and each pause; answers to older calls are ignored.
+        #: Incremented at each call and each pause. Answers to earlier calls are ignored.
         self._token = 0
-        #: Generation of the process that is called.
+        #: Generation of the process to which the call goes.
         self._generation = 0
-        #: The pserver's last status; None if it cannot be reached.
+        #: The pserver's last status; None if the pserver is unreachable.
         self.status: PserverStatusReply | None = None
 
     @property
     def key(self) -> Any:
-        """Key of the process that holds the index, as far as the master knows. None if no process does."""
+        """Key of the process that holds the index, as far as the master knows; None if no process does."""
         return self._master.directory.get(f"ps/{self._index}")
 
     def looked_around(self) -> None:
-        """Handle a change of processes: drop any call to a replaced process, because it may be frozen."""
+        """Handle a change of processes. A call to a replaced process is dropped, because that process may be frozen."""
         if self._is_busy and (self.key is None or self.key.created != self._generation):
             self.pause(0.0)
 
@@ -117,7 +117,7 @@ class PserverLink:
                 self._master.apply(events.Answered(call.index, call.generation, call.request, outcome, call.audit))
                 over(call.pause_s)
 
-        # Answers that are no longer awaited are ignored.
+        # Nothing waits for this answer any more, so it is ignored.
         self._master.world.call(
             self._master,
             pserver,

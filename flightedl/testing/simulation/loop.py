@@ -32,14 +32,14 @@ from flightedl.testing.simulation.world import Action, Violation
 if TYPE_CHECKING:
     from flightedl.testing.simulation.trainer import Trainer
 
-#: Number of items read ahead of the loop body.
+#: Number of items that are read ahead of the loop body.
 _AHEAD = 4
 _UNREADABLE_SHARE = 0.002
 _SLOW_SHARE = 0.05
 
 
 class Loop:
-    """One loop over the training data or an evaluation, until the program leaves it or everything is done."""
+    """A loop over the training data or an evaluation, until the program leaves it or everything is done."""
 
     def __init__(self, trainer: Trainer, cover_s: float, evaluation: str = "") -> None:
         self.evaluation = evaluation
@@ -47,7 +47,7 @@ class Loop:
         self.world = trainer.world
         self.feed = recorded(trainer.recorder, {"trainer": trainer.name, "evaluation": evaluation}, Feed, cover_s)
         self.steps: BatchLoop = recorded(trainer.recorder, {"trainer": trainer.name}, BatchLoop)
-        #: The batch that the loop body is working on.
+        #: The batch on which the loop body is working.
         self.at: HandOut | None = None
         self.is_left = False
         #: True if the loop's feed has nothing more to report.
@@ -59,9 +59,9 @@ class Loop:
         self._needs_item = False
         self._is_asking = False
         self._timer = 0
-        #: Attempt -> generation of the registration that it was assigned to.
+        #: Attempt -> generation of the registration to which it was assigned.
         self._assigned_to: dict[int, int] = {}
-        #: The latest epoch that has begun, according to a master.
+        #: The latest epoch that a master has said to have begun.
         self._begun_epoch = 0
 
     def begin(self) -> None:
@@ -75,7 +75,7 @@ class Loop:
         self._pump()
 
     def _pump(self) -> None:
-        """Act as the feed's thread does after a change."""
+        """Do what the feed's thread does after a change."""
         self.feed.check()
         if self._is_asking or self.is_over:
             return
@@ -182,7 +182,7 @@ class Loop:
             self._do(self.steps.next_step(self.trainer.worker.take_changes()))
 
     def _do(self, step: LoopStep) -> None:
-        """Carry out one step of the loop, and any steps that immediately follow."""
+        """Carry out one step of the loop, and any steps that follow at once."""
         while not self.is_left and self.trainer.is_alive:
             self.steps.check()
             match step:
@@ -257,7 +257,7 @@ class Loop:
     # the end
 
     def leave(self) -> None:
-        """Leave the loop by a break or an error. The current task is returned a moment later unless it was reported."""
+        """Leave the loop, by a break or an error. Unless the current task is reported soon, it is returned."""
         if not self.is_left:
             self.is_left = True
             self.feed.retire(None if self.at is None else self.at.task, self.world.now)

@@ -1,9 +1,9 @@
-"""A master of the simulated cluster: drives the product's core with a modeled etcd, store and network.
+"""A simulated master, which drives the product's core with a modeled etcd, store and network.
 
-The core makes all decisions. The driver passes events to it, and carries out the effects once the state on which they
-are based is stored. One write at a time stores everything that has changed. Each write checks the lock's generation and
-the revision of the value that it overwrites. A write with an unknown outcome is repeated unchanged until it is known to
-have happened or to be impossible.
+The core makes all decisions. The driver passes events to it, and carries out each effect once the state on which the
+effect is based has been stored. Writes happen one at a time, and each of them stores everything that has changed, on
+condition that the lock's generation and the revisions of the overwritten values are as expected. A write with an
+unknown outcome is repeated unchanged until it is known to have happened or to be impossible.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DRAIN_S = 5.0
 
 
 class Master(Process):
-    """One master process: it stands by, takes the lock, continues from the stored state, and leads until deposed."""
+    """A master process. It stands by, takes the lock, continues from the stored state, and leads until deposed."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster.world, name)
@@ -68,11 +68,11 @@ class Master(Process):
         self._is_writing = False
         self._is_ready = False
         self._when_durable: list[tuple[int, Action]] = []
-        #: Call -> callback for its answer.
+        #: Call -> callback to which the answer is passed.
         self._calls: dict[int, Reply] = {}
         self._call_count = 0
         self._links = [PserverLink(self, index) for index in range(cluster.pserver_count)]
-        #: True while files that have joined are not stored yet.
+        #: True while the number of files that were added has not been stored.
         self._is_growing = False
         self._store_work = StoreWorker(self)
         cluster.etcd.watch(self, self._look_around)
@@ -133,12 +133,12 @@ class Master(Process):
             etcd = self.cluster.etcd
             self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.later(0.2, publish))
 
-        # Write the first state even if it is unchanged, because the model counts as declared once the state is stored.
+        # Write the first state even if it is unchanged, because only then does the model count as declared.
         self._write()
         self.after_stored(core.revision, publish)
 
     def is_held(self) -> bool:
-        """Return True if this master may still act; otherwise end it."""
+        """True if this master may still act. Otherwise end it."""
         if not self.lease.is_held():
             self.end("its lease could not be renewed")
             return False
@@ -202,7 +202,7 @@ class Master(Process):
     def _write(self) -> None:
         if not self._is_writing and self.durable < self.core.revision and self.is_alive:
             self._is_writing = True
-            # Wait until the event has been handled completely, so that one write includes all of its decisions.
+            # Wait until the event has been handled completely, so that a single write contains all of its decisions.
             self.later(0.0, self._write_now)
 
     def _write_now(self) -> None:
@@ -282,12 +282,12 @@ class Master(Process):
             self.later(_TICK_S, self._tick)
             self._look_for_files()
             self.apply(events.StatusReceived([link.status for link in self._links]))
-            # Trainers report progress to the leading master. Its decisions do not depend on the delay.
+            # Trainers report their progress to the leading master. Its decisions do not depend on the delay.
             progressed, self.cluster.progressed = tuple(sorted(self.cluster.progressed)), set()
             self.apply(events.TimePassed(progressed))
 
     def _look_for_files(self) -> None:
-        """Add files that have joined the dataset, one step after the other, as a real master does."""
+        """Add new files to the dataset step by step, as a real master does."""
         if not self.queue.is_growing or self._is_growing:
             return
         cluster = self.cluster
@@ -313,7 +313,7 @@ class Master(Process):
             self._ask(request, lambda _: None)
 
     def drain(self) -> None:
-        """Handle SIGTERM: write a last checkpoint if that is possible within a time limit."""
+        """Handle SIGTERM: write a last checkpoint, if this is possible within the time limit."""
         self.later(_DRAIN_S, lambda: self.end("it was told to end"))
         if self.is_leading:
             self._drain(None)
@@ -342,7 +342,7 @@ class Master(Process):
     # trainers
 
     def _may_answer(self, reply: Reply) -> bool:
-        """Return True if this master leads; otherwise reject the request. Ends silently if the lease has expired."""
+        """True if this master leads. Otherwise reject the request, or end silently if the lease has expired."""
         if not self.is_leading:
             reply(NotReadyError("this master does not lead"))
         return self.is_leading and self.is_held()
@@ -366,7 +366,7 @@ class Master(Process):
         self._ask(ticket, answer)
 
     def declare_evaluation(self, wanted: tuple[str, int], reply: Reply) -> None:
-        """Declare an evaluation. The first declaration begins it. Replies once this is stored, or with an error."""
+        """Declare an evaluation; the first declaration begins it. Replies once this is stored, or with an error."""
         if not self._may_answer(reply):
             return
         name, life = wanted
@@ -383,7 +383,7 @@ class Master(Process):
         self._ask(declared, begin)
 
     def _begin_evaluation(self, name: str) -> None:
-        """Index the data of an evaluation, unless this master already has. Indexing takes no time here."""
+        """Index the data of an evaluation, unless this master already has. Here, indexing takes no time."""
         known, shape = self.core.evaluations.known(name), self.cluster.shape
         if known is None or (known.work is None and not known.is_done):
             self.apply(events.EvaluationIndexed(name, shape.declared_evaluation(), shape.evaluation_settings()))
@@ -400,7 +400,7 @@ class Master(Process):
 
 
 class Text:
-    """A message from the core that is formatted only when it is read."""
+    """A message from the core, which is formatted only when it is read."""
 
     def __init__(self, text: str, noted: tuple[object, ...]) -> None:
         self._text = text

@@ -1,15 +1,15 @@
-"""Bugs planted in the product's code, to show that the simulation finds them. The product does not refer to them.
+"""Bugs planted in the product's code, to prove that the simulation finds them. The product does not refer to them.
 
 A bug is a mistake in one place, or in a few places that belong together, written as the code before and after:
 
 * ``answers``: a function always returns the same value;
 * ``drops``: a statement is left out;
-* ``swaps``: an expression is replaced, as the operators of ``tests/mutation`` replace a guard;
+* ``swaps``: an expression is replaced by another, as ``tests/mutation`` does with guards;
 * ``rewrites``: statements are replaced by others, written by hand for this bug.
 
-The current source of the function is edited and compiled, and the function gets the new code for one run. If the code
-to replace is missing or not unique, ``StalePatchError`` says so, and the bug must be adapted to the changed source.
-The flaws of ``bugs`` are in the simulation's own models.
+The function's current source is edited and compiled, and the function has the new code for one run. If the code to be
+replaced is missing or not unique, ``StalePatchError`` says so, and the bug must be adapted. The bugs in ``bugs`` are in
+the simulation's own models.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class StalePatchError(Exception):
 class Edit:
     """One change of a function."""
 
-    #: Module below ``flightedl``, and the function's qualified name in it: "domain.queue.tasks:TaskQueue.finish".
+    #: Module below ``flightedl``, and qualified name of the function: "domain.queue.tasks:TaskQueue.finish".
     place: str
-    #: Occurs once in the function. If empty, ``after`` is inserted before the function's first statement.
+    #: Code that occurs once in the function. If it is empty, ``after`` is inserted before the first statement.
     before: str
     after: str
     is_by_hand: bool = False
@@ -44,7 +44,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A bug, with its description and its edits."""
+    """A bug: its description and its edits."""
 
     what: str
     edits: tuple[Edit, ...]
@@ -71,13 +71,13 @@ def swaps(place: str, before: str, after: str) -> Edit:
 
 
 def rewrites(place: str, before: str, after: str) -> Edit:
-    """Replace ``before`` by other statements, or insert them before the first statement if it is empty."""
+    """Replace ``before`` with other statements, or insert them before the first statement if it is empty."""
     return Edit(place, before, textwrap.dedent(after).strip(), is_by_hand=True)
 
 
 @contextmanager
 def planted(bugs: Collection[Planted]) -> Iterator[None]:
-    """Plant these bugs within the context."""
+    """Plant these bugs while the context lasts."""
     with ExitStack() as stack:
         for edit in [edit for each in bugs for edit in each.edits]:
             function = _function(edit.place)

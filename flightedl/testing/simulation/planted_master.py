@@ -1,4 +1,4 @@
-"""Bugs planted in the decisions of masters: work, members, checkpoints, recovery, evaluations. See ``planted``."""
+"""Bugs in the decisions of masters (work, members, checkpoints, recovery, evaluations); see ``planted``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs planted in the decisions of pservers: blocks, rounds, applied sets, snapshots, rows. See ``planted``."""
+"""Bugs in the decisions of pservers (blocks, rounds, applied sets, snapshots, rows); see ``planted``."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
 }
 
-#: Runs with one of these bugs are runs with rows.
+#: A run with one of these bugs is always a run with rows.
 ROW_BUGS: dict[str, Planted] = {
     "a failed increment swallows changes": bug(
         "changes in a file that was not written are missing from later increments",

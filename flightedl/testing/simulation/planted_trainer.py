@@ -1,4 +1,4 @@
-"""Bugs planted in the decisions of trainers; see ``planted``."""
+"""Bugs in the decisions of trainers; see ``planted``."""
 
 from __future__ import annotations
 

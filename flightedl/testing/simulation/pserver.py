@@ -1,4 +1,4 @@
-"""A pserver of the simulated cluster: the product's lifecycle and blocks, a ledger, and a modeled etcd and store."""
+"""A simulated pserver: the product's lifecycle and blocks, a ledger, and a modeled etcd and store."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _SERVING = (State.SERVING, State.DRAINING)
 
 
 class Push(NamedTuple):
-    """A batch, or a sum of several, for all blocks of one pserver."""
+    """A batch, or a sum of several, pushed to all blocks of one pserver."""
 
     trainer: str
     generation: int
@@ -66,7 +66,7 @@ class Push(NamedTuple):
     batches: tuple[Batch, ...]
     #: Batches of their task.
     batch_count: int
-    #: (block, base version, gradient); the gradient of an arrival is empty.
+    #: (block, base version, gradient). The gradient of an arrival is empty.
     rows: tuple[tuple[int, int, Gradient], ...]
     #: Weight in a mean.
     weight: float
@@ -74,7 +74,7 @@ class Push(NamedTuple):
 
 
 class PullRequest(NamedTuple):
-    """Request for blocks at or above the given versions."""
+    """A request for blocks at the given versions or later."""
 
     member: int
     pserver_generation: int
@@ -82,7 +82,7 @@ class PullRequest(NamedTuple):
 
 
 class Pserver(Process):
-    """One pserver process: driver of the product's lifecycle."""
+    """A pserver process, which drives the product's lifecycle."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster.world, name)
@@ -110,12 +110,12 @@ class Pserver(Process):
 
     @property
     def index(self) -> int:
-        """Index of the pserver; -1 before it has one."""
+        """Index of the pserver; -1 until it has one."""
         return self.life.index
 
     @property
     def generation(self) -> int:
-        """Generation under which this process holds the index."""
+        """Generation under which this process holds its index."""
         return self.life.generation
 
     @property
@@ -124,12 +124,12 @@ class Pserver(Process):
         return self.life.is_serving
 
     def end(self, why: str) -> None:
-        """Exit; the supervisor starts another process."""
+        """Exit. The supervisor starts another process."""
         self.world.note("{} ends: {}", self.name, why)
         self.cluster.ended(self)
 
     def _apply(self, event: happens.Event) -> None:
-        """Pass an event to the lifecycle, after a check of the lease, and carry out the effects."""
+        """Check the lease, pass an event to the lifecycle, and carry out the effects."""
         if self.index >= 0 and not isinstance(event, happens.LeaseOver):
             self._has_lease()
         effects = self.life.apply(event)
@@ -206,7 +206,7 @@ class Pserver(Process):
             self._look()
 
     def _look(self) -> None:
-        """Pass etcd's state to the lifecycle, repeatedly while it waits for a change."""
+        """Pass etcd's state to the lifecycle, again and again while it waits for a change."""
         if self._is_looking or self.life.state not in {State.NO_MODEL, State.LACKING, State.WAITING, *_SERVING}:
             return
         self._is_looking = True
@@ -238,7 +238,7 @@ class Pserver(Process):
     # values
 
     def initialize(self, message: tuple[int, int], reply: Reply) -> None:
-        """Receive an election's initial values, block by block; the stream may break at any point."""
+        """Receive the initial values of an election, block by block. The stream may break at any point."""
         generation, election = message
         if generation != self.generation or not self._has_lease():
             return
@@ -260,7 +260,7 @@ class Pserver(Process):
     # loading
 
     def _search(self, search: CheckpointSearch, step: Step) -> None:
-        """Take the next step of a search for a checkpoint."""
+        """Take the next step in a search for a checkpoint."""
 
         def unreachable() -> None:
             self._apply(happens.StoreUnreachable("the store is down"))
@@ -299,7 +299,7 @@ class Pserver(Process):
         done: Callable[[str], None],
         failed: Action,
     ) -> None:
-        """Read the files in turn, then load the blocks. ``done`` gets the name of a damaged file, or "" on success."""
+        """Read the files one after another, then load the blocks. ``done`` gets the name of a damaged file, or ""."""
         if len(found) == len(names):
             left = iter(found)
             shards = [put_together([next(left) for _ in part.file.chain]) for part in parts]
@@ -323,7 +323,7 @@ class Pserver(Process):
         return self.is_alive
 
     def _serves(self, pserver_generation: int, reply: Reply) -> bool:
-        """Return True if a request may be carried out; otherwise reply with the reason for the rejection."""
+        """True if a request may be carried out. Otherwise reply with the reason why not."""
         if not self._has_lease():
             return False
         if pserver_generation != self.generation:
@@ -395,7 +395,7 @@ class Pserver(Process):
         )
 
     def drain(self) -> None:
-        """Handle SIGTERM: wait briefly for a checkpoint of everything that has been pushed until now."""
+        """Handle SIGTERM: wait briefly for a checkpoint of everything that has been pushed so far."""
         if self.life.state is not State.SERVING:
             self.end("it was told to end")
             return
@@ -417,7 +417,7 @@ class Pserver(Process):
 
     def _publish(self, order: OrderNumber, name: str, shard: StoredShard) -> None:
         snapshots = self._blocks().snapshots
-        # File sizes for which a base gets a chain of several increments if there are rows.
+        # Sizes of files that allow a base and a chain of several increments, if there are rows.
         row_bytes = 0 if not self.cluster.shape.has_rows else 300 if shard.after else 3000
         size_bytes = 100 + len(shard.applied) + len(shard.blocks) + row_bytes
         file = WrittenFile(
@@ -447,7 +447,7 @@ class Pserver(Process):
         return self.cluster.shape.buckets(self.plan.pserver_count, self.index)
 
     def push(self, push: Push, reply: Reply) -> None:
-        """Apply a batch or a sum; the stream may break after any row."""
+        """Apply a batch or a sum. The stream may break after any row."""
         if not self._serves(push.pserver_generation, reply):
             return
         rows = push.rows
@@ -456,7 +456,7 @@ class Pserver(Process):
             self.world.fault("stream broken")
             rows = rows[: self.world.random.randrange(len(rows) + 1)]
             if rows and rows[-1][0] in (buckets := self._buckets())[:-1]:
-                # Gradients for buckets arrive in one message.
+                # All gradients for buckets arrive in one message.
                 rows = tuple(row for row in rows if row[0] not in buckets)
         shard, sender = self._blocks(), (push.trainer, push.generation, push.member)
         batches = [(batch, push.batch_count) for batch in push.batches]
@@ -466,7 +466,7 @@ class Pserver(Process):
             reply(("pushed", outcomes))
 
     def pull(self, request: PullRequest, reply: Reply) -> None:
-        """Reply with values once their versions exist or the time limit has passed."""
+        """Reply with values once they have the requested versions or the time limit has passed."""
         if self._serves(request.pserver_generation, reply):
             self._blocks().pull(request.member, request.wanted, reply)
 

@@ -1,4 +1,4 @@
-"""Recordings of simulated processes, in the format of real ones. Recording does not change the run."""
+"""Recordings of simulated processes, in the format of real ones. A run does not change if it is recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.testing.simulation.world import World
 
 
 class _WorldClock:
-    """Clock that returns simulated time, also as wall time."""
+    """A clock that returns simulated time, even as wall time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -26,7 +26,7 @@ class _WorldClock:
 
 
 class RunRecorder:
-    """The files of one run. They are complete once this object is closed.
+    """The recordings of one run. They are complete once this object has been closed.
 
     Args:
         directory: Directory for the files; created if it does not exist.
@@ -40,13 +40,13 @@ class RunRecorder:
         self._files: list[BinaryIO] = []
 
     def recorder(self, process: str, name: str) -> Recorder:
-        """Return a recorder for a process that starts now. Successive processes may have the same name."""
+        """Return a recorder for a process that is starting. Several processes in succession may have the same name."""
         path = self._directory / f"{len(self._files):04d}-{name}{SUFFIX}"
         file = path.open("wb")
         self._files.append(file)
 
         def write(line: bytes) -> object:
-            # Objects of a dead process may be released after the run.
+            # The objects of a dead process may live until after the run.
             return False if file.closed else file.write(line)
 
         return Recorder(process, name, "job", self._clock, write, is_strict=True)

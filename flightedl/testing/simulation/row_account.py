@@ -1,9 +1,9 @@
-"""Check of which rows must exist, whatever was killed, restored on other pservers or repeated.
+"""Checks which rows exist, whatever was killed, repeated, or restored on other pservers.
 
-Every block has a *history* of its rows' updates and of the cuts that removed rows. The rows follow from the history
-alone, and are computed in a different way than in the product: each id has a *stretch*, the pushes to it since it last
-ceased to exist. The pushes that admission requires turn it into a row, and the other pushes are its updates. So the
-check finds a row that is missing, reappeared, is too old, or has a wrong number of updates.
+Every block has a *history*: the updates of its rows, and the cuts that removed rows. The rows follow from the history
+alone, and are computed differently than in the product. Each id has a *stretch*: the pushes to it since it last ceased
+to exist. The first of these pushes, as many as admission requires, turn the id into a row; the others update the row.
+So the check finds a row that is missing, has reappeared, is too old, or has a wrong number of updates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Touch(NamedTuple):
 
 
 class _Stretches:
-    """Stretches of all ids of a block."""
+    """Stretches of all ids in a block."""
 
     def __init__(self, spec: TableSpec, block: int, history: Iterable[Moment]) -> None:
         self._spec, self._block = spec, block
@@ -67,7 +67,7 @@ class _Stretches:
                 del self._of[row_id]
 
     def rows(self, version: int, epoch: int) -> dict[int, tuple[int, float | None]]:
-        """Return id -> (updates, value) for rows, and id -> (pushes, None) for ids that wait for admission."""
+        """Return id -> (updates, value) for rows, and id -> (pushes, None) for ids waiting for admission."""
         found: dict[int, tuple[int, float | None]] = {}
         for row_id, stretch in self._of.items():
             if self._is_there(stretch, version, epoch):
@@ -104,7 +104,7 @@ def require_rows(name: str, rows: SpanRows, histories: Mapping[int, Sequence[Mom
 
 
 def require_history(name: str, block: int, values: Sequence[int], history: Sequence[Moment]) -> None:
-    """Raise Violation unless a block's history contains the batches that are in its values."""
+    """Raise Violation unless a block's history contains the same batches as its values."""
     updates = [moment.elements for moment in history if moment.elements is not None]
     for element, number in enumerate(values):
         if number and (number > len(updates) or element not in updates[number - 1]):
@@ -112,9 +112,9 @@ def require_history(name: str, block: int, values: Sequence[int], history: Seque
 
 
 def require_limit(rows: SpanRows, before: Mapping[int, int], version: int) -> None:
-    """Raise Violation unless an update has evicted enough rows for the limit, and no more than necessary.
+    """Raise Violation unless an update has evicted enough rows to satisfy the limit, and no more.
 
-    ``before``: block -> the oldest version that was kept before the update.
+    ``before`` maps a block to the oldest version that it kept before the update.
     """
     evict = rows.table.spec.evict
     limit = rows.table.spec.bucket_limit
@@ -131,7 +131,7 @@ def require_limit(rows: SpanRows, before: Mapping[int, int], version: int) -> No
 
 
 def require_stored_rows(name: str, spec: TableSpec | None, shard: StoredShard) -> None:
-    """Raise Violation unless a file, with the files that it is an increment on, contains the right rows."""
+    """Raise Violation unless a file has the right rows, given the files on which it is based as an increment."""
     histories = dict(zip(shard.blocks, shard.histories, strict=True))
     if spec is None:
         return

@@ -1,9 +1,9 @@
-"""Rows of a table in the simulated pservers and in files; ``row_account`` checks them.
+"""Rows of a table in the simulated pservers and in files. ``row_account`` checks them.
 
-The product (``domain.tables``) decides which rows exist. Spans keep rows as a pserver does: they update, cut and split
+The product (``domain.tables``) decides which rows exist. Spans treat rows as a pserver does: they update, cut and split
 them, and merge them from a base and its increments.
 
-A batch touches two ids of each block, one of them with gradients of both signs, so that its norm can fall to zero.
+A batch touches two ids in each block. One of them gets gradients of both signs, so that its norm can fall to zero.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _IDS_OF_A_BLOCK = 100
 
 
 class Moment(NamedTuple):
-    """One event in the life of a block's rows."""
+    """An event in the life of a block's rows."""
 
-    #: Version that the update made, or version of the cut.
+    #: Version that the update produced, or at which the cut was made.
     version: int
     #: Highest epoch of all batches applied so far.
     epoch: int
-    #: The block's rows with lower versions were evicted; see ``ReferenceTable``.
+    #: Rows of the block with lower versions have been evicted; see ``ReferenceTable``.
     oldest: int
     #: The update's batches, as elements of the block. None for a cut, which removes small rows.
     elements: tuple[int, ...] | None
@@ -56,10 +56,10 @@ class StoredTable:
     version: int
     updates: int
     epoch: int
-    #: Block -> oldest version of rows that were not evicted.
+    #: Block -> oldest version among the rows that were not evicted.
     oldest: Mapping[int, int]
     removed: frozenset[int]
-    #: Id -> its row; a row without values waits for admission.
+    #: Id -> its row. A row without values waits for admission.
     rows: Mapping[int, Row]
 
 
@@ -69,7 +69,7 @@ def block_of(row_id: int) -> int:
 
 
 def touched(elements: Iterable[int], block: int) -> dict[int, float]:
-    """Return an update's gradients by id."""
+    """Return the gradients of an update, by id."""
     found: dict[int, float] = {}
     first = block * _IDS_OF_A_BLOCK
     for element in elements:
@@ -91,7 +91,7 @@ class SpanRows:
         self._changed: set[int] = set()
 
     def update(self, elements: Sequence[int], epoch: int, version: int, number: int) -> None:
-        """Apply batches to the rows, as one update."""
+        """Apply batches to the rows as one update."""
         self.epoch = max(self.epoch, epoch)
         gradients = {row_id: [amount] for block in self.numbers for row_id, amount in touched(elements, block).items()}
         self._changed |= gradients.keys()

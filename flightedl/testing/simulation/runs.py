@@ -23,11 +23,11 @@ _STORY_LINES = 60
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A violation found by a run."""
+    """A violation that a run found."""
 
     seed: int
     problem: str
-    #: The last events before the violation, and the traceback.
+    #: The last events before the violation, and its traceback.
     story: str
 
 
@@ -80,7 +80,7 @@ def run_seed(
     *,
     has_rows: bool = False,
 ) -> Outcome | Found:
-    """Run one seed. ``record``: directory for recordings of its processes; ``has_rows``: see ``JobShape``."""
+    """Run one seed. ``record`` is the directory for recordings; ``JobShape`` describes ``has_rows``."""
     has_rows = has_rows or not ROW_BUGS.keys().isdisjoint(flaws)
     cluster = None
     try:
@@ -109,7 +109,7 @@ def run_seeds(
     record: Path | None = None,
     has_rows: bool = False,
 ) -> Summary:
-    """Run seeds until all are done, or ``stop_at`` of them have found a violation.
+    """Run seeds until all are done, or until ``stop_at`` of them have found a violation.
 
     Args:
         seeds: Seeds to run.
@@ -160,7 +160,7 @@ def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str, bool]) 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Collect garbage after the runs, because collection during the runs would take a sixth of the time."""
+    """Collect garbage only after the runs. During the runs it would take a sixth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The scenario that follows from a seed: the job's shape, its programs' behavior, and the rates of faults."""
+"""The scenario that follows from a seed: the job's shape, the behavior of its programs, and the rates of faults."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _STOPPED_SHARE = 0.25
 _EVALUATED_SHARE = 0.25
 _NO_CHECKPOINTS_SHARE = 0.07
 _FAULTY_DATA_SHARE = 0.15
-#: Share of the jobs with faulty data in which nothing else fails, so that no other batch may be quarantined.
+#: Fraction of the jobs with faulty data in which nothing else fails, so that no other batch may be quarantined.
 _FAULTY_DATA_ALONE_SHARE = 0.4
-#: Share of faulty batches that kill the process that reads them.
+#: Fraction of faulty batches that kill the process that reads them.
 _DEADLY_SHARE = 0.4
 _PATCHY_SHARE = 0.2
 
@@ -42,18 +42,18 @@ class Scenario:
     has_many_tasks: bool
     pserver_count: int
     trainer_count: int
-    #: Usual maximum time to compute a batch; the longer it is, the more trainers contribute to the same round.
+    #: Usual maximum time to compute a batch. The longer it is, the more trainers contribute to the same round.
     batch_s: float
-    #: Additional masters and pservers, which immediately take over from a process that dies.
+    #: Number of additional masters and pservers, which take over at once when a process dies.
     standby_masters: int
     spare_pservers: int
     checkpoints: CheckpointSettings
-    #: False if there is no store; the model then starts over when a pserver dies.
+    #: False if there is no store. If a pserver dies, the model then starts over.
     keeps_checkpoints: bool
     network: NetworkFaults
-    #: Rate of faults: 0 disables them, 1 is normal.
+    #: Rate of faults; 1 is normal, and 0 disables them.
     fault_scale: float
-    #: Probabilities that a request to the store fails and that a stream breaks.
+    #: Probabilities that a request to the store fails, and that a stream breaks.
     store_error_rate: float
     break_rate: float
 
@@ -61,8 +61,8 @@ class Scenario:
 def drawn(
     seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "", *, has_rows: bool = False
 ) -> Scenario:
-    """Return a seed's scenario. ``mode`` and ``recovery`` override the drawn ones; ``has_rows``: see ``JobShape``."""
-    # Separate generators, so that a change in one group of draws does not change the others.
+    """Return a seed's scenario. ``mode`` and ``recovery`` replace the drawn ones. For ``has_rows`` see ``JobShape``."""
+    # Separate generators, so that a change in one group of draws does not affect the others.
     random, fates, data = Random(seed), Random(f"fates {seed}"), Random(f"data {seed}")  # noqa: S311 - repeatable
     has_faulty_data = data.random() < _FAULTY_DATA_SHARE
     is_alone = not fault_scale or (has_faulty_data and data.random() < _FAULTY_DATA_ALONE_SHARE)
@@ -86,7 +86,7 @@ def drawn(
         faulty=faulty,
         attempts_limit=data.randint(1, 3) if faulty else 100_000,
         confirmations=data.randint(1, 2),
-        # If nothing else fails, no piece may time out either, although a round waits for each trainer that dies.
+        # If nothing else is to fail, no piece may time out either, even while a round waits for a dead trainer.
         timeout_floor_s=100.0 if faulty and is_alone else 4.0,
         # A sum has a single weight in a round, even if some of its batches have no gradient for a block.
         is_patchy=mode_name != "sync" and data.random() < _PATCHY_SHARE,

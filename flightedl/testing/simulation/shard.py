@@ -1,4 +1,4 @@
-"""Blocks of a simulated pserver: the product's protocol, with a ledger and time."""
+"""Blocks of a simulated pserver: the product's protocol, a ledger, and simulated time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COPY_S = 0.03
 
 
 class Shard:
-    """Carries out the protocol's decisions, copies blocks for snapshots, and lets pulls wait.
+    """Carries out the protocol's decisions, copies blocks for snapshots, and makes pulls wait.
 
     Args:
         process: The pserver.
@@ -68,7 +68,7 @@ class Shard:
     ) -> None:
         self._process = process
         self._publish = publish
-        #: Called with the member and the round of each gradient that is added to a sum.
+        #: Called for each gradient that is added to a sum, with its member and its round.
         self.contributed: Callable[[int, int], None] = lambda _member, _round: None
         #: By rising number.
         self.blocks: list[Block] = []
@@ -82,14 +82,14 @@ class Shard:
             kind(numbers, self.protocol, blocks, shape)
             self.blocks += blocks
         self._block_of = {block.number: block for block in self.blocks}
-        #: Member that the blocks wait for -> its first round.
+        #: Member for which the blocks wait -> its first round.
         self._first_rounds: dict[int, int] = {}
         self._newest_view = (0, 0)
         self.snapshots = recorded(recorder, {}, PserverSnapshots)
-        #: Decides when blocks are copied. A separate generator, so that its draws do not change other draws.
+        #: Decides when blocks are copied. A separate generator, so that its draws do not change others.
         self._copying = Random(f"{process.world.seed} {process.name}")  # noqa: S311 - repeatable on purpose
         self._is_copying = False
-        #: Numbers of blocks to be copied.
+        #: Numbers of the blocks that remain to be copied.
         self._due: set[int] = set()
         #: Block -> (version, updates, values, slot, history of rows).
         self._copies: dict[int, tuple[int, int, tuple[int, ...], int, tuple[Moment, ...]]] = {}
@@ -97,17 +97,17 @@ class Shard:
         self._tables: dict[int, StoredTable] = {}
         #: Number of the newest cut.
         self._cut = 0
-        #: Order of the current snapshot, and the file on which it builds.
+        #: Order of the current snapshot, and the file on which the snapshot is based.
         self._command: SnapshotRequest | None = None
         self._after = ""
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
         if later := buckets[1:]:
-            # Split the buckets as if they came from files of different histories: the parts are copied separately.
+            # Split the buckets as if they came from files with different histories: the parts are copied separately.
             at = self._copying.choice(later)
             self._split(self.protocol.split(buckets.start, [range(buckets.start, at), range(at, buckets.stop)]))
 
     def _split(self, split: Split) -> None:
-        """Split the ledger as the protocol has split its span."""
+        """Split the ledger in the same way as the protocol has split its span."""
         if len(split.into) > 1:
             self._span(split.span).parts(split.into)
 
@@ -117,7 +117,7 @@ class Shard:
 
     @property
     def newest_master(self) -> int:
-        """Generation of the master that sent its view."""
+        """Generation of the master that sent the view."""
         return self._newest_view[0]
 
     def _span(self, number: int) -> LedgerSpan:
@@ -175,7 +175,7 @@ class Shard:
     def _change(
         self, span: LedgerSpan, effects: Sequence[Effect], mode: Mode, gradients: Sequence[Gradient] = (), base: int = 0
     ) -> None:
-        """Carry out effects decided in ``mode``. ``gradients`` were pushed to each block, computed at ``base``."""
+        """Carry out effects decided in ``mode``. ``gradients`` were pushed to each block, and computed at ``base``."""
         for effect in effects:
             match effect:
                 case AddGradient():
@@ -191,7 +191,7 @@ class Shard:
                 span.round_over(effect, self._first_rounds, mode.backup if isinstance(mode, Sync) else 0)
 
     def _push_span(self, span: LedgerSpan, push: BlockPush, base: int, gradients: Sequence[Gradient]) -> Pushed | None:
-        """Push to all blocks of a span; arrivals have no gradient. Returns None if the span was split instead."""
+        """Push to all blocks of a span; arrivals have no gradient. Return None if the span was split instead."""
         first, has_gradient, mode = span.numbers.start, bool(gradients[0]), self.protocol.mode
         for copy in self.protocol.prepare(first, push, base, has_gradient=has_gradient).copies:
             self._copy(copy)
@@ -211,7 +211,7 @@ class Shard:
     # snapshots
 
     def take_order(self, order: SnapshotRequest) -> SnapshotReply:
-        """Begin a snapshot if the order is newer than all previous orders. Returns the newest one's progress."""
+        """Begin a snapshot if the order is newer than all earlier ones. Return the newest order's progress."""
         protocol = self.protocol
         if self.snapshots.take(order, list(protocol.versions().values()), protocol.highest_open_round()):
             protocol.drop_cut(self._cut)
@@ -270,7 +270,7 @@ class Shard:
             self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut, command))
 
     def _save(self, cut: int, command: SnapshotRequest) -> None:
-        """Write the file once all blocks are copied."""
+        """Write the file once all blocks have been copied."""
         applied = self.protocol.end_cut(cut)
         if applied is None or not self.snapshots.taken(command.order):
             return
@@ -299,9 +299,9 @@ class Shard:
         weight: float,
         step: int,
     ) -> tuple[tuple[int, Outcome, Sequence[int]], ...]:
-        """Apply the rows of a push from a trainer (name, generation, member).
+        """Apply the rows of a push from a trainer, given as (name, generation, member).
 
-        Each row is (block, base version, gradient); the gradient of an arrival is empty.
+        Each row is (block, base version, gradient). The gradient of an arrival is empty.
 
         Returns:
             For each row, (block, outcome, places of the batches that the block lacks of a rejected sum).
@@ -331,7 +331,7 @@ class Shard:
         return tuple(outcomes)
 
     def pull(self, member: int, wanted: Sequence[tuple[int, int]], reply: Reply) -> None:
-        """Reply with the blocks that have reached their wanted version, once all have or the time limit has passed."""
+        """Reply with the blocks that have reached the wanted version, once all have or the time limit has passed."""
         if not self._answer(member, wanted, reply, is_last=False):
             self._waiting.append((member, wanted, reply, self._process.world.now + _PULL_S))
             self._process.later(_PULL_S, self.serve_waiting)

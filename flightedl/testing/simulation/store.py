@@ -1,6 +1,6 @@
-"""Model of the checkpoint store: atomic files, errors, unknown outcomes, and damaged files.
+"""A model of the checkpoint store: atomic files, errors, unknown outcomes, and damaged files.
 
-The store carries out a request after a while, even if the requester is frozen or dead by then. It has no fencing.
+The store carries out a request after a while, even if the client is frozen or dead by then. It fences nothing off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flightedl.testing.simulation.world import Action, Process, Reply, World
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """Content of a pserver's file: version, updates, values and slot of each block, and the blocks' applied sets."""
+    """Content of a pserver's file: each block's version, updates, values and slot, and the blocks' applied sets."""
 
     blocks: tuple[int, ...]
     versions: tuple[int, ...]
@@ -24,13 +24,13 @@ class StoredShard:
     values: tuple[tuple[int, ...], ...]
     slots: tuple[int, ...]
     applied: bytes
-    #: (life of the job, election) of the initial values that the blocks descend from; None if they have no values.
+    #: (life of the job, election) of the initial values from which the blocks descend; None if they have no values.
     model: tuple[int, int] | None = None
     #: History of each block's rows, and the rows of each span. ``chain`` includes the files below an increment.
     histories: tuple[tuple[Moment, ...], ...] = ()
     tables: tuple[StoredTable, ...] = ()
     chain: tuple[tuple[StoredTable, ...], ...] = ()
-    #: Name of the file that this increment builds on. Elements that have not changed since then are ``UNCHANGED``.
+    #: Name of the file on which this increment is based. Elements that have not changed since then are ``UNCHANGED``.
     after: str = ""
 
 
@@ -50,7 +50,7 @@ def put_together(chain: Sequence[StoredShard]) -> StoredShard:
 
 
 def whole(files: Mapping[str, Any], name: str) -> StoredShard | None:
-    """Return a file merged with the files that it builds on, or None if one of these is missing."""
+    """Return a file merged with those on which it is based, or None if one of these is missing."""
     chain: list[StoredShard] = []
     while name:
         if name not in files:
@@ -69,14 +69,14 @@ class Store(Process):
         self.sizes: dict[str, int] = {}
         #: Names of damaged files.
         self.rotten: set[str] = set()
-        #: Name -> content and size of a damaged file before the damage.
+        #: Name of a damaged file -> its content and size before the damage.
         self._whole: dict[str, tuple[Any, int]] = {}
         #: Probability that a request fails.
         self.error_rate = 0.0
         self.is_down = False
-        #: Time of the last failed request.
+        #: Time at which a request last failed.
         self.failed_s = -math.inf
-        #: Called with the name of each new and of each deleted file.
+        #: Called with the name of each file that is created or deleted.
         self.written: Callable[[str], None] = lambda _: None
         self.deleted: Callable[[str], None] = lambda _: None
 
@@ -91,7 +91,7 @@ class Store(Process):
         self.world.after(0.005 + 0.05 * self.world.random.random(), action)
 
     def publish(self, process: Process, name: str, content: Any, size_bytes: int, done: Action, failed: Action) -> None:
-        """Write a whole file or nothing. A write that succeeds may be reported as an error."""
+        """Write a complete file or nothing. A write that succeeds may be reported as an error."""
 
         def carry_out() -> None:
             fails = self._fails()
@@ -105,7 +105,7 @@ class Store(Process):
         self._soon(carry_out)
 
     def read(self, process: Process, name: str, done: Reply, failed: Action) -> None:
-        """Reply with (content, True if the file is damaged), or with None if there is no such file."""
+        """Reply with (content, True if the file is damaged), or with None if the file does not exist."""
 
         def carry_out() -> None:
             if self._fails():
@@ -117,7 +117,7 @@ class Store(Process):
         self._soon(carry_out)
 
     def list(self, process: Process, done: Reply, failed: Action) -> None:
-        """Reply with name -> size in bytes of all files."""
+        """Reply with the sizes of all files: name -> size in bytes."""
 
         def carry_out() -> None:
             if self._fails():
@@ -145,7 +145,7 @@ class Store(Process):
             self.deleted(name)
 
     def rot(self, name: str, is_torn: bool) -> None:
-        """Damage a file: truncate it or change some of its bytes."""
+        """Damage a file: truncate it, or change some of its bytes."""
         content = self.files[name]
         if name not in self.rotten:
             self._whole[name] = (content, self.sizes[name])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StoreWorker:
-    """Model of the master's thread that works in the store."""
+    """Model of the thread with which a master works in the store."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
@@ -29,7 +29,7 @@ class StoreWorker:
         self._is_busy = False
 
     def do(self, work: out.StoreWork) -> None:
-        """Carry out this work after all earlier work."""
+        """Carry out this operation after all earlier ones."""
         self._waiting.append(work)
         if not self._is_busy:
             self._is_busy = True

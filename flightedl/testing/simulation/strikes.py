@@ -1,4 +1,4 @@
-"""Random faults of a simulated cluster, one after the other, until the cluster stops them."""
+"""Random faults in a simulated cluster, one after another until they are stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOST_WRITES = 30
 
 
 class Strikes:
-    """Injects faults according to their weights; on average ``fault_scale`` faults every two seconds."""
+    """Injects faults according to their weights, on average ``fault_scale`` faults every two seconds."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -32,7 +32,7 @@ class Strikes:
         self._programs = Random(f"programs {cluster.world.seed}")  # noqa: S311 - repeatable on purpose
 
     def plan_fates(self) -> None:
-        """Plan events other than faults: files join the dataset, and the job may be stopped early."""
+        """Plan events other than faults: new files in the dataset, and maybe an early stop of the job."""
         cluster, fates = self._cluster, self._cluster.fates
 
         def join() -> None:
@@ -81,12 +81,12 @@ class Strikes:
             trainer = self._programs.choice(trainers)
             self._world.fault(name)
             self._world.note("{} {}", trainer.name, name)
-            # A push may have reached some blocks and not others.
+            # A push may have reached only some of the blocks.
             self._cluster.account.out_of_step.add(trainer.membership.member)
             strike(trainer)
 
     def _take_registration(self, trainer: Trainer) -> None:
-        """Delete a trainer's key. It continues, notices some time later, and registers again under the same name."""
+        """Delete a trainer's key. The trainer continues, notices later, and registers again with the same name."""
         self._cluster.etcd.steal(f"trainers/{trainer.name}")
         delay_s = 2.0 * self._programs.random()
         self._world.after(delay_s, lambda: trainer.deliver(trainer.lose_registration))
@@ -168,7 +168,7 @@ class Strikes:
         self._world.after(seconds, wake)
 
     def _part(self) -> None:
-        """Cut one process off from another, from etcd, or from all."""
+        """Cut one process off from another, from etcd, or from everything."""
         if not self._cluster.processes:
             return
         one = self._any()
@@ -185,7 +185,7 @@ class Strikes:
         self._world.after(self._world.random.choice((0.3, 1.0, 3.0, 6.0)), mended)
 
     def _steal(self) -> None:
-        """Delete a key as an operator would. The key's owner continues and notices some time later."""
+        """Delete a key as an operator would. The key's owner continues, and notices some time later."""
         keys = sorted(key for key in self._cluster.etcd.keys if not key.startswith(STATE))
         if not keys or self._cluster.etcd.is_down:
             return
@@ -200,7 +200,7 @@ class Strikes:
         self._world.note("the key {} of {} is deleted", key, owner.name)
         self._cluster.etcd.steal(key)
         if isinstance(owner, Pserver):
-            # The old process keeps running until it notices that it was replaced.
+            # The old process keeps running until it notices that it has been replaced.
             self._cluster.start_pserver()
 
         def notice() -> None:
@@ -243,10 +243,10 @@ class Strikes:
         self._world.after(self._world.random.choice((0.5, 2.0, 4.0)), wake)
 
     def _etcd_goes_back(self) -> None:
-        """Restore etcd from an older backup as another cluster, or let it lose its last writes in a power failure."""
+        """Restore etcd from an older backup as another cluster, or make it lose its last writes in a power failure."""
         cluster, etcd, random = self._cluster, self._cluster.etcd, self._world.random
         has_lost_writes = random.random() < 0.5
-        # By the time a process looks, etcd may have passed the revision seen before. Detection is not guaranteed then.
+        # When a process looks, etcd may have passed the revision that it saw before, so detection is not guaranteed.
         may_miss_it = self._world.is_parted or any(process.is_frozen for process in cluster.processes)
         if etcd.is_down or etcd.is_frozen or len(etcd.history) < _LOST_WRITES or (has_lost_writes and may_miss_it):
             return
@@ -263,7 +263,7 @@ class Strikes:
     def _names_deleted_key(self, keys: Mapping[str, Key]) -> bool:
         """True if a backup was made between a checkpoint's order and its pointer, and the previous one is deleted.
 
-        Such a backup does not look older than the newest checkpoint, and no pserver finds the checkpoint that it names.
+        Such a backup does not look older than the newest checkpoint, but names a checkpoint that no pserver finds.
         """
         pointer, files = pointer_in(keys), self._cluster.store.files
         latest = None if pointer is None else latest_of(pointer)
@@ -312,7 +312,7 @@ class Strikes:
             self._cluster.store.rot(name, self._world.random.random() < 0.5)
             pservers = [process for process in self._cluster.processes if isinstance(process, Pserver)]
             if pservers and self._cluster.is_done:
-                # Now only the pservers have the trained values; kill one of them.
+                # At this moment only the pservers have the trained values, so kill one of them.
                 self._kill_process(self._world.random.choice(pservers))
 
     def _lose_everything(self) -> None:

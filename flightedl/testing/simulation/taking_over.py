@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TakingOver:
-    """The steps until a master leads with a core or ends."""
+    """The steps until a master either leads with a core or ends."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
@@ -48,7 +48,7 @@ class TakingOver:
         self._etcd, self._store = master.cluster.etcd, master.cluster.store
 
     def steps(self) -> Steps:
-        """Look for the newest checkpoint, then at etcd's state, which may come from an older backup."""
+        """Look for the newest checkpoint, then look at etcd's state, which may come from an older backup."""
         found, number, newest = yield from self._until_answered(self._look)
         state, history = state_in(found), found.get(HISTORY)
         present = self._master.witness.seen
@@ -90,7 +90,7 @@ class TakingOver:
         return (yield self._master.asks(self._etcd, self._etcd.read_all, "")), number, newest
 
     def _newest(self) -> Steps:
-        """Return the newest checkpoint's number and the etcd state it saw; 0 if there is none or it cannot be read."""
+        """Return the newest checkpoint's number and the etcd state it saw; 0 if there is none or it is unreadable."""
         try:
             for number in candidates((yield self._list())):
                 found = yield self._read(manifest_name(number))
@@ -98,13 +98,13 @@ class TakingOver:
                     if found is not None:
                         return number, Manifest.decode(found[0]).etcd
         except NoAnswerError:
-            # An older etcd is not guaranteed to be detected while the store cannot be read.
+            # While the store is unreadable, detection of an older etcd is not guaranteed.
             if self._etcd.has_gone_back:
                 raise
         return 0, None
 
     def _is_written(self, transaction: Transaction) -> Steps:
-        """Return True if the transaction is committed; otherwise end the master."""
+        """True if the transaction is committed. Otherwise end the master."""
         try:
             committed, *_ = yield self._master.asks(self._etcd, self._etcd.transact, transaction)
         except NoAnswerError:
@@ -142,7 +142,7 @@ class TakingOver:
             self._master.lead(core, found)
 
     def _begin_from_store(self) -> Steps:
-        """Begin in a new etcd, from the newest checkpoint if any."""
+        """Begin in a new etcd, from the newest checkpoint if there is one."""
         shape, count, generation = self._cluster.shape, self._cluster.pserver_count, self._master.generation
         sizes: dict[str, int] = yield self._list()
         rejected: list[int] = []
@@ -176,7 +176,7 @@ class TakingOver:
 
 
 def _next_number(stored: Found) -> int | None:
-    """Return the number of the next checkpoint according to the stored state, or None if no state is stored."""
+    """Return the next checkpoint's number according to the stored state, or None if no state is stored."""
     if "checkpoints" in stored:
         return decode_pointer(stored["checkpoints"][0]).next_number
     return 1 if stored else None

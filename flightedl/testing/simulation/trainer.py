@@ -1,8 +1,8 @@
-"""A trainer of the simulated cluster: the product's trainer cores, driven by a model of a user's program.
+"""A simulated trainer: the product's trainer cores, driven by a model of a user's program.
 
-``domain.trainer`` makes the decisions; this module models the registration, the calls to servers, and time. The program
-may leave its loop and begin another, raise and end, or ignore an error and continue. The process may be frozen, or lose
-its registration and come back under the same name with a new generation.
+``domain.trainer`` makes the decisions. This module models the registration, the calls to servers, and time. The program
+may leave its loop and begin another, raise an error and end, or ignore an error and continue. Its process may be
+frozen, or may lose its registration and return under the same name with a new generation.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 LEASE_TTL_S = 2.0
 _CALL_S = 2.0
 _JOIN_AGAIN_S = 0.1
-#: Time for which a loop that is left waits for its last reports.
+#: Time for which a loop, after it is left, waits for its last reports.
 _CLOSE_S = 4.0
 
 
 class Trainer(Process):
-    """One process of a user's program."""
+    """A process that runs a user's program."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster.world, name)
         self.cluster = cluster
         self.fault_scale = cluster.fault_scale
         self.recorder = cluster.recorder("trainer", name)
-        #: A separate generator, so that its draws do not change other draws.
+        #: A separate generator, so that its draws do not change others.
         self.own = Random(f"{cluster.world.seed} {name} {cluster.world.events}")  # noqa: S311 - repeatable on purpose
         self._cover_s = cluster.cover_s()
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
@@ -56,19 +56,19 @@ class Trainer(Process):
         self.membership = recorded(self.recorder, {"trainer": name}, TrainerMembership)
         mode, count = cluster.shape.mode, cluster.pserver_count
         self.membership.has_model(mode)
-        #: Number of buckets of each pserver in this job. Another start of the job may have different numbers.
+        #: Number of buckets of each pserver in this job. After a restart of the job, it may be different.
         self.buckets = [cluster.shape.buckets(count, index) for index in range(count)]
         shards = [cluster.shape.shard(count, index) for index in range(count)]
         self.steps = recorded(self.recorder, {"trainer": name}, Steps, shards, mode, self.buckets)
         self.job_end = recorded(self.recorder, {}, JobEnd)
-        #: True if the values that this process pulls now are the job's result.
+        #: True if the values that this process pulls now are the result of the job.
         self.reads_result = False
         #: Time after which the program gives up on a pserver that does not answer.
         self.give_up_s = self.own.choice((math.inf, 0.1, 0.1, 2.0))
         self.worker = Worker(self)
         #: The loop's body with the current batch.
         self.body: Body | None = None
-        #: Election of the initial values of the model that this process trains.
+        #: Election of the initial values of the model on which this process trains.
         self._elected: FollowedElection | None = None
         self.loop: Loop | None = None
         #: Loops that have been left but still have something to report.
@@ -80,12 +80,12 @@ class Trainer(Process):
         self._register(self._await_model, lambda _: self.later(0.3, lambda: self.end("no answer to its claim")))
 
     def end(self, why: str) -> None:
-        """Exit; the supervisor starts another process."""
+        """Exit. The supervisor starts another process."""
         self.world.note("{} ends: {}", self.name, why)
         self.cluster.ended(self)
 
     def describe(self) -> str:
-        """Return a readable description of this trainer's state."""
+        """Return a description of this trainer's state for people."""
         feed = None if self.loop is None else self.loop.feed
         if feed is None:
             return f"{self.name} has no loop"
@@ -95,7 +95,7 @@ class Trainer(Process):
 
     # registration
     def _register(self, then: Action, failed: Callable[[Exception], None]) -> None:
-        """Register if necessary; register again if the lease was lost."""
+        """Register if necessary, or register again if the lease was lost."""
         if self.generation and self.lease.is_held():
             then()
             return
@@ -105,7 +105,7 @@ class Trainer(Process):
         self._is_claiming = True
         key, etcd = f"trainers/{self.name}", self.cluster.etcd
         lease = etcd.grant(self, LEASE_TTL_S) if self.generation else self.lease
-        # Identifies this registration; the previous registration may still hold the key.
+        # Identifies this registration. The key may still belong to the previous one.
         claim = object()
 
         def answered(result: Any) -> None:
@@ -131,7 +131,7 @@ class Trainer(Process):
         self.world.call(self, etcd, etcd.transact, transaction, answered, refused)
 
     def lose_registration(self) -> None:
-        """Detect that the lease is lost. This does not affect the work yet."""
+        """Notice that the lease is lost. This does not affect the work yet."""
         self.lease.is_lost = True
         if not self.cluster.etcd.is_down and not self.cluster.etcd.is_frozen:
             self.cluster.etcd.revoke(self.lease)
@@ -143,17 +143,17 @@ class Trainer(Process):
         if DECLARATION in self.cluster.etcd.keys:
             FirstValues(self, self._begin).go_on()
         else:
-            # A real trainer gets the master's answer once the declaration is stored.
+            # A real trainer gets the master's answer once the declaration has been stored.
             self.later(0.3, self._await_model)
 
     def _begin(self, elected: Elected) -> None:
-        """Begin training once the model has its initial values."""
+        """Begin to train once the model has its initial values."""
         self._elected = recorded(self.recorder, {}, FollowedElection, elected)
         self.worker.run(self.steps.refresh(self.membership.member), self._begin_loop)
 
     @property
     def life(self) -> int:
-        """Life of the model that this process trains."""
+        """Life of the model on which this process trains."""
         return 0 if self._elected is None else self._elected.life
 
     def require_same_model(self) -> None:
@@ -163,7 +163,7 @@ class Trainer(Process):
             self._elected.require_same(None if init is None else init.created, self.directory_revision)
 
     def is_of_this_model(self) -> bool:
-        """Return True if the model has not started over; otherwise end the process."""
+        """True if the model has not started over. Otherwise end the process."""
         try:
             self.require_same_model()
         except FlightedlError as error:
@@ -232,7 +232,7 @@ class Trainer(Process):
     # batches
 
     def open_batch(self, batch: Batch, opened: Action, denied: Action) -> None:
-        """Open a batch: become a member and get values that are as recent as a member needs."""
+        """Open a batch: become a member, and pull values that are recent enough for a member."""
         again = lambda: self.open_batch(batch, opened, denied)  # noqa: E731
         begun = self.membership.begin_batch(batch.epoch)
         if begun is not None:
@@ -255,11 +255,11 @@ class Trainer(Process):
         self.body = Body(self, batch, then)
 
     def push_sum(self, then: Action) -> None:
-        """Push the sum of all batches that wait."""
+        """Push the sum of all waiting batches."""
         self.worker.run(self.steps.push_sum(), then)
 
     def give_up_sum(self) -> None:
-        """Drop the sum; its batches belong to another trainer or are repeated."""
+        """Drop the sum. Its batches belong to another trainer or are repeated."""
         self.worker.end(self.steps.give_up_sum())
 
     # loops
@@ -298,7 +298,7 @@ class Trainer(Process):
             self.world.call(self, address.value, address.value.declare_evaluation, (name, self.life), replied, again)
 
     def feed_over(self, loop: Loop) -> None:
-        """Record that a loop's feed has sent all its reports."""
+        """Record that a loop's feed has sent all of its reports."""
         if loop in self._left:
             self._left.remove(loop)
             self.later(0.0, self._when_over)
@@ -317,7 +317,7 @@ class Trainer(Process):
         read(lambda: self._close(loop, pause_s, over))
 
     def leave_loop(self, *, is_begun_again: bool, raises: bool) -> None:
-        """Leave the loop, possibly by an error; the program then begins another loop or ends."""
+        """Leave the loop, possibly because of an error. The program then begins another loop or ends."""
         loop = self.loop
         if loop is None or loop.is_left or self.reads_result:
             return
@@ -330,14 +330,14 @@ class Trainer(Process):
         self._close(loop, 2.0 * self.own.random(), then)
 
     def drain(self) -> None:
-        """Handle SIGTERM: the program leaves its loop or evaluation and returns its tasks."""
+        """Handle SIGTERM: the program leaves its loop or evaluation, and returns its tasks."""
         if self._evaluating is None:
             self.leave_loop(is_begun_again=False, raises=False)
         else:
             self._close(self._evaluating, self.own.random(), lambda: self.end("its program is over"))
 
     def _close(self, loop: Loop, pause_s: float, then: Action) -> None:
-        """Close a loop some time later, and wait for its last reports for a limited time."""
+        """Close a loop some time later. Wait for its last reports, but only for a limited time."""
         self._left.append(loop)
         is_through = False
 
@@ -363,6 +363,6 @@ class Trainer(Process):
         self._begin_loop()
 
     def swallow_error(self) -> None:
-        """Make the call that the loop body waits for fail with an error that the program ignores."""
+        """Make the current call of the loop body fail with an error that the program ignores."""
         if self.body is not None:
             self.body.fail(UnavailableError("gave up"))

@@ -1,4 +1,4 @@
-"""Driver of a simulated trainer's ``Transfer``: messages to the pservers, and their answers."""
+"""Driver of a simulated trainer's ``Transfer``: the messages to the pservers, and their answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REFUSALS: dict[str, FlightedlError] = {
 
 
 class Travel:
-    """A running transfer to all pservers at once.
+    """A transfer in progress to all pservers at once.
 
     Args:
         trainer: The sender.
@@ -65,7 +65,7 @@ class Travel:
         self._is_given_up = True
 
     def _ask(self, index: int, call: core.Call) -> None:
-        """Call the process that now holds the index. Do not retry."""
+        """Call the process that now holds the index, without retrying."""
         trainer = self._trainer
         if self._is_given_up:
             return
@@ -83,7 +83,7 @@ class Travel:
             self._call(index, call, key)
 
     def _look_at_end(self, index: int, call: core.Call, key: Any) -> None:
-        """Call this process only if the master confirms that the process has everything."""
+        """Call this process only if the master confirms that it has everything."""
 
         def handle_answers(reply: TasksReply | Exception) -> None:
             try:
@@ -119,7 +119,7 @@ class Travel:
                 trainer.world.call(trainer, key.value, key.value.pull, request, answered, late)
 
     def _meant(self, index: int, number: int) -> range:
-        """Return the blocks of a pserver that the core's block number stands for."""
+        """Return the blocks of a pserver for which a block number in the core stands."""
         buckets = self._trainer.buckets[index]
         return buckets if number in buckets else range(number, number + 1)
 
@@ -186,7 +186,7 @@ class Travel:
                 trainer.later(_RETRY_S / 2, lambda: self._ask(index, call))
 
     def _close(self, index: int) -> None:
-        """Close the calls to this pserver; after the last one, end the transfer."""
+        """Close the calls to this pserver. After the last one, end the transfer."""
         if index not in self._open:
             return
         self._open.discard(index)

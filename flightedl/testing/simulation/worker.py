@@ -1,4 +1,4 @@
-"""Driver of a simulated trainer's core: carries out its effects and keeps its gradients."""
+"""Driver of a simulated trainer's core, which carries out its effects and keeps its gradients."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ Failed = Callable[[Exception], None]
 
 
 class Worker:
-    """Runs one operation of the core at a time; a new operation replaces the one that is running."""
+    """Runs one operation of the core at a time. A new operation replaces the one in progress."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        #: Identity of the current effect; answers to earlier effects are ignored.
+        #: Identity of the current effect. Answers to earlier effects are ignored.
         self._awaited: object = None
         self._over: tuple[Action, Failed]
         self._travel: Travel | None = None
         #: Block -> its gradient in the current push.
         self._gradients: Mapping[int, Gradient] = {}
-        #: Block -> the current sum of weighted gradients; also the sum's identity.
+        #: Block -> current sum of weighted gradients; and the identity of that sum.
         self._sum: dict[int, dict[int, Fraction | int]] = {}
         self._sum_identity = -1
-        #: id of a task that is read -> the task, and (block, element) -> the batch's share in the first asynchronous
-        #: mean that it was pushed in.
+        #: Number of a reading of a task -> the task, and (block, element) -> the batch's share in the first
+        #: asynchronous mean in which it was pushed.
         self._shares: dict[int, tuple[AssignedTask, dict[tuple[int, int], Fraction | int]]] = {}
-        #: Batches that have changed since ``take_changes``.
+        #: Batches that have changed since the last ``take_changes``.
         self._changed: list[BatchState] = []
 
     @property
     def is_travelling(self) -> bool:
-        """True while a transfer to pservers is running."""
+        """True while a transfer to pservers is in progress."""
         return self._travel is not None
 
     def run(
@@ -55,7 +55,7 @@ class Worker:
         failed: Failed | None = None,
         gradients: Mapping[int, Gradient] = MappingProxyType({}),
     ) -> None:
-        """Begin an operation and drop the previous one.
+        """Begin an operation, and drop the one in progress.
 
         Args:
             step: The core's first step of the operation.
@@ -69,19 +69,19 @@ class Worker:
         self._go_on(step)
 
     def drop(self) -> None:
-        """Drop the current operation, because nothing waits for it any more."""
+        """Drop the current operation, because nothing waits for it any longer."""
         self._awaited = None
         self._trainer.steps.drop()
         self._leave_travel()
         self._changed.clear()
 
     def abandon_batch(self) -> None:
-        """Forget the batches of a loop that has been left."""
+        """Drop the batches of a loop that has been left."""
         self.end(self._trainer.steps.abandon_batch())
         self._changed.clear()
 
     def awaiting(self, then: Callable[..., None]) -> Callable[..., None]:
-        """Wrap ``then``, to be called later: it does nothing if the worker has begun something else by then."""
+        """Wrap ``then`` so that a later call does nothing if the worker has begun another operation by then."""
         awaited = self._awaited = object()
 
         def happened(*arguments: object) -> None:
@@ -109,7 +109,7 @@ class Worker:
             self._trainer.membership.lost()
 
     def add(self, identity: int, gradients: Mapping[int, Gradient], weight: int) -> None:
-        """Add a batch's gradients to a sum as ``GradientSums`` does."""
+        """Add a batch's gradients to a sum in the same way as ``GradientSums``."""
         if identity != self._sum_identity:
             self._sum_identity, self._sum = identity, {}
         for block, gradient in gradients.items() if weight else ():
@@ -118,7 +118,7 @@ class Worker:
                 total[element] = total.get(element, 0) + weight * amount
 
     def _prepare_sum(self, prepared: PrepareSum) -> None:
-        """Use the sum as the gradient of the push, divided by the core's divisors."""
+        """Use the sum, divided by the core's divisors, as the gradient to push."""
         sums, self._sum = self._sum if prepared.identity == self._sum_identity else {}, {}
         self._gradients = {
             block: {
@@ -129,7 +129,7 @@ class Worker:
         self._require_shares(prepared)
 
     def _require_shares(self, prepared: PrepareSum) -> None:
-        """Check the shares in a sum: they follow the record counts, or the first sum that contained the batch."""
+        """Check the shares in a sum: they follow from the record counts, or from the first sum with the batch."""
         steps, shape, batch = self._trainer.steps, self._trainer.cluster.shape, prepared.batch
         keeps_shares = isinstance(steps.mode, Async) and steps.mode.reduce == "mean"
         loop = self._trainer.loop
@@ -143,7 +143,7 @@ class Worker:
             if keeps_shares:
                 right = {element: known.setdefault((block, element), share) for element, share in shares.items()}
             else:
-                # A round weights batches by their records in the current push, so earlier shares are void.
+                # A round weights batches by their records in the current push, so earlier shares no longer apply.
                 right = dict(shares)
                 for element in shares:
                     known.pop((block, element), None)

@@ -1,10 +1,10 @@
-"""Time, the network and the processes of a simulated cluster: one heap of events, from one seed.
+"""Time, network and processes of a simulated cluster: one heap of events, from one seed.
 
-* Only events in the heap happen; ties are broken by order of insertion. So a seed determines the run.
-* A *process* is alive, frozen or dead. Messages, replies and timers of a frozen process wait. It gets them in order
-  when it wakes, and continues as if nothing had happened, as a zombie does. A dead process gets nothing.
+* Only events in the heap happen, and ties are broken by the order of insertion. So a run is determined by its seed.
+* A *process* is alive, frozen or dead. Messages, replies and timers of a frozen process wait. When the process wakes,
+  it gets them in order and continues as if nothing had happened, as a zombie does. A dead process gets nothing.
 * A *call* is a request and a reply. Either may be lost, duplicated, late, or blocked by a partition; the caller then
-  gets nothing until its time limit. A dead server refuses a call at once, as a closed port does.
+  gets nothing until its time limit. A dead server refuses a call at once, like a closed port.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from flightedl.domain.recovery.store_history import Witness
 Action = Callable[[], None]
 Reply = Callable[[Any], None]
 Handler = Callable[[Any, Reply], None]
-#: Makes a request. Calls its first argument with the answer, or its second argument if there is none.
+#: Makes a request. Calls its first argument with the answer, or its second argument if there is no answer.
 Ask = Callable[[Reply, Action], None]
 Steps = Generator[Ask, Any, Any]
 
 
 class Violation(AssertionError):  # noqa: N818 - the finding of a run, not an error of the simulation
-    """An invariant of the protocol does not hold."""
+    """An invariant of the protocol is violated."""
 
 
 class NoAnswerError(Exception):
@@ -36,7 +36,7 @@ class NoAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
-    """Probabilities of a message's faults, while faults are enabled."""
+    """Probabilities of each fault of a message, while faults are enabled."""
 
     drop: float
     duplicate: float
@@ -55,12 +55,12 @@ class Process:
         self.name = name
         self.is_alive = True
         self.is_frozen = False
-        #: The process's view of etcd's keys, which lags behind.
+        #: The process's view of etcd's keys, which lags behind etcd.
         self.directory: dict[str, Any] = {}
         #: Revision of the view.
         self.directory_revision = 0
         self._inbox: deque[Action] = deque()
-        #: The last state of etcd that the process has seen, and the job's life then. None before the first request.
+        #: The last state of etcd that the process has seen, and the job's life then; None before the first request.
         self.witness = Witness()
         self.etcd_life: int | None = None
 
@@ -68,14 +68,14 @@ class Process:
         return self.name
 
     def reply_for(self, _source: Process, done: Reply) -> Reply:
-        """Wrap the callback for this process's answer to a request."""
+        """Wrap the callback that receives the answer to a request of this process."""
         return done
 
     def end(self, why: str) -> None:
         raise NotImplementedError(why)
 
     def deliver(self, action: Action) -> None:
-        """Run an action in the process now, or when it wakes, or never if it is dead."""
+        """Run an action in the process: now, or when it wakes, or never if it is dead."""
         if not self.is_alive:
             return
         if self.is_frozen:
@@ -87,7 +87,7 @@ class Process:
         self.world.after(delay_s, lambda: self.deliver(action))
 
     def follow(self, steps: Steps) -> None:
-        """Run steps: each yields a request and continues with the answer, or with ``NoAnswerError``."""
+        """Run steps. Each of them yields a request, and continues with the answer or with ``NoAnswerError``."""
 
         def go_on(step: Callable[[Any], Ask], value: Any) -> None:
             try:
@@ -99,7 +99,7 @@ class Process:
         go_on(steps.send, None)
 
     def asks(self, server: Process, handler: Handler, argument: Any, timeout_s: float = 2.0) -> Ask:
-        """Return a call of ``server`` for a step to yield."""
+        """Return a call of ``server`` that a step can yield."""
         return lambda done, failed: self.world.call(self, server, handler, argument, done, failed, timeout_s)
 
     def pauses(self, pause_s: float) -> Ask:
@@ -110,13 +110,13 @@ class Process:
         self.is_frozen = True
 
     def wake(self) -> None:
-        """Handle SIGCONT: deliver everything that has arrived since the freeze."""
+        """Handle SIGCONT: deliver everything that has arrived since the process was frozen."""
         self.is_frozen = False
         while self._inbox and self.is_alive and not self.is_frozen:
             self._inbox.popleft()()
 
     def die(self) -> None:
-        """End the process, by SIGKILL or an exit."""
+        """End the process, by SIGKILL or by exiting."""
         self.is_alive = False
         self._inbox.clear()
 
@@ -172,11 +172,11 @@ class World:
         self._heap: list[tuple[float, int, Action]] = []
         self._made = 0
         self._notes: deque[tuple[float, str, tuple[Any, ...]]] = deque(maxlen=80)
-        #: Kind of fault -> number of such faults so far.
+        #: Kind of fault -> number of faults of this kind so far.
         self.faults: Counter[str] = Counter()
         self.are_faults_on = True
         self.network = NetworkFaults(0.0, 0.0, 0.0, 0.0)
-        #: Pairs of names that cannot reach each other. A pair of a name and "" isolates the process from all others.
+        #: Pairs of names that cannot reach each other. A name paired with "" is isolated from all others.
         self._cuts: set[frozenset[str]] = set()
 
     # time
@@ -186,7 +186,7 @@ class World:
         heapq.heappush(self._heap, (self.now + delay_s, self._made, action))
 
     def step(self) -> bool:
-        """Run the next event. Return False if there is none."""
+        """Run the next event. False if there is none."""
         if not self._heap:
             return False
         self.now, _, action = heapq.heappop(self._heap)
@@ -197,7 +197,7 @@ class World:
     # for people
 
     def note(self, text: str, *values: Any) -> None:
-        """Record an event, to be shown if this run finds a violation."""
+        """Record an event, which is shown if this run finds a violation."""
         self._notes.append((self.now, text, values))
 
     def story(self) -> Iterable[str]:
@@ -209,7 +209,7 @@ class World:
     # network
 
     def is_connected(self, one: Process, other: Process) -> bool:
-        """True if two processes can currently exchange messages."""
+        """True if two processes can exchange messages at the moment."""
         if not self._cuts:
             return True
         return not any(len(cut) == len(cut & {one.name, other.name, ""}) for cut in self._cuts)
@@ -219,7 +219,7 @@ class World:
         return bool(self._cuts)
 
     def cut(self, *names: str) -> Action:
-        """Disconnect two processes, or one from all others if the other name is "". Returns an action to reconnect."""
+        """Disconnect two processes, or one from all others if the other is "". Return an action that reconnects."""
         pair = frozenset(names)
         self._cuts.add(pair)
         return lambda: self._cuts.discard(pair)
@@ -240,7 +240,7 @@ class World:
         self.after(timeout_s, lambda: None if call.is_over else source.deliver(call.fail))
 
     def transmit(self, source: Process, target: Process, arrive: Action) -> None:
-        """Send one message, subject to faults."""
+        """Send one message, which is subject to faults."""
         draw = self.random.random
         latency_s = 0.001 + 0.003 * draw()
         if self.are_faults_on:
