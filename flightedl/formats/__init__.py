@@ -1,35 +1,37 @@
-"""File formats: training data, stored models and checkpoints.
+"""File formats for training data, saved models and checkpoints.
 
 Training data:
 
-* ``chunks``: chunks, the unit of indexing and reading
+* ``chunks``: chunks, the units of indexing and reading
 * ``dataset_spec``: a user's description of a dataset
-* ``index``, ``chunk_index``, ``stored_index``: building an index of chunks, the index itself, and its stored form
-* ``following``: files joining a growing dataset
-* ``layout``, ``mixed_layout``: grouping chunks into tasks, for one or several sources
-* ``reader``: reading the batches of a task
-* ``record_places``: readable list of a batch's files and record numbers
-* ``convert``: rewriting a dataset in another format
+* ``index``, ``chunk_index``, ``stored_index``: building an index of chunks; the index; storing it
+* ``following``: rules for adding files to a growing dataset
+* ``layout``, ``mixed_layout``: grouping of chunks into tasks, for one or several sources
+* ``reader``: reading of a task's batches
+* ``record_places``: readable list of the files and record numbers in a batch
+* ``convert``: conversion of a dataset to another format
 * ``registry``: all formats, and the choice of a file's format
 * ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text``, ``json_lines``, ``tar_archive``: one
-  format per module; the text formats share ``text`` and ``cutting``
-* ``indices``: ranges of indices instead of files
-* ``records``, ``schemas``: columns and conditions, and the common schema of a dataset
-* ``sources``, ``sinks``: opening files, and writing files
+  format each; the text formats share ``text`` and ``cutting``
+* ``indices``: ranges of indices in place of files
+* ``records``, ``schemas``: columns and conditions of a read; the common schema of a dataset's files
+* ``sources``, ``sinks``: opening of files; writing of files
 
 Models:
 
-* ``shard_files``, ``row_batches``: a pserver's file in a checkpoint, and the rows of tables in it
-* ``checkpoint_files``, ``stored_tables``: reading a checkpoint's parameters and rows
-* ``range_file``: a stored file read by ranges
+* ``shard_files``, ``row_batches``: the file of a pserver in a checkpoint; the table rows in it
+* ``checkpoint_files``, ``stored_tables``: reading of a checkpoint's parameters and rows
+* ``range_file``: a stored file that is read in ranges
 * ``columns``: Arrow columns of parameters and tables
-* ``model_files``, ``table_files``: parameters and rows in formats that other programs read
+* ``model_files``, ``table_files``: parameters and rows in formats of other programs
 
-A record's path: ``index`` finds its chunk and the master stores the index. ``layout`` puts the chunk into a task; a
-trainer that receives the task reads the chunk with ``reader``, through its format's ``read``, and cuts its records into
-batches. A parameter's path: each pserver writes its blocks with ``shard_files``; on recovery or export
-``checkpoint_files`` reads them, and ``model_files`` writes them for other programs.
+A record's path: ``index`` finds the record's chunk, and the master stores the index. ``layout`` assigns the chunk to a
+task. The trainer that receives the task reads the chunk with ``reader``, which calls the ``read`` method of the chunk's
+format, and divides the records into batches.
 
-Only ``registry`` imports all formats, so a pserver loads only the few modules it needs. Files are accessed only through
-``ports.Files``. Any damage raises a DataError that names the file and the location.
+A parameter's path: each pserver writes its blocks with ``shard_files``. For recovery and export, ``checkpoint_files``
+reads them; for an export, ``model_files`` writes them for other programs.
+
+Only ``registry`` imports all formats, so a pserver loads only the few modules that it needs. Files are accessed only
+through ``ports.Files``. Damage always raises a DataError that names the file and the location.
 """

@@ -1,11 +1,11 @@
-"""Arrow IPC files and streams. A chunk is one record batch. The first bytes distinguish files from streams.
+"""Arrow IPC files and streams. A chunk is one record batch. The first bytes of a file tell the two formats apart.
 
-Indexing reads a file's footer and the metadata of each message, never the bodies. A record batch is fully validated
-when it is read (offsets, UTF-8), because using a damaged batch could crash the process.
+Indexing reads a file's footer and the metadata of each message, but no bodies. When a record batch is read, it is fully
+validated (offsets, UTF-8), because using a damaged batch could crash the process.
 
-A record batch of a *stream* with dictionaries needs the dictionaries that precede it, so reading scans the metadata of
-all earlier messages. A stream without an end mark is accepted as complete, as the format allows; a stream truncated
-exactly between two messages is therefore not detected. Files have a footer, so their truncation is always detected.
+In a *stream*, a record batch with dictionaries needs the dictionaries that precede it, so reading scans the metadata of
+all earlier messages. The format does not require an end mark, so a stream that was truncated exactly between two
+messages is not detected. Files have a footer, so truncation is always detected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flightedl.ports import Files, FileStat
 
 
 class ArrowFile:
-    """Implementation of ``formats.Format`` that reads files and streams, and writes files."""
+    """Implementation of ``formats.Format`` that reads both files and streams, and writes files."""
 
     name: ClassVar[str] = "arrow"
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc")
@@ -56,7 +56,7 @@ class ArrowFile:
             needed = request.needed()
             wanted = schema.names if needed is None else needed
             options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(name) for name in wanted))
-            # Dictionaries may be anywhere in a file; only the footer lists their positions.
+            # In a file, dictionaries may be anywhere, and only the footer lists their positions.
             is_whole = _is_file(source) and any(_has_dictionary(field.type) for field in schema)
             batch = (_read_from_file if is_whole else _read_from_stream)(source, chunk, schema, options)
             batch.validate(full=True)
@@ -71,7 +71,7 @@ class ArrowFile:
 
 
 class ArrowStream(ArrowFile):
-    """Implementation of ``formats.Format`` that reads files and streams, and writes streams."""
+    """Implementation of ``formats.Format`` that reads both files and streams, and writes streams."""
 
     name: ClassVar[str] = "arrow-stream"
     suffixes: ClassVar[tuple[str, ...]] = (".arrows",)

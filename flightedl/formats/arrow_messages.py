@@ -1,9 +1,9 @@
-"""Parser for the part of Arrow's IPC framing that indexing needs: messages' positions and record counts.
+"""Parser for the parts of Arrow's IPC framing that indexing needs: positions and record counts of messages.
 
-pyarrow reads record batches, but cannot report their position or length without reading their bodies. A message is
-(0xFFFFFFFF, int32 size of the metadata, metadata, body); files written before 2019 lack the first word. The metadata is
-a flatbuffer; only three of its numbers are read here. Every access is bounds-checked: damage raises IndexError,
-ValueError or struct.error, which callers turn into an error message.
+pyarrow reads record batches, but cannot report their position or length without reading their bodies. A message
+consists of 0xFFFFFFFF, the size of the metadata (int32), the metadata and the body; files written before 2019 lack the
+first word. The metadata is a flatbuffer, of which only three numbers are read here. Every access is bounds-checked.
+Damage raises IndexError, ValueError or struct.error, which callers convert to an error message.
 
 Sources: Arrow's format documentation, ``Message.fbs``, ``File.fbs`` and ``Schema.fbs``.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from flightedl.formats.sources import WatchedFile
 
 MAGIC = b"ARROW1"
-#: Offset of the stream within a file: after the magic, padded to 8 bytes.
+#: Offset of the stream within a file: it follows the magic number, which is padded to 8 bytes.
 FILE_START = 8
 SCHEMA, DICTIONARY, RECORDS = 1, 2, 3
 
@@ -27,17 +27,17 @@ _BLOCK_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class MessagePlace:
-    """Location of one message. ``size_bytes`` counts from its first framing byte to the end of its body."""
+    """Location of a message. ``size_bytes`` counts from the first byte of its framing to the end of its body."""
 
     kind: int
     offset: int
     size_bytes: int
-    #: Number of records in a record batch; 0 for other messages.
+    #: Number of records if the message is a record batch; otherwise 0.
     records: int
 
 
 def messages(source: WatchedFile, start: int, end: int) -> Iterator[MessagePlace]:
-    """Yield the messages of the stream at ``start``, up to its end mark. Raises EOFError if one passes ``end``."""
+    """Yield the messages of the stream at ``start``, up to its end mark. Raises EOFError if one exceeds ``end``."""
     offset = start
     while offset < end:
         message = message_at(source, offset)
@@ -51,7 +51,7 @@ def messages(source: WatchedFile, start: int, end: int) -> Iterator[MessagePlace
 
 
 def message_at(source: WatchedFile, offset: int) -> MessagePlace | None:
-    """Return the message that starts at ``offset``, or None at the stream's end mark."""
+    """Return the message that begins at ``offset``, or None if the stream's end mark is there."""
     source.seek(offset)
     first = struct.unpack("<I", source.exactly(4))[0]
     framing = 4
@@ -78,7 +78,7 @@ _MAX_METADATA_BYTES = 1 << 28
 
 
 def record_blocks(source: WatchedFile, size_bytes: int) -> list[tuple[int, int]]:
-    """Return (offset, bytes) of each record batch of a file, as listed in its footer."""
+    """Return (offset, size in bytes) of each record batch in a file's footer."""
     if size_bytes < FILE_START + len(MAGIC) + 4:
         raise EOFError("the file is truncated")
     source.seek(size_bytes - len(MAGIC) - 4)
@@ -96,7 +96,7 @@ def record_blocks(source: WatchedFile, size_bytes: int) -> list[tuple[int, int]]
 
 
 class _Table:
-    """A flatbuffer table: numbered fields, each optional."""
+    """A flatbuffer table, which has numbered, optional fields."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self._data = data

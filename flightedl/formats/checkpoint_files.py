@@ -1,7 +1,7 @@
-"""Reading a checkpoint: one pserver's blocks, or complete parameters, whichever pservers wrote them.
+"""Read a checkpoint: the blocks of one pserver, or complete parameters, regardless of which pservers wrote them.
 
-Only the necessary parts are read. If all blocks of a file are needed, the file is read in one pass and verified against
-the hash in the manifest. Other files are read a few blocks at a time; each block has its own checksum.
+Only the necessary parts of files are read. If all blocks in a file are needed, the file is read in one pass and
+verified by its hash in the manifest. Other files are read a few blocks at a time, and each block has a checksum.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from flightedl.formats.shard_files import ShardHeader, StoredBlock, load_shard, 
 from flightedl.ports import Storage
 
 _BLOCKS_AT_ONCE = 16
-#: A record of a pserver's file; ``FileBuckets`` come before the rows of each file.
+#: A record in a pserver's file. In each file, ``FileBuckets`` precede the rows.
 Record = StoredBlock | StoredRows | StoredRowSpan | FileBuckets
 
 Array = npt.NDArray[np.generic]
 
 
 def found_checkpoints(storage: Storage, job: str) -> list[Manifest | Skipped]:
-    """Return all checkpoints that have a manifest, newest first. Each shows if any of its files are missing.
+    """Return all checkpoints with a manifest, newest first, each with the information if files are missing.
 
     Raises:
         UnavailableError: the storage cannot be read.
@@ -63,7 +63,7 @@ def checkpoint_numbered(storage: Storage, job: str, number: int) -> Manifest:
 
 
 def verify(storage: Storage, manifest: Manifest) -> int:
-    """Read all files and compare them with their checksums. Return the number of bytes read.
+    """Read all files and verify their checksums. Return the number of bytes read.
 
     Raises:
         CorruptError, NotFoundError: a file is damaged or missing.
@@ -135,12 +135,12 @@ def load_shard_blocks(
     take: Callable[[Record], None],
     begin: Callable[[str], None] = lambda _: None,
 ) -> AppliedBatches:
-    """Pass to ``take`` all blocks and rows that pserver ``index`` owns in ``plan``. Return their applied sets.
+    """Pass all blocks and rows that pserver ``index`` owns in ``plan`` to ``take``. Return their applied sets.
 
-    Rows of other buckets may be passed as well; use only those in the latest ``FileBuckets``. A file's rows follow its
-    spans. If the file is an increment, the rows of the files that it builds on come first, oldest first.
+    ``take`` may also receive rows of other buckets; use only rows of buckets in the most recent ``FileBuckets``. In
+    each file, rows follow the spans. If the file is an increment, the rows of earlier files come first, oldest first.
 
-    The blocks are valid only once this function returns. ``begin`` is called with each file's name before it is read.
+    The blocks are valid only after this function has returned. ``begin`` receives each file's name before it is read.
 
     Raises:
         CorruptError, NotFoundError: a file is damaged or missing.
@@ -175,7 +175,7 @@ def _load_part(
         for each in found:
             take(each)
     else:
-        # Read in batches, because this pserver may need almost all of the file's blocks.
+        # Read in batches, because this pserver may need almost all blocks in the file.
         applied = b""
         if buckets:
             header, applied, rows = read_rows(storage, file.name, file.size_bytes)
@@ -215,7 +215,7 @@ def _load_links(
 def chain_buckets(
     storage: Storage, file: ShardFile, begin: Callable[[str], None] = lambda _: None
 ) -> list[FileBuckets]:
-    """Return, for each file of a chain, the buckets whose rows are valid; oldest file first."""
+    """Return the buckets whose rows are valid in each file of a chain, oldest file first."""
     files = []
     for each in file.chain:
         begin(each.name)
@@ -227,7 +227,7 @@ def chain_buckets(
 
 
 def require_file(manifest: Manifest, header: ShardHeader, index: int, file: ShardFile | Link) -> None:
-    """Check that the file is the one listed in the manifest. Older files of a chain may assign blocks differently."""
+    """Check that this is the file in the manifest. Older files of a chain may distribute the blocks differently."""
     if isinstance(file, Link):
         is_listed = header.number == file.number and name_same_cut(header.plan_hash, manifest.plan_hash)
     else:

@@ -1,6 +1,6 @@
-"""Index of a dataset. Its columns have one row of 40 bytes per chunk, so a million chunks take 40 MB.
+"""Index of a dataset, in columns. Each chunk takes one row of 40 bytes, so a million chunks take 40 MB.
 
-The index is authoritative: a file whose version has changed since indexing is rejected.
+The index is authoritative: a file whose version has changed since it was indexed is rejected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ChunkIndex:
             FileIndex(file.stat, file.format, file.schema, ChunkColumns.of([], [], []), file.skipped) for file in files
         )
         counts = np.array([len(file.chunks) for file in files], np.int64)
-        #: Number of each file's first chunk, followed by the total number of chunks.
+        #: Number of the first chunk of each file, and finally the number of all chunks.
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._file_numbers = np.repeat(np.arange(len(files), dtype=np.int32), counts)
         self._columns = ChunkColumns.concatenated([file.chunks for file in files])
@@ -56,29 +56,27 @@ class ChunkIndex:
 
     @property
     def record_count(self) -> int:
-        """Total number of records."""
         return self._record_count
 
     @property
     def records(self) -> npt.NDArray[np.int64]:
-        """Number of records in each chunk, (chunk count,)."""
+        """Number of records in each chunk, (chunk_count,)."""
         return self._columns.records
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Sentences about the parts of files that indexing skipped as corrupt."""
+        """One sentence for each corrupt part of a file that indexing skipped."""
         return tuple(sentence for file in self._files for sentence in file.skipped)
 
     @property
     def stats(self) -> tuple[FileStat, ...]:
-        """Files of the dataset, with their versions."""
         return tuple(file.stat for file in self._files)
 
     def __len__(self) -> int:
         return len(self._columns)
 
     def first_chunk(self, file: int) -> int:
-        """Return the number of a file's first chunk. For one past the last file, return the total number of chunks."""
+        """Return the number of a file's first chunk. For the number of files, return the number of all chunks."""
         return int(self._starts[file])
 
     def chunk(self, number: int) -> Chunk:
@@ -99,19 +97,18 @@ class ChunkIndex:
         )
 
     def file_index(self, number: int) -> FileIndex:
-        """Return one file with its chunks, as indexing found it."""
         file = self._files[number]
         part = slice(int(self._starts[number]), int(self._starts[number + 1]))
         columns = ChunkColumns(*(getattr(self._columns, field.name)[part] for field in fields(ChunkColumns)))
         return FileIndex(file.stat, file.format, file.schema, columns, file.skipped)
 
     def chunk_batch(self) -> pa.RecordBatch:
-        """Return the chunks as rows of ``CHUNKS_SCHEMA``, without copying the columns."""
+        """Return the chunks as rows of ``CHUNKS_SCHEMA``, without copying columns."""
         columns = (self._file_numbers, *(getattr(self._columns, field.name) for field in fields(ChunkColumns)))
         return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=CHUNKS_SCHEMA)
 
     def content_hash(self) -> str:
-        """Return a hash (32 hex digits) that depends only on the files, their versions and how they are cut."""
+        """Return a hash (32 hexadecimal digits) of the files, their versions and their division into chunks."""
         digest = xxhash.xxh3_128()
         for file in self._files:
             stat = file.stat

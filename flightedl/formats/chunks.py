@@ -1,11 +1,11 @@
-"""Chunks, the pieces of files that tasks consist of: as objects, as columns, and on the wire.
+"""Chunks, the pieces of files of which tasks consist: as objects, as columns, and as messages.
 
-A *chunk* is a sequence of consecutive records of one file that can be read without reading the rest of the file. A
-chunk states its location, its number of records, its format, and the version of the file when it was indexed, so a
-trainer needs nothing else to read it (except the dataset's schema for text formats, see ``formats.text``).
+A *chunk* is a range of consecutive records of a file that can be read without the rest of the file. It contains its
+location, its number of records, its format, and the version of the file when it was indexed. A trainer needs nothing
+else to read it, apart from the dataset's schema for text formats (see ``formats.text``).
 
-The chunks of a task are sent with the schema ``CHUNK_SCHEMA``, one row per chunk, in order. They are a record batch
-attached to the task, or JSON rows on a request stream.
+The chunks of a task are sent in order, as rows of ``CHUNK_SCHEMA``: either in a record batch that is attached to the
+task, or as JSON on a request stream.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _CHUNK_STRUCT = pa.struct(list(CHUNK_SCHEMA))
 
 
 class CorruptChunkError(DataError):
-    """A file's content is damaged. ``on_corrupt="skip"`` skips only this kind of bad data."""
+    """The content of a file is damaged. ``on_corrupt="skip"`` skips only content with this error."""
 
     def refused(self) -> CorruptChunkError:
-        """Return the error with a remedy, for callers that do not skip corrupt content."""
+        """Return the error with a remedy appended, for callers that do not skip corrupt content."""
         return CorruptChunkError(
             f"{str(self).rstrip('.')}; "
             "restore the file, remove it from the dataset, or choose on_corrupt skip to train without the corrupt parts"
@@ -50,24 +50,24 @@ class CorruptChunkError(DataError):
 
 
 class ChangedFileError(DataError):
-    """A file has changed since it was indexed, so the job's data is no longer what was declared."""
+    """A file has changed since it was indexed, so the job's data is no longer the declared data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A sequence of consecutive records of one file."""
+    """A range of consecutive records of a file."""
 
     url: str
-    #: Version of the file when it was indexed. If it differs when the chunk is read, the file has changed.
+    #: Version of the file when it was indexed. A different version when reading means that the file has changed.
     version: str
     #: Name of the format.
     format: str
-    #: Number of the container in the file: row group, record batch, or the chunk itself.
+    #: Number of the container in the file: a row group, a record batch, or the chunk itself.
     number: int
-    #: Number of the chunk's first record within the file.
+    #: Number of the chunk's first record in the file.
     first_record: int
     records: int
-    #: Offset of the chunk's container in the file.
+    #: Offset of the chunk's container in the file, in bytes.
     offset: int
     size_bytes: int
 
@@ -80,7 +80,7 @@ _row = attrgetter(*(field.name for field in fields(Chunk)))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkColumns:
-    """The chunks of one or many files, as columns of equal length."""
+    """Chunks of one or several files, as columns of equal length."""
 
     number: npt.NDArray[np.int32]
     first_record: npt.NDArray[np.int64]
@@ -93,7 +93,7 @@ class ChunkColumns:
 
     @staticmethod
     def of(records: Sequence[int], offset: Sequence[int], size_bytes: Sequence[int]) -> ChunkColumns:
-        """Return adjacent chunks of one file, numbered from 0. Chunks without records are left out."""
+        """Return adjacent chunks of a file, numbered from 0. Chunks without records are omitted."""
         counts = np.asarray(records, np.int64)
         firsts = np.cumsum(counts) - counts
         kept = np.flatnonzero(counts)
@@ -121,7 +121,7 @@ class ChunkColumns:
 
     @staticmethod
     def concatenated(parts: Sequence[ChunkColumns]) -> ChunkColumns:
-        """Return all chunks of the parts, in order. Requires at least one part."""
+        """Return all chunks of these columns, in order. Requires at least one argument."""
         return ChunkColumns(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in _COLUMNS))
 
 
@@ -134,7 +134,7 @@ class FileIndex:
 
     stat: FileStat
     format: str
-    #: Schema of the file's records, excluding metadata.
+    #: Schema of the file's records, without metadata.
     schema: pa.Schema
     chunks: ChunkColumns
     #: One sentence for each corrupt part that was skipped.
@@ -143,18 +143,18 @@ class FileIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """Options that determine how files are cut into chunks."""
+    """Options for dividing files into chunks."""
 
-    #: Maximum records per chunk of a Parquet file; 0 means no limit. Reading a part decodes the row group up to there.
+    #: Maximum records in a chunk of a Parquet file; 0: no limit. Reading a part decodes the row group up to its end.
     max_records_per_chunk: int = 0
-    #: Approximate maximum size of a text file's chunks (see ``formats.text``).
+    #: Approximate maximum size of a chunk of a text file (see ``formats.text``).
     text_chunk_bytes: int = 16 << 20
-    #: Skip corrupt content, and report it in ``FileIndex.skipped``.
+    #: True to skip corrupt content and report it in ``FileIndex.skipped``.
     skip_corrupt: bool = False
 
 
 def merged(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Merge adjacent parts of each container into one chunk, so that a container is decoded only once."""
+    """Merge adjacent parts of a container into one chunk, so that each container is decoded only once."""
     found: list[Chunk] = []
     for chunk in chunks:
         last = found[-1] if found else None
@@ -172,15 +172,15 @@ def merged(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 def chunks_to_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
     """Return the chunks as rows of ``CHUNK_SCHEMA``."""
-    # Convert all columns at once: each conversion releases and reacquires the GIL, for which many calls compete.
+    # Convert all columns in one call: each conversion releases and reacquires the GIL, for which many calls compete.
     return pa.RecordBatch.from_struct_array(pa.array([_row(chunk) for chunk in chunks], _CHUNK_STRUCT))
 
 
 def chunks_to_rows(chunks: Sequence[Chunk]) -> list[ChunkRow]:
-    """Return the chunks in the form used in messages."""
+    """Return the chunks in the form in which messages contain them."""
     return [_row(chunk) for chunk in chunks]
 
 
 def chunks_from_rows(rows: Sequence[ChunkRow]) -> tuple[Chunk, ...]:
-    """Return the chunks of a decoded message."""
+    """Return the chunks in a decoded message."""
     return tuple(Chunk(*row) for row in rows)

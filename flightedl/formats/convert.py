@@ -1,11 +1,12 @@
-"""Rewriting a dataset in another format or with another number of files.
+"""Convert a dataset to another format or another number of files.
 
-Shard i of n is ``<prefix>-<i>-of-<n><suffix>``, both numbers with five digits. Each shard holds an equal share of
-consecutive records, counted before the filter, so that a shard's share does not depend on the others. Shards are
-published atomically, so an interrupted conversion can be resumed. ``_<prefix>.conversion.json``, a name that patterns
-never match, describes the source and the settings; existing shards with the same description are kept.
+Shard i of n is named ``<prefix>-<i>-of-<n><suffix>``, with five digits for each number. Each shard contains an equal
+share of consecutive records. The shares are computed before the filter is applied, so a shard does not depend on the
+others. Shards are published atomically, so an interrupted conversion can be resumed. The file
+``_<prefix>.conversion.json``, whose name patterns never match, describes the source and the settings. Existing shards
+with the same description are kept.
 
-Not guaranteed: detection of shards that are damaged after they are written. Delete such a shard and convert again.
+Shards that were damaged after they had been written are not detected. Delete them, and convert again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAX_SHARDS = 99_999
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Location and form of a conversion's output.
+    """Location and format of the shards that a conversion writes.
 
     Args:
         prefix: Start of the shards' names.
@@ -56,7 +57,7 @@ class Target:
             raise UsageError("the shards need a name to start with, such as data/train")
 
     def shard_name(self, shard: int) -> str:
-        """Return the name of a shard, for example ``prefix-00000-of-00009.parquet``."""
+        """Return the name of a shard, such as ``prefix-00000-of-00009.parquet``."""
         return f"{self.prefix}-{shard:05d}-of-{self.shards:05d}{named_format(self.format).suffixes[0]}"
 
     @property
@@ -68,7 +69,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ConvertProgress:
-    """Progress of a conversion. ``records`` counts the records read plus those in shards that were kept."""
+    """Progress of a conversion. ``records`` counts the records that were read, and those in existing shards."""
 
     shards_done: int
     shards: int
@@ -81,7 +82,7 @@ class Converted:
     """Outcome of a conversion."""
 
     names: tuple[str, ...]
-    #: Number of shards that already existed.
+    #: Number of shards that existed before the conversion.
     kept: int
     size_bytes: int
     counts: ReadCounts
@@ -103,9 +104,9 @@ def convert(
     overwrite: bool = False,
     progress: Callable[[ConvertProgress], None] | None = None,
 ) -> Converted:
-    """Write the records of ``index``, with the columns and the filter of ``spec``, as shards into ``storage``.
+    """Write the records of ``index``, with the columns and filter of ``spec``, to ``storage`` as shards.
 
-    RecordIO has a single column, so several columns are written as one JSON object per record.
+    RecordIO has only one column, so several columns are written as one JSON object per record.
 
     Args:
         files: Access to the source.
@@ -156,7 +157,7 @@ def _formats(index: ChunkIndex) -> set[str]:
 
 
 def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Target, overwrite: bool) -> bool:
-    """Return True if the existing shards belong to this conversion; otherwise describe it for the next run."""
+    """Return True if the existing shards belong to this conversion. Otherwise, store the conversion's description."""
     settings = repr((target, spec.columns, spec.filter, spec.on_corrupt))
     wanted = _Description(index.content_hash(), xxhash.xxh3_64_hexdigest(settings.encode()))
     if any(file.name == target.description_name for file in storage.list(target.description_name)):
@@ -213,7 +214,7 @@ def _chained(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> It
 
 
 def _conforming(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with the first batch's schema. ``decode`` may infer another type for a column of nulls."""
+    """Convert the batch to the schema of the first batch. For a column of nulls, ``decode`` may infer another type."""
     return batch if batch.schema.equals(schema) else batch.select(schema.names).cast(schema)
 
 

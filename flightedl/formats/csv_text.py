@@ -1,8 +1,8 @@
-"""CSV and TSV with a header line. Fields are quoted as in RFC 4180; newlines are allowed within quotes.
+"""CSV and TSV with a header line. Fields are quoted as in RFC 4180, so quoted fields may contain newlines.
 
-pyarrow infers the types: null, int64, date, time, timestamp, bool, double, string. A column becomes one of strings if
-parts of one file disagree about its type. Disagreement between files is an error. Empty lines are skipped. A UTF-8 BOM
-is allowed.
+pyarrow infers the types of columns: null, int64, date, time, timestamp, bool, double or string. If parts of a file
+disagree about the type of a column, it becomes a column of strings. If files disagree, it is an error. Empty lines are
+skipped. A UTF-8 BOM is permitted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flightedl.formats.sinks import written
 from flightedl.formats.text import TextFormat
 
 _HEAD_BYTES = 1 << 16
-#: Block size that fits into the cache of a core.
+#: Block size in bytes that fits into a core's cache.
 _BLOCK_BYTES = 1 << 18
 _MAX_BLOCK_BYTES = 1 << 30
 _MARK = b"\xef\xbb\xbf"
@@ -38,21 +38,20 @@ def _parsing(delimiter: str, *, is_by_line: bool = False) -> pc.ParseOptions:
 
 
 def _count(values: npt.NDArray[np.uint8], byte: int) -> int:
-    """Count the occurrences of a byte. Works on small slices to reuse memory."""
     return sum(int(np.count_nonzero(values[at : at + _SLICE] == byte)) for at in range(0, len(values), _SLICE))
 
 
 def _blocks(text: Any, records: int | None) -> tuple[int, bool]:
-    """Return the size of blocks for parallel parsing, and True if each record is one line (parsing then starts sooner).
+    """Return the block size for parallel parsing, and True if each record is one line (parsing then starts sooner).
 
-    If there are as many lines as records, no newline is within quotes, unless a carriage return ends a record.
+    If there are as many lines as records, no quoted field contains a newline, unless carriage returns end records.
     """
     values = np.frombuffer(text, np.uint8)
     returns = _count(values, _RETURN)
     is_by_line = bool(records) and _count(values, _NEWLINE) + (values[-1] != _NEWLINE) == records
     if is_by_line and (not returns or bytes(text).count(b"\r\n") == returns):
         return _BLOCK_BYTES, True
-    # Arrow drops the newline if a block ends between "\r" and "\n" within quotes.
+    # Arrow loses the newline if a block ends between "\r" and "\n" inside quotes.
     return _MAX_BLOCK_BYTES if returns else _BLOCK_BYTES, False
 
 
@@ -108,7 +107,7 @@ class CommaSeparated(TextFormat):
         try:
             return self._table(text, names, convert, block_bytes, is_by_line=is_by_line)
         except pa.ArrowInvalid:
-            # Retry as a single block: a record may be longer than a block, and only this way is a damaged row reported.
+            # Parse again as one block: a record may exceed a block, and only then are damaged rows reported.
             return self._table(text, names, convert, _MAX_BLOCK_BYTES)
 
     def _table(
@@ -128,7 +127,7 @@ class CommaSeparated(TextFormat):
         return pc.read_csv(pa.py_buffer(text), options, _parsing(self.delimiter, is_by_line=is_by_line), convert)
 
     def _joined(self, schema: pa.Schema | None, found: pa.Schema, url: str, offset: int) -> pa.Schema:  # noqa: ARG002
-        """Join two inferred schemas. A column that has several types in one file becomes a column of strings."""
+        """Combine two inferred schemas. A column with several types in a file becomes a column of strings."""
         if schema is None:
             return found
         joined = widened_schema(schema, found, may_lack=False)

@@ -1,8 +1,8 @@
-"""Cutting text into pieces at record boundaries.
+"""Divide text into pieces that end at record boundaries.
 
-A record ends with a newline; in CSV, with a newline outside quotes. A quote opens a quoted field only at the field's
-start. Within the field, two quotes stand for one, and a single quote closes it. Every piece starts at the start of a
-record, so no state is carried from piece to piece. Text without newlines is a single piece, however long it is.
+A record ends with a newline; in CSV, with a newline outside quotes. A quote opens a quoted field only at the beginning
+of the field. In a quoted field, two quotes stand for one quote, and a single quote closes the field. Every piece begins
+at the beginning of a record, so pieces do not depend on each other. Text without newlines is a single piece.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 _QUOTE, _NEWLINE, _RETURN = 0x22, 0x0A, 0x0D
 
-#: (text that starts with a record) -> length of its complete records; 0 if none is complete.
+#: (text that begins with a record) -> length of its complete records; 0 if none is complete.
 RecordsEnd = Callable[[bytes], int]
 
 
@@ -26,7 +26,7 @@ class Readable(Protocol):
 
 
 def pieces(source: Readable, size_bytes: int, records_end: RecordsEnd) -> Iterator[bytes]:
-    """Yield pieces of complete records, each of about ``size_bytes`` unless one record is longer, then the rest."""
+    """Yield pieces of complete records, each about ``size_bytes`` long or one longer record, and finally the rest."""
     rest = b""
     wanted = size_bytes
     while True:
@@ -45,12 +45,12 @@ def pieces(source: Readable, size_bytes: int, records_end: RecordsEnd) -> Iterat
 
 
 def line_end(text: bytes) -> int:
-    """Return the length of the complete lines in ``text``."""
+    """Return the length of the complete lines at the beginning of ``text``."""
     return text.rfind(b"\n") + 1
 
 
 def csv_records_end(text: bytes, delimiter: bytes = b",") -> int:
-    """Return the length of the complete CSV records in ``text``, which starts with a record."""
+    """Return the length of the complete CSV records in ``text``, which begins with a record."""
     if b'"' not in text:
         return line_end(text)
     values = np.frombuffer(text, np.uint8)
@@ -60,7 +60,7 @@ def csv_records_end(text: bytes, delimiter: bytes = b",") -> int:
 
 
 def first_csv_record_end(text: bytes, delimiter: bytes = b",") -> int:
-    """Return the length of the first CSV record in ``text``, including its newline; 0 if it is not complete."""
+    """Return the length of the first CSV record in ``text``, with its newline; 0 if it is incomplete."""
     first_line = text[: text.find(b"\n") + 1]
     if first_line and not ends_quoted(first_line[:-1], delimiter):
         return len(first_line)
@@ -71,7 +71,7 @@ def first_csv_record_end(text: bytes, delimiter: bytes = b",") -> int:
 
 
 def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
-    """True if the text ends within a quoted field."""
+    """True if the text ends inside quotes."""
     if b'"' not in text:
         return False
     values = np.frombuffer(text, np.uint8)
@@ -79,10 +79,11 @@ def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
 
 
 def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], delimiter: int) -> npt.NDArray[np.bool_]:
-    """Return an array, (len(places),), that is True for each place within quotes.
+    """Return (len(places),): True for each place that is inside quotes.
 
-    Normally, every even-numbered quote (counting from 0) starts a field or directly follows another quote, and a place
-    is within quotes if the number of quotes before it is odd. A stray quote in an unquoted field requires a loop.
+    Normally, each quote with an even number (counting from 0) begins a field or directly follows another quote. In this
+    case, a place is inside quotes if it is preceded by an odd number of quotes. If an unquoted field contains a stray
+    quote, a loop determines the places.
     """
     quotes = np.flatnonzero(values == _QUOTE)
     before = values[quotes - 1]
@@ -95,7 +96,7 @@ def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], del
 
 
 def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
-    """Return which quotes open or close a field, given which of them start a field or follow another quote."""
+    """Return which quotes open or close a field, given which of them begin a field or follow another quote."""
     toggles = np.zeros(len(starts), np.bool_)
     is_inside = was_closed = False
     for number, (starts_field, follows_quote) in enumerate(zip(starts, follows, strict=True)):
@@ -103,7 +104,7 @@ def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
             toggles[number] = was_closed = True
             is_inside = False
         elif was_closed and follows_quote:
-            # The previous quote did not close the field: the two quotes together stand for one.
+            # The previous quote did not close the field, because the two quotes together stand for one.
             toggles[number] = is_inside = True
             was_closed = False
         else:
@@ -114,7 +115,6 @@ def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
 
 
 def _filled(source: Readable, size_bytes: int) -> bytes:
-    """Read ``size_bytes``, or less at the end of the source."""
     parts: list[bytes] = []
     missing = size_bytes
     while missing > 0 and (part := source.read(missing)):

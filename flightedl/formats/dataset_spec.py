@@ -1,4 +1,4 @@
-"""A user's description of a dataset (files, chunks, columns and filter), and its conversion from the declaration."""
+"""A user's description of a dataset (files, chunks, columns and filter), created from the declaration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON_CORRUPT = ("fail", "skip")
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """Description of a dataset and of how to read it.
+    """Description of a dataset and how to read it.
 
     Args:
         urls: URLs and globs.
@@ -57,20 +57,18 @@ class DatasetSpec:
             raise UsageError("columns= needs at least one name, and each only once")
 
     def index_options(self) -> IndexOptions:
-        """Return the options that determine how files are cut."""
         return IndexOptions(self.max_records_per_chunk, self.text_chunk_bytes, self.on_corrupt == "skip")
 
     def request(self, schema: pa.Schema | None) -> ReadRequest:
-        """Return the options that determine how chunks are read."""
         return ReadRequest(self.columns, self.filter, schema)
 
     def index_hash(self) -> str:
-        """Return a hash of all settings that determine how given files are cut. The stored index is named after it."""
+        """Return a hash of all settings that affect how files are divided. It is part of the stored index's name."""
         return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)).encode())
 
 
 def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
-    """Return the description that a trainer declared. Chunks longer than a task are cut.
+    """Return the description that a trainer has declared. Chunks longer than a task are divided.
 
     Raises:
         UsageError: a field is out of range.
@@ -93,7 +91,7 @@ def schema_of(declared: DeclaredDataset) -> pa.Schema:
 
 
 def batch_schema_of(declared: DeclaredDataset) -> pa.Schema:
-    """Return the Arrow schema of a dataset's batches; with ``decode``, the schema of the records passed to it."""
+    """Return the Arrow schema of a dataset's batches. With ``decode``, it is the schema before decoding."""
     schema, columns = schema_of(declared), declared.declaration.columns
     if columns is None or not set(columns) <= set(schema.names):
         return schema
@@ -101,5 +99,5 @@ def batch_schema_of(declared: DeclaredDataset) -> pa.Schema:
 
 
 def absolute_url(url: str) -> str:
-    """Return a URL that is valid in every directory: relative local paths are resolved in the working directory."""
+    """Return a URL that does not depend on the working directory: relative local paths become absolute."""
     return url if "://" in url or url.startswith("/") else str(Path.cwd() / url)

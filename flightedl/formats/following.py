@@ -1,23 +1,24 @@
-"""Rules for growing datasets: when a file joins, and when the dataset is complete.
+"""Rules for growing datasets: when a file is added, and when the dataset is complete.
 
 Rules:
 
-* The follower scans repeatedly. A file *joins* when two consecutive scans find it with the same size and version, so
-  a file that is still being written is left alone.
-* A file named ``_END`` in a pattern's directory (the deepest one without a wildcard) announces that no more files will
-  arrive: the files present then join at once, and the dataset is *complete*. With several patterns, each directory
-  needs this file.
-* Names that begin with ``_`` or ``.`` are never data.
-* A file that joined keeps its position: files are ordered by the scan that found them, then by name. If such a file is
-  later removed or changed, this is reported as *trouble* until the file is back in its original version. A rejected
-  file is also reported, until it changes.
-* If the store temporarily cannot read a file, later scans retry it. Once the dataset can no longer grow, such a file is
-  rejected after being unreadable for the time that ``retries.PATIENT`` allows. Complete datasets list rejected files.
+* The follower scans repeatedly. A file is *added* when two consecutive scans find it with the same size and version, so
+  a file is not added while it is being written.
+* A file named ``_END`` in the directory of a pattern (the deepest directory without a wildcard) announces that no more
+  files will arrive. The files that exist at that time are added immediately, and the dataset is *complete*. If there
+  are several patterns, each directory needs this file.
+* Files whose names begin with ``_`` or ``.`` are never data.
+* A file that was added keeps its position: files are ordered by the scan that found them, and then by name. If such a
+  file is later removed or changed, this is reported as *trouble* until the file is back in its original version. A
+  rejected file is also reported, until it changes.
+* If the store temporarily cannot read a file, later scans try again. Once the dataset can no longer grow, a file that
+  has been unreadable for as long as ``retries.PATIENT`` permits is rejected. A complete dataset lists its rejected
+  files.
 
 Pure: no clock, no I/O.
 
-Not guaranteed: detection of a writer that pauses for longer than the interval between scans. Writers should use a
-name that no pattern matches and then rename the file, as Hadoop, Spark and rsync do.
+Not guaranteed: that a file is complete if its writer pauses for longer than the interval between scans. Writers should
+use a name that no pattern matches, and then rename the file, as Hadoop, Spark and rsync do.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from flightedl.domain.retries import PATIENT, is_transient
 from flightedl.ports import FileStat
 
 MARKER = "_END"
-#: Limits on one scan: number of files, and total bytes of their names. The list of files is one value in etcd.
+#: Limits on one scan: number of files, and total bytes of their names. The list of files is a single value in etcd.
 JOINED_LIMIT = 1000
 JOINED_LIMIT_BYTES = 200_000
 
@@ -38,7 +39,7 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 def marker_urls(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct URLs of the patterns' end markers."""
+    """Return the distinct URLs of the end markers for these patterns."""
     found: dict[str, None] = {}
     for pattern in patterns:
         magic = _MAGIC.search(pattern)
@@ -52,16 +53,16 @@ def marker_urls(patterns: Iterable[str]) -> tuple[str, ...]:
 class Scan:
     """Result of one scan."""
 
-    #: Files to index. The caller reports each file's outcome with ``joined`` or ``failed``.
+    #: Files to index. The caller reports the outcome for each file by ``joined`` or ``failed``.
     stable: tuple[FileStat, ...]
-    #: True if more files are stable, so that the next scan should follow at once.
+    #: True if more files are stable, so that the next scan should follow immediately.
     has_more: bool
-    #: True if no more files will arrive, and every file present has joined or been rejected.
+    #: True if no more files will arrive, and each existing file has been added or rejected.
     is_complete: bool
 
 
 class DirectoryFollower:
-    """State of the files of one growing dataset. Not thread-safe.
+    """State of the files in one growing dataset. Not thread-safe.
 
     Args:
         taken: Files that joined earlier, in order.
@@ -72,13 +73,13 @@ class DirectoryFollower:
         #: Files that have been seen only once, or that have changed since the previous scan.
         self._unstable: dict[str, FileStat] = {}
         self._refused: dict[str, tuple[FileStat, str]] = {}
-        #: Temporarily unreadable files, with the time since when and the reason.
+        #: Temporarily unreadable files -> time since when they have been unreadable, and the reason.
         self._unreadable: dict[str, tuple[float, str]] = {}
         self._is_marked = False
         self._lost: list[str] = []
 
     def look(self, found: Sequence[FileStat], *, is_marked: bool) -> Scan:
-        """Process a scan's list of files. The caller must check the marker (``is_marked``) before listing them."""
+        """Process the list of files from a scan. The caller must check the marker (``is_marked``) before listing."""
         self._is_marked = is_marked
         there = {stat.url: stat for stat in found}
         self._lost = [
@@ -107,7 +108,6 @@ class DirectoryFollower:
         return refused is None or refused[0] != stat
 
     def joined(self, stats: Iterable[FileStat]) -> None:
-        """Record that these files joined the dataset."""
         for stat in stats:
             self._taken[stat.url] = stat
             self._unstable.pop(stat.url, None)
@@ -115,7 +115,7 @@ class DirectoryFollower:
             self._unreadable.pop(stat.url, None)
 
     def failed(self, stat: FileStat, error: Exception, now: float) -> None:
-        """Leave the file out until a later scan if the error is transient, otherwise until the file changes."""
+        """Exclude the file: until a later scan if the error is transient, otherwise until the file changes."""
         since, _ = self._unreadable.get(stat.url, (now, ""))
         reason = str(error) or type(error).__name__
         reason = reason if stat.url in reason else f"{stat.url}: {reason}"
@@ -128,7 +128,7 @@ class DirectoryFollower:
 
     @property
     def has_unreadable(self) -> bool:
-        """True if any files are left out until a later scan."""
+        """True if any file is excluded until a later scan."""
         return bool(self._unreadable)
 
     @property
@@ -138,7 +138,7 @@ class DirectoryFollower:
 
     @property
     def trouble(self) -> str:
-        """Sentence about missing, changed, rejected or unreadable files; empty if there are no such files."""
+        """A sentence about missing, changed, rejected or unreadable files; empty if there are none."""
         wrong = [
             *self._lost,
             *(f"{reason}: it is left out until it changes" for reason in self.left_out),

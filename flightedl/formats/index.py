@@ -1,7 +1,7 @@
-"""Building the index of a dataset: its files, the chunks of each file, and the common schema.
+"""Build the index of a dataset: its files, the chunks of each file, and the common schema.
 
-A limited number of files are indexed in parallel. The first unusable file ends indexing with a DataError. An index and
-its ``content_hash`` depend only on the files and on how they are cut.
+A limited number of files are indexed in parallel. The first unusable file ends the indexing with a DataError. The index
+and its ``content_hash`` depend only on the files and on how they are divided into chunks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def build_index(
     known: ChunkIndex | None = None,
     stats: Sequence[FileStat] | None = None,
 ) -> ChunkIndex:
-    """Find the chunks of a dataset.
+    """Index the files of a dataset.
 
     Args:
         files: Access to the files.
@@ -88,9 +88,9 @@ def build_index(
 def extended_index(
     files: Files, spec: DatasetSpec, known: ChunkIndex, stats: Sequence[FileStat], *, concurrency: int = 16
 ) -> tuple[ChunkIndex, dict[FileStat, Exception]]:
-    """Return the index extended by more files, and the files that cannot join, with their errors.
+    """Return the index extended by more files, and the files that cannot be added, with their errors.
 
-    The schema does not change: a file that would widen the schema cannot join.
+    The schema does not change, so a file that would widen it cannot be added.
     """
 
     def index_or_refuse(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex | Exception:
@@ -128,7 +128,7 @@ def restored_index(
     known: ChunkIndex | None = None,
     concurrency: int = 16,
 ) -> ChunkIndex:
-    """Rebuild a former index of exactly these files, in this order. Files that ``known`` contains are not accessed.
+    """Rebuild an earlier index of exactly these files, in this order. Files that ``known`` contains are not accessed.
 
     Raises:
         DataError: a file that ``known`` lacks was removed, has changed, or cannot be read.
@@ -151,7 +151,7 @@ def restored_index(
 def _known_and_new(
     stats: Sequence[FileStat], known: ChunkIndex | None
 ) -> tuple[dict[int, FileIndex], list[tuple[int, FileStat]]]:
-    """Split the files, by position in ``stats``, into those that are unchanged in ``known`` and all others."""
+    """Divide the files, given as positions in ``stats``, into those unchanged in ``known`` and all others."""
     reusable = {} if known is None else {stat: number for number, stat in enumerate(known.stats)}
     found: dict[int, FileIndex] = {}
     pending: list[tuple[int, FileStat]] = []
@@ -174,7 +174,7 @@ def _require_joinable(known: ChunkIndex, file: FileIndex) -> None:
 
 
 def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
-    """Return the common schema of all files that were not skipped entirely.
+    """Return the common schema of all files that were not entirely skipped.
 
     Raises:
         DataError: the schemas differ; names the file and the column.
@@ -196,7 +196,7 @@ def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
 
 
 def _joined(schema: pa.Schema, first: FileIndex, file: FileIndex) -> pa.Schema | Mismatch:
-    """Return a schema that fits both the first file and another one. Schemas of text files are only inferred."""
+    """Return a schema that fits the first file and another one. Schemas of text files are only inferred."""
     if _is_guessed(file) and _is_guessed(first):
         return widened_schema(schema, file.schema, may_lack=file.format == "jsonl")
     return same_schema(schema, file.schema) or schema
@@ -213,7 +213,7 @@ def _indexed(
     concurrency: int,
     index_file: Callable[[Format, Files, FileStat, IndexOptions], Result],
 ) -> Iterator[tuple[int, Result]]:
-    """Yield the index of each file. At most ``concurrency`` run at a time; none starts after the first error."""
+    """Yield the index of each file. At most ``concurrency`` files are indexed at a time, and none after an error."""
     options = spec.index_options()
     waiting = iter([(number, stat, format_for(stat.url, spec.format)) for number, stat in pending])
     with ThreadPoolExecutor(max_workers=max(concurrency, 1), thread_name_prefix="flightedl-index") as pool:

@@ -1,10 +1,11 @@
-"""Ranges of indices: the "files" of a map-style dataset, which a function in the user's script turns into elements.
+"""Ranges of indices, the "files" of a map-style dataset: a function in the user's script maps indices to elements.
 
-The URL ``indexed://0-50000`` names the indices 0 to 49,999 in rising order, and ``indexed://0-50000/shuffled`` the same
-indices in a random order that never changes. Nothing is stored: records are computed. Their only column is ``index``.
+The URL ``indexed://0-50000`` stands for the indices 0 to 49,999 in ascending order, and ``indexed://0-50000/shuffled``
+for the same indices in a random order that never changes. Nothing is stored: the records, with the column ``index``,
+are computed.
 
-A task consists of consecutive records. The fixed random order makes each task a random sample of the range, even if the
-elements are sorted by label. Tasks and their records are shuffled again in each epoch, as in every dataset.
+A task consists of consecutive records. In the fixed random order, each task is a random sample of the range, even if
+the elements are sorted by label. As in every dataset, tasks and their records are shuffled again in each epoch.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ SCHEMA = pa.schema([("index", pa.int64())])
 _URL = re.compile(r"indexed://(\d+)-(\d+)(/shuffled)?")
 _KEY = key_of(0)
 _TASK_RECORDS, _LEAST_TASKS, _MOST_TASKS = 1024, 256, 1_000_000
-#: Maximum number of chunks of one range. Each chunk takes 40 bytes of the master's memory.
+#: Maximum number of chunks of a range. Each chunk takes 40 bytes of the master's memory.
 _CHUNKS_LIMIT = 20_000_000
 
 
 def url_of(indices: range, *, is_shuffled: bool) -> str:
-    """Return the URL of consecutive indices."""
+    """Return the URL of a range of consecutive indices."""
     return f"indexed://{indices.start}-{indices.stop}{'/shuffled' if is_shuffled else ''}"
 
 
@@ -48,7 +49,7 @@ def is_of_indices(url: str) -> bool:
 
 
 def indices_of(url: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the indices of the records with these numbers, (len(numbers),)."""
+    """Return (len(numbers),): the indices in the records with these numbers."""
     indices, is_shuffled = _parsed(url)
     return indices.start + (KeyedPermutation(len(indices), _KEY).elements_at(numbers) if is_shuffled else numbers)
 

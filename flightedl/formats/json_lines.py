@@ -1,7 +1,7 @@
 """JSON lines: one object per line.
 
-pyarrow infers the types: null, bool, int64, double, string, timestamp (from strings in that format), list and object. A
-key missing from a line is null in that record. Empty lines are skipped.
+pyarrow infers the types of columns: null, bool, int64, double, string, timestamp (for strings in that format), list or
+object. If a line lacks a key, the record has null there. Empty lines are skipped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class JsonLines(TextFormat):
         if request.schema is None and (not text or text.isspace()):
             return pa.schema([]).empty_table()
         reading = pj.ReadOptions(use_threads=False, block_size=min(len(text) + 1, _MAX_BLOCK_BYTES))
-        # Conditions may name columns that the schema lacks; the types of these columns are inferred.
+        # Conditions may use columns that the schema does not contain; the types of these columns are inferred.
         is_complete = schema is not None and set(needed or schema.names) <= set(schema.names)
         behavior = "ignore" if is_complete else "infer"
         parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=behavior)
@@ -55,7 +55,7 @@ class JsonLines(TextFormat):
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
-    """Return the records as lines. Bytes become base64, dates and times ISO 8601 strings, NaN and infinities null."""
+    """Return the records as lines: bytes as base64, dates and times as ISO 8601, NaN and infinities as null."""
     try:
         return b"".join(msgspec.json.encode(_finite(row)) + b"\n" for row in batch.to_pylist())
     except (TypeError, ValueError, OverflowError) as error:

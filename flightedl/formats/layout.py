@@ -1,7 +1,7 @@
 """Task layout: the consecutive chunks that form each task.
 
-A layout holds two arrays with 8 bytes per task, so a million tasks take 16 MB, and every lookup takes constant time. A
-task may span several files; it never ends within a chunk.
+A layout consists of two arrays with 8 bytes per task, so a million tasks take 16 MB. Every lookup takes constant time.
+A task may span several files, but it never ends inside a chunk.
 """
 
 from __future__ import annotations
@@ -57,57 +57,50 @@ class TaskLayout:
             for start, end in zip([0, *bounds], ends, strict=True)
         ]
         firsts = np.concatenate(parts)
-        #: Number of the first chunk of each task.
+        #: Number of each task's first chunk.
         self._firsts: npt.NDArray[np.int64] = firsts.astype(np.int64, copy=False)
         self._records: npt.NDArray[np.int64] = np.add.reduceat(records, firsts) if len(firsts) else records[:0]
 
     @property
     def index(self) -> ChunkIndex:
-        """Index that contains the tasks' chunks."""
         return self._index
 
     @property
     def batch_size(self) -> int:
-        """Records per batch."""
         return self._batch_size
 
     @property
     def task_count(self) -> int:
-        """Number of tasks per epoch."""
         return len(self._firsts)
 
     @property
     def record_count(self) -> int:
-        """Number of records per epoch."""
         return self._index.record_count
 
     @property
     def task_records(self) -> npt.NDArray[np.int64]:
-        """Number of records in each task, before the filter, (task count,)."""
+        """Number of records in each task before filtering, (task_count,)."""
         return self._records
 
     def records(self, task: int) -> int:
-        """Return the number of records in a task, before the filter."""
         return int(self._records[self._valid(task)])
 
     def batch_count(self, task: int) -> int:
-        """Return the number of batches in a task."""
         return self.steps_per_batch * batch_count(self.records(task), self._batch_size)
 
     def records_of(self, task: int, batches: range) -> range:
-        """Return the positions, within the task, of these batches' records."""
+        """Return the positions of these batches' records in the task."""
         first = batches.start // self.steps_per_batch * self._batch_size
         end = -(-batches.stop // self.steps_per_batch) * self._batch_size
         return range(first, min(end, self.records(task)))
 
     def chunk_range(self, task: int) -> range:
-        """Return the numbers of a task's chunks in the index."""
         self._valid(task)
         end = self._firsts[task + 1] if task + 1 < self.task_count else len(self._index)
         return range(int(self._firsts[task]), int(end))
 
     def chunks_of(self, task: int) -> list[Chunk]:
-        """Return a task's chunks, in order. Raises IndexError if there is no such task."""
+        """Return the chunks of a task, in order. Raises IndexError if there is no such task."""
         return [self._index.chunk(number) for number in self.chunk_range(task)]
 
     def _valid(self, task: int) -> int:
@@ -117,7 +110,7 @@ class TaskLayout:
 
 
 def _firsts(records: npt.NDArray[np.int64], chunks_per_task: int, records_per_task: int) -> npt.NDArray[np.int64]:
-    """Return the number of each task's first chunk. ``records`` holds each chunk's record count, (chunk count,)."""
+    """Return the number of each task's first chunk. ``records``: each chunk's number of records, (chunk_count,)."""
     if not records_per_task:
         return np.arange(0, len(records), chunks_per_task, dtype=np.int64)
     cell = (np.cumsum(records) - records) // records_per_task

@@ -1,4 +1,4 @@
-"""Task layout of a declared dataset with one source or a mixture of several sources."""
+"""Task layout of a declared dataset, which has one source or is a mixture of several sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flightedl.formats.layout import TaskLayout
 from flightedl.formats.parquet import Parquet
 from flightedl.messages.declarations import DatasetDeclaration
 
-#: Formats whose chunks may be cut.
+#: Formats whose chunks may be divided.
 _CUT = (Parquet.name, Indices.name)
 
 
@@ -42,7 +42,7 @@ def layout_of(
 
 
 class MixedLayout(TaskLayout):
-    """Tasks of a mixture. A source is a URL or pattern; a file matched by several patterns belongs to the first one."""
+    """Tasks of a mixture of URLs or patterns. A file that several of these match belongs to the first one."""
 
     def __init__(self, index: ChunkIndex, declared: DatasetDeclaration, batch_size: int) -> None:
         super().__init__(index, batch_size, steps_per_batch=declared.steps_per_batch)
@@ -65,7 +65,6 @@ class MixedLayout(TaskLayout):
         return int(self._records.sum())
 
     def chunk_range(self, task: int) -> range:
-        """Return the numbers of a task's chunk pieces."""
         self._valid(task)
         end = self._firsts[task + 1] if task + 1 < self.task_count else len(self._mixture.chunks)
         return range(int(self._firsts[task]), int(end))

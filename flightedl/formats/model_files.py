@@ -1,12 +1,12 @@
-"""Reading and writing trained models as single files for other programs: safetensors, NumPy's npz, or Arrow.
+"""Read and write trained models as single files for other programs: safetensors, NumPy's npz, or Arrow.
 
-* ``safetensors``: eight bytes with the header's size, a JSON header (name -> dtype, shape, offsets), then the arrays.
-  The format is simple enough to implement here without a dependency. Parameters are streamed one at a time.
-* ``npz``: uncompressed, one member per parameter. bfloat16 becomes float32, because the format has no name for it.
-* ``arrow``: an Arrow IPC file with one row per parameter: name, dtype, shape, values as little-endian bytes.
+* ``safetensors``: the size of the header in eight bytes, a JSON header (name -> dtype, shape, offsets), and the arrays.
+  The format is simple enough to be implemented here without a dependency. Parameters are streamed one at a time.
+* ``npz``: uncompressed, one member per parameter. bfloat16 is written as float32, because NumPy has no name for it.
+* ``arrow``: an Arrow IPC file with one row per parameter: name, dtype, shape, and values as little-endian bytes.
 
-Parameters have their declared type: for a 16-bit parameter, the float32 master copy is rounded to nearest even. Reading
-never executes code from a file. Malformed content is rejected with an error that states its location.
+Parameters have their declared dtype. For a 16-bit parameter, its float32 master copy is rounded to nearest even.
+Reading never executes code from a file. Malformed content is rejected with an error that contains the location.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype, shortened,
 
 Array = npt.NDArray[np.generic]
 Parameters = Iterable[tuple[ParameterSpec, Array]]
-#: (all parameters, the same parameters with their values one at a time) -> the file's bytes, in parts.
+#: (all parameters, the same parameters with values, one at a time) -> bytes of the file, in parts.
 Writer = Callable[[Sequence[ParameterSpec], Parameters], Iterator[bytes | memoryview]]
 
 ARROW_SCHEMA = pa.schema(
@@ -41,7 +41,7 @@ ARROW_SCHEMA = pa.schema(
         pa.field("values", pa.large_binary(), nullable=False),
     ]
 )
-#: Type names in safetensors; only the first four are ever written.
+#: Names of dtypes in safetensors. Only the first four are ever written.
 _DTYPES = {
     "F32": "float32",
     "F64": "float64",
@@ -56,7 +56,7 @@ _DTYPES = {
 }
 _SAFETENSORS_DTYPES = {name: said for said, name in _DTYPES.items()}
 _HEADER_LIMIT_BYTES = 100 << 20
-#: Errors that readers raise for a file in a different format.
+#: Errors that readers raise if a file has a different format.
 _TROUBLE = (
     ValueError,
     KeyError,
@@ -72,7 +72,7 @@ _SUFFIXES = {".safetensors": "safetensors", ".npz": "npz", ".arrow": "arrow", ".
 
 
 def format_of(name: str, given: str = "") -> str:
-    """Return ``given`` if set, otherwise the format implied by the file name.
+    """Return ``given`` if it is not empty, otherwise the format implied by the file's name.
 
     Raises:
         UsageError: neither determines the format.
@@ -102,7 +102,7 @@ def _safetensors(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iter
 
 
 def _as_declared(spec: ParameterSpec, values: Array) -> Array:
-    """Return the elements as a flat array; 16-bit floats as their bits."""
+    """Return the elements as a flat array. 16-bit floats are returned as their bits."""
     flat = np.ascontiguousarray(values).reshape(-1)
     if not spec.short_kind:
         return flat
@@ -150,7 +150,7 @@ WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "npz": _npz, "arrow":
 
 
 def read_model(data: bytes, kind: str, shown: str) -> dict[str, Array]:
-    """Return the arrays in a model file, by name.
+    """Return the arrays in a model file by name.
 
     Args:
         data: The complete file.

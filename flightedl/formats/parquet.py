@@ -1,16 +1,16 @@
-"""Parquet: a chunk is a row group, or a part of a large one.
+"""Parquet: a chunk is a row group, or a part of a large row group.
 
-Indexing reads only footers. Reading decodes only the wanted columns. If there are conditions and the statistics of the
-row group exclude every record, it decodes nothing; otherwise it decodes the columns of the conditions first, and the
-others only if a record remains. Statistics of floating-point columns are used only for ``==`` and ordering comparisons:
-writers ignore NaN when they compute them, and Arrow's ``is_in`` distinguishes 0.0 from -0.0.
+Indexing reads only footers. Reading decodes only the requested columns. With conditions, it first checks the statistics
+of the row group, and decodes nothing if they exclude every record. Otherwise it decodes the columns of the conditions,
+and the other columns only if a record remains. Statistics of floating-point columns are used only for ``==`` and
+ordering comparisons, because writers ignore NaN in statistics, and Arrow's ``is_in`` distinguishes 0.0 from -0.0.
 
-Reading a part of a row group (``max_records_per_chunk``) decodes the row group up to the end of that part, so it makes
-tasks smaller, but does not make reading cheaper. Pages with a checksum (which is optional) are verified.
+To read a part of a row group (``max_records_per_chunk``), the row group is decoded up to the end of that part. So this
+option makes tasks smaller, but does not make reading cheaper. Pages with a checksum are verified.
 
-Footers have no checksum. pyarrow aborts the process if asked for the metadata of a column whose description is damaged,
-whereas *reading* such a column raises an exception. So ``Footer`` first reads the column from a file that hides its
-contents.
+Footers have no checksum. If the description of a column is damaged, requesting the column's metadata makes pyarrow
+abort the process, whereas *reading* the column raises an exception. So ``Footer`` first reads the column from a file
+that hides its contents.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from flightedl.ports import Files, FileStat
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-#: Records decoded at a time when only a part of a row group is needed.
+#: Number of records to decode at a time if only a part of a row group is needed.
 _DECODED_RECORDS = 65_536
-#: Bytes read at once from the end of a file; most footers fit in them.
+#: Number of bytes to read from the end of a file in the first request; most footers fit.
 _TAIL_BYTES = 65_536
 
 
@@ -96,7 +96,7 @@ class Parquet:
 
 
 class Footer:
-    """Footer of a file, read once. Raises pyarrow's exceptions if it is damaged."""
+    """Footer of a file, which is read only once. Raises pyarrow's exceptions if it is damaged."""
 
     def __init__(self, source: WatchedFile) -> None:
         source.seek(0, io.SEEK_END)
@@ -109,11 +109,11 @@ class Footer:
         self._contents = _HiddenContents(size_bytes)
         self._contents_bytes = size_bytes - footer_bytes
         self._file = pq.ParquetFile(pa.PythonFile(self._contents, mode="r"), metadata=self.metadata, pre_buffer=False)
-        #: Schema of the records, excluding metadata.
+        #: Schema of the records, without metadata.
         self.schema: pa.Schema = self._file.schema_arrow.remove_metadata()
 
     def start(self, number: int, column: str) -> int:
-        """Return the offset of the first page of a row group's column. Raises if the footer is damaged."""
+        """Return the offset of the first page of a column in a row group. Raises an error if the footer is damaged."""
         self._contents.asked_at = None
         try:
             self._file.read_row_group(number, columns=[column], use_threads=False)
@@ -135,7 +135,7 @@ class Footer:
             name, wanted = described.column(leaf).path, described.column(leaf).physical_type
             if name in columns and (found := group.column(leaf).physical_type) != wanted:
                 raise ValueError(f"column {name} is {found} there and {wanted} in the schema")
-        # Imported lazily: it imports pandas, if installed, and that takes longer than all other imports of a trainer.
+        # Imported lazily: it imports pandas, if installed, which takes longer than all other imports of a trainer.
         import pyarrow.dataset as ds
 
         fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(self._tail), row_groups=[number])
@@ -144,7 +144,7 @@ class Footer:
 
 
 class _HiddenContents(io.RawIOBase):
-    """File of a given size that cannot be read. Records the position of the last attempt to read it."""
+    """File that has a size but cannot be read. Records the position of the most recent attempt to read it."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def _open(source: WatchedFile, metadata: pq.FileMetaData) -> pq.ParquetFile:
 
 
 def _is_bounded(kind: pa.DataType, condition: Condition) -> bool:
-    """True if the minimum and maximum of a row group can rule out the condition for all its records."""
+    """True if the minimum and maximum of a row group can exclude all of its records."""
     _, operator, value = condition
     return value is None or not pa.types.is_floating(kind) or operator not in ("!=", "in", "not in")
 
@@ -210,7 +210,7 @@ def _filtered(
 
 
 def _part(file: pq.ParquetFile, number: int, columns: list[str] | None, start: int, count: int) -> pa.Table:
-    """Return ``count`` records of a row group, beginning at ``start``. Later records are not decoded."""
+    """Return ``count`` records of a row group, from ``start`` on. Later records are not decoded."""
     end = start + count
     if end == file.metadata.row_group(number).num_rows:
         return file.read_row_group(number, columns=columns).slice(start)

@@ -1,4 +1,4 @@
-"""A stored file as a file object for Arrow: read by ranges with a read-ahead window, or once from front to back."""
+"""A stored file as a file object for Arrow. It is read in ranges with read-ahead, or once from beginning to end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.ports import Storage
 
 
 class RangeFile(io.RawIOBase):
-    """A stored file of known size. With ``digest``, it is read once from front to back and hashed.
+    """A stored file of known size. If ``digest`` is given, the file is read once from beginning to end, and hashed.
 
     Raises the storage's exceptions.
     """

@@ -1,17 +1,17 @@
-"""Reading the batches of a task.
+"""Read the batches of a task.
 
 Rules:
 
 * A task's records are the records of its chunks, numbered from 0. Batch b consists of the ``batch_size`` records from
-  position b x batch_size on. The order is the stored order or, with a seed, ``record_order(records, seed, epoch,
-  task)``. So a batch never spans tasks, and contains the same records whichever process reads it.
-* **Columns and conditions do not change how records are divided into batches.** Batches are ranges of *unfiltered*
-  positions; conditions are applied within each batch. A batch may therefore be shorter than ``batch_size``, or empty,
+  position b x batch_size on. Their order is the stored order or, with a seed, ``record_order(records, seed, epoch,
+  task)``. So a batch never spans tasks, and contains the same records in whatever process it is read.
+* **Columns and conditions do not affect how records are divided into batches.** A batch is a range of *unfiltered*
+  positions, to which the conditions are then applied. So a batch may have fewer than ``batch_size`` records, or none,
   but the reader always yields exactly ``end_batch - first_batch`` batches.
-* Skipped corrupt chunks do not change it either: their records are missing from the batches, and are counted.
-* A file whose version differs from the indexed one is rejected, even if it changes while being read.
-* ``decode`` converts the bytes of a RecordIO record to a mapping from column names to values. Requested columns and
-  conditions then refer to these columns. pyarrow infers their types for each batch.
+* Skipped corrupt chunks do not affect the division either: their records are missing from the batches, and are counted.
+* A file whose version differs from the indexed version is rejected, even if it changes while it is being read.
+* ``decode`` converts the bytes of a RecordIO record to a mapping from column names to values. The requested columns and
+  the conditions then refer to the decoded columns, whose types pyarrow infers for each batch.
 
 In stored order, only the chunks of the requested batches are read, and one chunk is in memory at a time. In shuffled
 order, all chunks of the task are in memory.
@@ -38,13 +38,13 @@ from flightedl.formats.registry import named_format
 from flightedl.formats.sources import reason
 from flightedl.ports import Files
 
-#: Function that converts the bytes of one record to columns.
+#: Converts the bytes of a record to columns.
 Decode = Callable[[bytes], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
 class ReadCounts:
-    """Counts of the content that a reader skipped."""
+    """Number of records and chunks that a reader has skipped."""
 
     corrupt_chunks: int = 0
     corrupt_records: int = 0
@@ -66,7 +66,7 @@ def read_task(
     decode: Decode | None = None,
     counts: ReadCounts | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches ``first_batch`` to ``end_batch`` (exclusive) of a task, in order.
+    """Yield the batches of a task from ``first_batch`` up to but excluding ``end_batch``, in order.
 
     Args:
         files: Access to the files.
@@ -123,7 +123,7 @@ class ChunkReader:
         self._ends: list[int] = np.cumsum([chunk.records for chunk in self._chunks], dtype=np.int64).tolist()
         #: The latest chunk.
         self._current: tuple[int, Records] | None = None
-        #: The records of ``_current`` as one batch, which is cheap to slice, if they are contiguous and complete.
+        #: Records of ``_current`` as one batch, which is cheap to slice; None if they are not contiguous and complete.
         self._batch: pa.RecordBatch | None = None
         #: All chunks as one table, and the row of each record in it, or -1.
         self._table: tuple[pa.Table, npt.NDArray[np.int64]] | None = None
@@ -131,11 +131,9 @@ class ChunkReader:
 
     @property
     def record_count(self) -> int:
-        """Number of records in all chunks, before the filter."""
         return self._ends[-1] if self._ends else 0
 
     def range(self, numbers: range) -> pa.RecordBatch:
-        """Return the records of a range that meet the conditions."""
         parts = []
         first = bisect_right(self._ends, numbers.start)
         for chunk in range(first, len(self._chunks)):
@@ -149,7 +147,7 @@ class ChunkReader:
         return self._finished(_joined(parts))
 
     def take(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """Return the given records that meet the conditions, in the given order. Loads all chunks."""
+        """Return those of the given records that meet the conditions, in the given order. Loads all chunks."""
         if self._table is None:
             self._table = self._read_file()
         table, rows = self._table
@@ -175,7 +173,7 @@ class ChunkReader:
             records = self._read(chunk)
             self._current = (chunk, records)
             if records.numbers is None and self._decode is None:
-                # Parsers return tables in pieces. Joining all pieces once is cheaper than joining each batch's.
+                # Parsers return tables in pieces. Joining all pieces at once is cheaper than per batch.
                 batches = records.table.combine_chunks().to_batches()
                 self._batch = batches[0] if len(batches) == 1 else None
         return self._current[1]
@@ -219,7 +217,7 @@ class ChunkReader:
 
 
 def as_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return the table as one batch. Copies the table if it consists of several pieces."""
+    """Return the table as a single batch. If it consists of several pieces, it is copied."""
     batches = table.combine_chunks().to_batches()
     if len(batches) == 1:
         return batches[0]
@@ -229,12 +227,12 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return all records of these batches (at least one), in order."""
+    """Return all records of these batches, in order. Requires at least one batch."""
     return batches[0] if len(batches) == 1 else as_batch(_joined([pa.Table.from_batches([each]) for each in batches]))
 
 
 def _read_unchanged(files: Files, chunk: Chunk, request: ReadRequest) -> Records:
-    """Read a chunk and check afterwards that its file still has the indexed version."""
+    """Read a chunk. Afterwards, check that its file still has the indexed version."""
     try:
         records = named_format(chunk.format).read(files, chunk, request)
     except FlightedlError:

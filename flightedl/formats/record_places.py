@@ -1,7 +1,8 @@
 """Locations of a batch's records: files, chunks and record numbers.
 
-In stored order, consecutive batches are consecutive records. In shuffled order, a batch's records are scattered over
-the task. That order depends only on seed, epoch and task, so this module can compute it just as trainers do. Pure.
+In stored order, consecutive batches contain consecutive records. In shuffled order, the records of a batch are
+scattered over the task. The order depends only on seed, epoch and task, so this module computes it as trainers do.
+Pure.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _SHOWN = 8
 def record_ranges(
     chunks: tuple[Chunk, ...], first: int, end: int, seed: int | None, epoch: int, task: int
 ) -> tuple[RecordRange, ...]:
-    """Return the records at positions ``first`` to ``end`` (exclusive) of a task, as ranges of its files.
+    """Return the records at positions ``first`` up to but excluding ``end`` of a task, as ranges of its files.
 
-    If ``seed`` is None, the task is read in stored order.
+    ``seed`` is None if the task is read in stored order.
     """
     total = sum(chunk.records for chunk in chunks)
     if seed is None:
@@ -49,7 +50,7 @@ def _stretches(chunks: Sequence[Chunk], numbers: npt.NDArray[np.int64]) -> Itera
 
 
 def described(ranges: Sequence[RecordRange]) -> str:
-    """Return the ranges in readable form: ``a.parquet, records 20-29 and 35``."""
+    """Return the ranges as readable text, such as ``a.parquet, records 20-29 and 35``."""
     by_file: dict[str, list[str]] = {}
     joined = _joined(ranges)
     for url, first, end in joined[:_SHOWN]:
@@ -63,7 +64,7 @@ def described(ranges: Sequence[RecordRange]) -> str:
 
 
 def _joined(ranges: Sequence[RecordRange]) -> list[tuple[str, int, int]]:
-    """Return (url, first record, end) for each range, after joining ranges without a gap between them."""
+    """Return (url, first record, end) for each range. Adjacent ranges are joined."""
     found: list[tuple[str, int, int]] = []
     for each in ranges:
         end = each.first_record + each.records

@@ -1,7 +1,8 @@
-"""RecordIO, a format for chunks of byte records, in its three historic dialects.
+"""RecordIO, a format for chunks of byte records, in its three historical dialects.
 
-A file is a sequence of chunks. A chunk is a header of five little-endian uint32, the first of them ``MAGIC``, and a
-payload: its records, each as (uint32 length, bytes), compressed together. The dialects differ in the other numbers:
+A file is a sequence of chunks. A chunk consists of a header (five little-endian uint32, beginning with ``MAGIC``) and a
+payload, which contains the records, each as (uint32 length, bytes), compressed together. The other four numbers depend
+on the dialect:
 
 ===========  ==========================================  ======================  ==================
 dialect      header after the magic                      compressor codes        checksum of payload
@@ -13,10 +14,10 @@ pyrecordio   records, checksum, compressor, size         1 none, 2 snappy       
                                                          (raw), 3 gzip
 ===========  ==========================================  ======================  ==================
 
-The dialect is detected from the compressor code and checksum of the first chunk. Indexing reads that chunk and then
-only headers, so damage to another chunk is detected when that chunk is read.
+The compressor code and the checksum of the first chunk determine the dialect. Indexing reads this chunk and otherwise
+only headers, so damage to another chunk is detected only when that chunk is read.
 
-A record becomes a row with the single column ``record: binary``.
+Each record becomes a row with a single column, ``record: binary``.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from flightedl.ports import Files, FileStat
 MAGIC = 0x01020304
 HEADER_BYTES = 20
 SCHEMA = pa.schema([pa.field("record", pa.binary())])
-#: Maximum uncompressed bytes of records in a written chunk. A single record may be larger.
+#: Maximum uncompressed size of the records in a written chunk, in bytes. A single record may be larger.
 MAX_CHUNK_BYTES = 32 << 20
 
 _HEADER = struct.Struct("<5I")
 _LENGTH = struct.Struct("<I")
-#: Value of zlib's ``wbits`` that selects gzip's header.
+#: Value of zlib's parameter ``wbits`` that selects gzip's header.
 _GZIP_WINDOW = 31
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Numbers in a chunk's header, in the same order for all dialects."""
+    """Numbers in the header of a chunk. Their order here is the same for all dialects."""
 
     checksum: int
     compressor: int
@@ -63,14 +64,14 @@ class Dialect:
     """Layout of a chunk."""
 
     name: str
-    #: True if the record count is the first number after the magic, False if it is the last.
+    #: True if the record count is the first number after the magic number, False if it is the last.
     is_count_first: bool
     #: compressor code -> name.
     compressors: dict[int, str]
     checksum: Callable[[bytes], int]
 
     def header(self, data: bytes) -> Header | None:
-        """Return the header in these 20 bytes, or None if the magic or the compressor is unknown."""
+        """Return the header in these 20 bytes, or None if the magic number or the compressor is unknown."""
         magic, *numbers = _HEADER.unpack(data)
         if self.is_count_first:
             numbers = [*numbers[1:], numbers[0]]
@@ -79,7 +80,7 @@ class Dialect:
 
 
 def _crc32c(data: bytes) -> int:
-    # Imported lazily, because only files of one historic dialect need it.
+    # Imported lazily: only files of one historical dialect need it.
     import google_crc32c
 
     return int(google_crc32c.value(data))
@@ -137,7 +138,7 @@ class RecordIO:
 
 
 def decode_chunk(data: bytes, dialect: Dialect | None = None) -> list[bytes]:
-    """Return the records of one chunk (header and payload), in the given dialect or the first that matches.
+    """Return the records of one chunk (header and payload), in the given dialect or the first one that matches.
 
     Raises:
         ValueError: no dialect's checksum matches, or the payload contradicts the header.
@@ -151,7 +152,7 @@ def decode_chunk(data: bytes, dialect: Dialect | None = None) -> list[bytes]:
 
 
 def encode_chunk(records: Iterable[bytes], compressor: str = "snappy", dialect: Dialect = EDL) -> bytes:
-    """Return one chunk (header and payload). Raises UsageError if the dialect has no such compressor."""
+    """Return one chunk (header and payload). Raises UsageError if the dialect does not have this compressor."""
     codes = {name.removeprefix("raw "): code for code, name in dialect.compressors.items()}
     if compressor not in codes:
         raise UsageError(f"RecordIO has no compressor {compressor!r}: use one of {', '.join(codes)}")
@@ -168,7 +169,7 @@ def encode_chunk(records: Iterable[bytes], compressor: str = "snappy", dialect: 
 def encode_records(
     records: Iterable[bytes], compressor: str = "snappy", max_chunk_bytes: int = MAX_CHUNK_BYTES, dialect: Dialect = EDL
 ) -> Iterator[bytes]:
-    """Yield a complete file, chunk by chunk. A record that would exceed ``max_chunk_bytes`` starts another chunk."""
+    """Yield a complete file chunk by chunk. If a record would exceed ``max_chunk_bytes``, another chunk begins."""
     waiting: list[bytes] = []
     size = 0
     for record in records:

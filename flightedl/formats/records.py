@@ -1,8 +1,8 @@
-"""Requests to read a chunk (columns, conditions) and their results (records with their numbers).
+"""Request to read a chunk (columns, conditions), and its result (records with their numbers).
 
-Conditions are triples (column, operator, value), all of which must hold. Operators: ``== != < <= > >= in "not in"``. A
-null meets only the condition ``(column, "==", None)``; ``(column, "!=", None)`` selects values that are not null.
-Values come from JSON, so strings are also accepted for columns of dates and times.
+Conditions are triples (column, operator, value), all of which must hold. The operators are ``== != < <= > >= in "not
+in"``. A null meets only the condition ``(column, "==", None)``; ``(column, "!=", None)`` selects all values that are
+not null. Values come from JSON, so they may be strings for columns of dates and times.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ class ReadRequest:
     #: Columns to return; None: all.
     columns: tuple[str, ...] | None = None
     conditions: tuple[Condition, ...] = ()
-    #: Schema of the dataset: the order of columns and, for text formats, their types.
+    #: Schema of the dataset, which determines the order of columns and, for text formats, their types.
     schema: pa.Schema | None = None
-    #: Number of records in the chunk, or None if unknown. Only text formats use it.
+    #: Number of records in the chunk, or None if unknown. Used only by text formats.
     records: int | None = None
 
     def needed(self) -> tuple[str, ...] | None:
-        """Return the columns to read: the requested columns, then those that only conditions use. None means all."""
+        """Return the columns to read: the requested columns, then columns that only conditions use. None means all."""
         if self.columns is None:
             return None
         return tuple(dict.fromkeys((*self.columns, *(column for column, _, _ in self.conditions))))
 
     def shown(self, schema: pa.Schema) -> tuple[str, ...]:
-        """Return the result's columns, in order, for records with this schema."""
+        """Return the columns of the result, in order, for records with this schema."""
         names: Sequence[str] = (schema if self.schema is None else self.schema).names
         return tuple(names) if self.columns is None else self.columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """Records of a chunk: all of its records, or those that meet the conditions."""
+    """Records of a chunk: either all of them, or those that meet the conditions."""
 
     table: pa.Table
-    #: The records' numbers within the chunk, (len(table),), increasing. None means 0 to len(table) - 1.
+    #: Numbers of the records in the chunk, (len(table),), ascending. None stands for 0 to len(table) - 1.
     numbers: npt.NDArray[np.int64] | None = None
 
 
 def require_columns(schema: pa.Schema, request: ReadRequest, what: str) -> None:
-    """Check that all requested columns exist and all conditions fit the columns' types.
+    """Check that all requested columns exist, and that all conditions fit the types of their columns.
 
     Raises:
         DataError: names the column and ``what``, the file or dataset that lacks it.
@@ -75,7 +75,7 @@ def require_columns(schema: pa.Schema, request: ReadRequest, what: str) -> None:
 
 
 def expression(schema: pa.Schema, conditions: Sequence[Condition]) -> pc.Expression | None:
-    """Return the conditions as one expression over records of ``schema``, or None if there are none.
+    """Combine the conditions into one expression over records of ``schema``. Return None if there are none.
 
     Raises:
         DataError: an unknown operator, or a value that cannot be compared with its column.
@@ -95,7 +95,7 @@ def expression(schema: pa.Schema, conditions: Sequence[Condition]) -> pc.Express
 
 
 def select(table: pa.Table, request: ReadRequest) -> Records:
-    """Apply the conditions, then keep the requested columns, in the requested order."""
+    """Apply the conditions, then select the requested columns in the requested order."""
     shown = list(request.shown(table.schema))
     where = expression(table.schema, request.conditions)
     if where is None:
@@ -105,13 +105,13 @@ def select(table: pa.Table, request: ReadRequest) -> Records:
 
 
 def empty(schema: pa.Schema, request: ReadRequest) -> Records:
-    """Return the result for a chunk in which no record meets the conditions."""
+    """Return the result for a chunk without any record that meets the conditions."""
     fields = [schema.field(name) for name in request.shown(schema)]
     return Records(pa.schema(fields).empty_table(), np.zeros(0, np.int64))
 
 
 def _term(field: pa.Field, condition: Condition) -> pc.Expression:
-    # Imported lazily, because the import creates 300 functions and only conditions need them.
+    # Imported lazily: the import creates 300 functions, and only conditions need them.
     import pyarrow.compute as pc
 
     column, operator, value = condition
@@ -138,7 +138,7 @@ def _term(field: pa.Field, condition: Condition) -> pc.Expression:
     scalars = [_scalar(field, item) for item in value]
     kinds = {scalar.type for scalar in scalars} or {field.type}
     try:
-        # pyarrow infers a common type for mixed values. For values of a single type it might infer a narrower type.
+        # For mixed values, pyarrow infers a common type. For values of a single type, it might infer a narrower type.
         options = pa.array([scalar.as_py() for scalar in scalars], kinds.pop() if len(kinds) == 1 else None)
         options = options.cast(field.type) if _casts(options, field.type) else options
     except (pa.ArrowException, OverflowError) as error:
@@ -156,7 +156,7 @@ def _casts(options: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _scalar(field: pa.Field, value: Any) -> pa.Scalar:
-    """Return the value in the column's type if it can be converted, otherwise in its inferred type."""
+    """Return the value in the type of the column, or in its inferred type if it cannot be converted."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     attempts: list[Callable[[], pa.Scalar]] = [
         lambda: pa.scalar(value, kind),

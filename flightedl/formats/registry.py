@@ -22,15 +22,15 @@ from flightedl.ports import Files, FileStat
 
 
 class Format(Protocol):
-    """A file format for records. Stateless and thread-safe."""
+    """A file format for records. Its methods are stateless and thread-safe."""
 
     #: Value of ``format=``.
     name: ClassVar[str]
-    #: File name extensions, in lower case; new files get the first one.
+    #: Extensions of file names, in lower case. New files get the first one.
     suffixes: ClassVar[tuple[str, ...]]
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
-        """Return the chunks of a file, in order, covering each record once.
+        """Return the chunks of a file in order. Together they cover each record once.
 
         Raises:
             CorruptChunkError: its content is damaged, unless ``options.skip_corrupt``; names file and location.
@@ -39,11 +39,11 @@ class Format(Protocol):
         ...
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        """Return the schema of a file's records, excluding metadata. Raises the same errors as ``index``."""
+        """Return the schema of a file's records, without metadata. Raises the same errors as ``index``."""
         ...
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
-        """Return exactly the records of the chunk; if there are conditions, only those that meet them.
+        """Return exactly the chunk's records, or only those that meet the conditions.
 
         Raises:
             CorruptChunkError: its content is damaged, or contradicts the index.
@@ -52,7 +52,7 @@ class Format(Protocol):
         ...
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
-        """Yield the parts of a new file with these records. A batch becomes a chunk if the format has chunks.
+        """Yield the parts of a new file with these records. If the format has chunks, each batch becomes a chunk.
 
         Raises:
             UsageError: the format cannot hold such records.
@@ -80,7 +80,7 @@ _INDICES = Indices()
 
 
 def format_for(url: str, name: str | None = None) -> Format:
-    """Return the format named ``name`` or, if it is empty, the one implied by the URL, ignoring ``.gz`` or ``.zst``.
+    """Return the format named ``name`` or, if it is empty, the one that the URL implies without ``.gz`` or ``.zst``.
 
     Raises:
         UsageError: no such format.
@@ -98,7 +98,7 @@ def format_for(url: str, name: str | None = None) -> Format:
 
 
 def named_format(name: str) -> Format:
-    """Return the format with this name. Raises UsageError if there is no such format."""
+    """Return the format with this name. Raises UsageError if there is none."""
     if name == _INDICES.name:
         return _INDICES
     if name not in FORMATS:

@@ -1,20 +1,26 @@
-"""Rows of embedding tables in a pserver's checkpoint file, after its blocks (see ``shard_files``).
+"""Rows of embedding tables in a pserver's checkpoint file, where they follow the blocks (see ``shard_files``).
 
-Each record batch has one row with the file's schema. ``dtype`` names the kind of content:
+Each record batch has one row with the file's schema. ``dtype`` states the kind of its content:
 
-* ``rows:float32``, ``rows:uint16`` (bits of 16-bit floats): rows of table number ``parameter``. ``ids`` (n uint64),
-  ``row_updates``, ``row_versions``, ``row_epochs`` (n uint32 each), ``values`` (n * dim elements), ``slot_0`` (float32,
-  the values of all slots, row by row); ``stop`` is n.
-* ``waiting``: ids awaiting admission, in the same form, without values and slots; ``row_updates`` counts pushes.
-* ``table``: the rest of a table's state; precedes all rows. ``ids`` are the ids of rows removed since the files on
-  which this increment builds; ``stop`` is the version below which rows have expired; ``values`` are the counters of a
-  sketch. ``row_versions`` are the *shifts* of all buckets (1024 int32): how far the versions of a bucket's rows are
-  ahead of the span's version; empty if all shifts are zero. ``row_updates`` holds, for each bucket, the version below
-  which rows were evicted because there were too many (1024 uint32). It is empty if there is no limit, and in files from
-  older versions of flightedl, where ``stop`` applies to all buckets. ``row_epochs`` is a single 1 if the sketch has
-  separate counters for each bucket.
+* ``rows:float32`` or ``rows:uint16`` (bits of 16-bit floats): n rows of the table with number ``parameter``. ``ids``
+  contains n uint64; ``row_updates``, ``row_versions`` and ``row_epochs`` contain n uint32 each; ``values`` contains n *
+  dim elements; ``slot_0`` contains the values of all slots, row by row, as float32. ``stop`` is n.
+* ``waiting``: ids that wait for admission, in the same form but without values and slots. ``row_updates`` counts their
+  pushes.
+* ``table``: the remaining state of a table, which precedes all of its rows
 
-``block`` is the position of the span's first bucket; ``version`` and ``updates`` belong to the span.
+Columns of a ``table`` batch:
+
+* ``ids``: ids of rows that were removed since the files on which this increment builds
+* ``stop``: version below which rows are expired
+* ``values``: counters of a sketch
+* ``row_versions``: *shifts* of all buckets (1024 int32), which are the differences between the versions of a bucket's
+  rows and the span's version; empty if all shifts are zero
+* ``row_updates``: for each bucket, the version below which rows were evicted because there were too many (1024 uint32);
+  empty without a limit, and in files from older versions of flightedl, in which ``stop`` applies to all buckets
+* ``row_epochs``: a single 1 if the sketch has separate counters for each bucket
+
+``block`` is the position of the span's first bucket. ``version`` and ``updates`` are those of the span.
 """
 
 from __future__ import annotations
@@ -52,31 +58,30 @@ ROW_FIELDS = tuple(
 
 
 class StoredRowSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive buckets with a common history, whose rows are in the same file."""
+    """Consecutive buckets with the same history, whose rows are in the same file."""
 
     #: Position of the first bucket in the plan, and number of buckets.
     first: int
     count: int
     version: int
     updates: int
-    #: Highest epoch of a batch applied to the rows.
+    #: Highest epoch of any batch applied to the rows.
     epoch: int
-    #: Positions of the buckets for which the increment contains every row. A base file contains all rows.
+    #: Positions of buckets of which the increment contains every row. A base contains every row of all buckets.
     complete: list[int] = []
 
     @property
     def numbers(self) -> range:
-        """Positions of the buckets."""
         return range(self.first, self.first + self.count)
 
 
-#: Types of the number columns in both kinds of record batches, as Arrow types and ``struct`` codes.
+#: Types of the columns of numbers in both kinds of record batches, as Arrow types and as ``struct`` codes.
 _NUMBERS = (*((pa.int32(), "i"),) * 2, *((pa.int64(), "q"),) * 4)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Some rows of a table, as written to or read from a file.
+    """Some rows of a table in the form in which files contain them.
 
     Attributes:
         span: Position of the first bucket of their span.
@@ -102,22 +107,21 @@ class StoredRows:
 
     @property
     def sketch(self) -> Array:
-        """The counters of a ``TABLE`` by bucket; empty if the counters are not kept by bucket."""
+        """Counters of a ``TABLE`` by bucket; empty if they are not counted by bucket."""
         return self.values if self.epochs.size else self.values[:0]
 
     @property
     def given_up(self) -> npt.NDArray[np.int64]:
-        """For each bucket of a ``TABLE``, the version below which all rows were evicted because there were too many."""
+        """For each bucket of a ``TABLE``: the version below which rows were evicted because there were too many."""
         return self.updates.astype(np.int64) if self.updates.size else np.full(BUCKETS, max(self.oldest, 0))
 
     @property
     def shifts(self) -> npt.NDArray[np.int64]:
-        """The shifts of all buckets in a ``TABLE``; empty if all shifts are zero."""
         return self.versions.view(np.int32).astype(np.int64)
 
 
 def row_checksum(numbers: Sequence[int], dtype: str, arrays: Sequence[Buffer]) -> int:
-    """Return the xxh3-64 checksum of a record batch's contents."""
+    """Return the xxh3-64 checksum of the content of a record batch."""
     views = [memoryview(array) for array in arrays]
     digest = xxhash.xxh3_64(struct.pack(f"<{len(numbers) + len(views)}q", *numbers, *(v.nbytes for v in views)))
     digest.update(dtype.encode())
@@ -127,15 +131,15 @@ def row_checksum(numbers: Sequence[int], dtype: str, arrays: Sequence[Buffer]) -
 
 
 def binary(view: Buffer, kind: pa.DataType | None = None) -> pa.Array:
-    """Return a column with one value, without copying the value."""
+    """Return a column with a single value, which is not copied."""
     offsets = struct.pack("<2i", 0, memoryview(view).nbytes)
     return pa.Array.from_buffers(kind or pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(view)])
 
 
 def fixed_columns(numbers: Sequence[int], dtype: str, arrays: Sequence[memoryview]) -> list[pa.Array]:
-    """Return the columns before the values, one value per column: two int32, four int64, a string and the checksum.
+    """Return the columns before the values, with one value each: two int32, four int64, a string, and the checksum.
 
-    They are built from buffers because ``pa.array`` would import pandas, if installed, while a checkpoint is written.
+    They are built from buffers, because ``pa.array`` would import pandas, if installed, during a checkpoint.
     """
     checksum = row_checksum(numbers, dtype, arrays)
     named = [_fixed(kind, letter, number) for (kind, letter), number in zip(_NUMBERS, numbers, strict=True)]
@@ -147,7 +151,7 @@ def _fixed(kind: pa.DataType, letter: str, number: int) -> pa.Array:
 
 
 def encode_rows(rows: StoredRows, span: StoredRowSpan, schema: pa.Schema, slot_count: int) -> pa.RecordBatch:
-    """Return the record batch that stores these rows."""
+    """Return the record batch that contains these rows."""
     columns = [rows.values, rows.slots, rows.ids, rows.updates, rows.versions, rows.epochs]
     arrays = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in columns]
     stop = rows.oldest if rows.kind == TABLE else len(rows.ids)

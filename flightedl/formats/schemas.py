@@ -1,10 +1,11 @@
 """The common schema of a dataset's files.
 
-Files that state their schema (Parquet, Arrow, RecordIO) must have the same columns with the same types, in any order;
-nullability and metadata are ignored. Schemas of text files are inferred, so types that differ are *widened* to a type
-that can hold both: null with any type, integers with decimals, dates with timestamps, JSON objects field by field.
+Files that contain their schema (Parquet, Arrow, RecordIO) must have the same columns with the same types, in any order.
+Nullability and metadata are ignored. The schemas of text files are inferred, so types that differ are *widened* to a
+type that can represent both: null with any other type, integers with decimals, dates with timestamps, and JSON objects
+field by field.
 
-A column missing from some JSON lines is null in those records. A column missing from a CSV file is an error.
+If some JSON lines lack a column, it is null in their records. If a CSV file lacks a column, it is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Mismatch:
 
 
 def same_schema(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
-    """Compare two stated schemas. Return None if they have the same columns."""
+    """Compare the schemas of two files. Return None if they have the same columns."""
     mismatch = _column_mismatch(first, other)
     if mismatch is not None:
         return mismatch
@@ -40,7 +41,7 @@ def same_schema(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
 
 
 def widened_schema(first: pa.Schema, other: pa.Schema, *, may_lack: bool) -> pa.Schema | Mismatch:
-    """Return the narrowest schema that can hold the records of both inferred schemas.
+    """Return the narrowest schema that can represent the records of both inferred schemas.
 
     Args:
         first: Determines the order of columns.
@@ -63,7 +64,7 @@ def widened_schema(first: pa.Schema, other: pa.Schema, *, may_lack: bool) -> pa.
 
 
 def widened_type(first: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the narrowest inferred type that can hold values of both, or None if there is no such type."""
+    """Return the narrowest inferred type that can represent values of both types, or None if there is none."""
     types = pa.types
     if first == other or types.is_null(other):
         return first
@@ -92,7 +93,7 @@ def require_unique_columns(schema: pa.Schema, url: str) -> None:
 
 
 def schema_text(schemas: Sequence[pa.Schema]) -> str:
-    """Return names and types as a string that is the same in every version of pyarrow, for hashing."""
+    """Return names and types as a string for hashing. It is the same in every version of pyarrow."""
     return "\n\n".join("\n".join(f"{field.name}\t{field.type}" for field in schema) for schema in schemas)
 
 
@@ -116,5 +117,5 @@ def _column_mismatch(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """True if the values are bytes, with offsets of any width."""
+    """True if values of this type are bytes, with offsets of any width."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

@@ -1,23 +1,26 @@
-"""The file that a pserver writes for a checkpoint: its blocks and rows, their slots, and their applied batches.
+"""The file that a pserver writes for a checkpoint: its blocks and rows, their slots, and its applied batches.
 
-It is an Arrow IPC file with one block per record batch, so any Arrow reader can open it, and a single block can be
-fetched with a range request. Columns: ``block``, ``parameter``, ``start``, ``stop`` (its identity), ``version``,
-``updates`` (its progress), ``dtype``, ``checksum`` (xxh3-64 of the row), ``values`` and ``slot_0`` … (little-endian
-elements; null if the block's optimizer has fewer slots). The schema's metadata has ``flightedl`` (JSON: format, job,
-number, index, pservers, plan hash, the blocks in their order, the spans of rows), ``applied``
-(``AppliedBatches.encode`` of these blocks and buckets, in this order) and ``checksum`` (xxh3-128 of both). Rows of
-tables follow the blocks (see ``row_batches``).
+The file is an Arrow IPC file with one block per record batch, so any Arrow reader can open it, and a single block can
+be fetched by a range request. Its columns are: ``block``, ``parameter``, ``start`` and ``stop``, which identify the
+block; ``version`` and ``updates``, its progress; ``dtype``; ``checksum`` (xxh3-64 of the row); ``values`` and
+``slot_0`` …, which contain little-endian elements (null if the block's optimizer has fewer slots).
+
+The schema's metadata has three entries. ``flightedl`` is JSON: format, job, number, index, pservers, plan hash, the
+blocks in their order, and the spans of rows. ``applied`` is the output of ``AppliedBatches.encode`` for these blocks
+and buckets, in the same order. ``checksum`` is the xxh3-128 of both. Rows of tables follow the blocks (see
+``row_batches``).
 
 Damage is detected in three ways:
 
 * ``load_shard`` reads the file in one pass and compares its xxh3-128 hash with the one in the manifest.
-* ``read_blocks`` reads only part of the file, and verifies the checksums of rows and metadata, plan hash and number.
-* Everything that Arrow returns is validated, and its schema must be the one that this module writes.
+* ``read_blocks`` reads only a part of the file, and verifies the checksums of rows and metadata, the plan hash, and the
+  number.
+* Everything that Arrow returns is validated, and the schema must be the one that this module writes.
 
-A shard is written as a stream that passes each array's own memory to the storage, so it is never copied. Damage to a
-file raises a CorruptError that names the file; the storage's own errors are passed through.
+A shard is written as a stream, and the storage receives the memory of each array without a copy. Damage to a file
+raises a CorruptError that names the file. Errors of the storage are not changed.
 
-Not guaranteed: validity of the blocks that ``load_shard`` yields before it has finished. Do not use them until then.
+Do not use the blocks that ``load_shard`` yields until it has finished: they may be damaged.
 """
 
 from __future__ import annotations
@@ -69,13 +72,13 @@ _FIXED = (
     pa.field("values", pa.binary(), nullable=False),
 )
 _MAGIC = b"ARROW1"
-#: Magic at the start of the file, padded to eight bytes. An IPC stream follows, up to the footer.
+#: Magic number at the beginning of the file, padded to eight bytes. An IPC stream follows, up to the footer.
 _STREAM_START = 8
 #: Exceptions that Arrow and msgspec raise for invalid bytes.
 _DAMAGE = (pa.ArrowException, msgspec.DecodeError, StopIteration, OSError, ValueError, TypeError, MemoryError)
 _READ_AHEAD_BYTES = 16 << 20
 _SMALL_READ_BYTES = 64 << 10
-#: Below this size, hashing takes no longer than handing the bytes to another thread.
+#: Below this size, hashing takes no longer than passing the bytes to another thread.
 _LARGE_BYTES = 256 << 10
 
 Array = npt.NDArray[np.generic]
@@ -83,7 +86,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One block, as written to or read from a file.
+    """One block, in the form in which files contain it.
 
     Attributes:
         number: Number of the block in the plan.
@@ -107,7 +110,7 @@ class StoredBlock:
 
 
 class ShardHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Description of a file, stored in the file's metadata."""
+    """Description of a file, stored in its metadata."""
 
     format: int = FORMAT
     job: str
@@ -116,9 +119,9 @@ class ShardHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     index: int
     pservers: int
     plan_hash: str
-    #: Block numbers, in the order of the record batches.
+    #: Numbers of the blocks, in the order of the record batches.
     blocks: list[int]
-    #: Spans with rows in this file, ordered by position.
+    #: Spans that have rows in this file, in the order of their positions.
     rows: list[StoredRowSpan] = []
 
 
@@ -127,16 +130,16 @@ class WrittenShard:
     """Size and hash of a written file, for the manifest."""
 
     size_bytes: int
-    #: xxh3-128 hash of the file, as 32 hex digits.
+    #: xxh3-128 hash of the file, as 32 hexadecimal digits.
     hash: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShardContents:
-    """Blocks read from a file, with the file's header."""
+    """Blocks that were read from a file, and the file's header."""
 
     header: ShardHeader
-    #: Output of ``AppliedBatches.encode`` for *all* blocks of the file.
+    #: Output of ``AppliedBatches.encode`` for *all* blocks in the file.
     applied: bytes
     blocks: tuple[StoredBlock, ...]
 
@@ -187,7 +190,7 @@ def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128, executor: Exec
 
 
 class _Sink(io.RawIOBase):
-    """Collects the Arrow writer's output without copying it."""
+    """Collects the output of Arrow's writer without copying it."""
 
     def __init__(self) -> None:
         self._parts: list[memoryview] = []
@@ -258,7 +261,7 @@ def _batch(block: StoredBlock, schema: pa.Schema) -> pa.RecordBatch:
 def load_shard(
     storage: Storage, name: str, size_bytes: int, expected_hash: str
 ) -> tuple[ShardHeader, bytes, Iterator[StoredBlock | StoredRows]]:
-    """Read a complete shard, block by block, in one pass over the file.
+    """Read a complete shard block by block, in a single pass over the file.
 
     Returns:
         (header, applied sets, blocks and then rows). The blocks and rows may be used only after the iterator has ended
@@ -310,7 +313,7 @@ def _stored_blocks(
 
 
 def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[int]) -> ShardContents:
-    """Read some blocks of a shard. Apart from these, only the file's description is read.
+    """Read some blocks of a shard. Apart from them, only the file's description is read.
 
     Raises:
         CorruptError: the content is not what was written, or there is no such block.
@@ -330,7 +333,7 @@ def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[i
 
 
 def read_rows(storage: Storage, name: str, size_bytes: int) -> tuple[ShardHeader, bytes, Iterator[StoredRows]]:
-    """Read the rows of a shard, without its blocks.
+    """Read the rows in a shard, but not its blocks.
 
     Raises:
         CorruptError: the content is not what was written. The iterator raises it, too.
@@ -372,7 +375,7 @@ def _described(schema: pa.Schema) -> tuple[ShardHeader, bytes]:
 
 
 def _row(batch: pa.RecordBatch) -> tuple[list[Any], list[pa.Buffer]]:
-    """Return the values of a record batch's fixed columns, and the buffers of its value columns."""
+    """Return the values of the fixed columns of a record batch, and the buffers of its columns of values."""
     fixed = [column[0].as_py() for column in batch.columns[: len(_FIXED) - 1]]
     buffers = [column[0].as_buffer() for column in batch.columns[len(_FIXED) - 1 :] if column.null_count == 0]
     if None in fixed or len(buffers) == 0:
@@ -409,7 +412,7 @@ def _block_of(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> StoredBl
 
 @contextlib.contextmanager
 def _as_corrupt(storage: Storage, name: str) -> Iterator[None]:
-    """Turn a reader's exceptions into a CorruptError that names the file; pass the storage's errors through."""
+    """Convert a reader's exceptions to a CorruptError that names the file. The storage's errors are not changed."""
     try:
         yield
     except CorruptError as error:

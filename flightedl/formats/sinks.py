@@ -1,4 +1,4 @@
-"""Adapter between pyarrow's writers, which write to a file, and ``Storage.publish``, which accepts parts."""
+"""Adapter between pyarrow's writers, which write to a file, and ``Storage.publish``, which takes parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 
 class PartsSink(io.RawIOBase):
-    """A write-only file that collects the written bytes until they are taken."""
+    """A write-only file that collects the written bytes until they are fetched."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,17 +30,16 @@ class PartsSink(io.RawIOBase):
         return len(part)
 
     def take(self) -> bytes:
-        """Return the bytes written since the last call."""
         return b"".join(self.take_parts())
 
     def take_parts(self) -> list[bytes]:
-        """Return the bytes written since the last call as separate parts, for large files."""
+        """Return the bytes written since the last call as separate parts. Intended for large files."""
         parts, self._parts = self._parts, []
         return parts
 
 
 def written(batches: Iterable[pa.RecordBatch], writer_of: Callable[[pa.PythonFile], Any]) -> Iterator[bytes]:
-    """Yield the parts of a file written by a pyarrow writer, one for each batch and one for the end."""
+    """Yield the parts of a file written by a pyarrow writer: one part per batch, and one for the end."""
     sink = PartsSink()
     with writer_of(pa.PythonFile(sink, mode="w")) as writer:
         for batch in batches:

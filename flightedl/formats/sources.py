@@ -1,7 +1,7 @@
-"""Opening files, and distinguishing files that cannot be *read* from files that cannot be *parsed*.
+"""Open files, and distinguish files that cannot be *read* from files that cannot be *parsed*.
 
-pyarrow reports both as OSError. Files are therefore opened through :class:`WatchedFile`, which records any failure of
-its own reads. If a read failed, the storage is to blame, and the file is never skipped as corrupt.
+pyarrow reports both cases as OSError. Therefore files are opened through :class:`WatchedFile`, which records failures
+of its own reads. If a read has failed, the storage is the cause, and the file is never skipped as corrupt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flightedl.errors import DataError, FlightedlError, UnavailableError
 from flightedl.formats.chunks import CorruptChunkError, IndexOptions
 from flightedl.ports import Files
 
-#: Suffix -> compression of the file as a whole.
+#: Suffix -> compression of an entire file.
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 _BROKEN = (
@@ -37,13 +37,13 @@ _BROKEN = (
 
 
 class WatchedFile(io.RawIOBase):
-    """A file that records any failure of its reads."""
+    """A file that records failures of its reads."""
 
     def __init__(self, file: BinaryIO, url: str) -> None:
         super().__init__()
         self._file = file
         self.url = url
-        #: Exception raised by the storage, if any.
+        #: Exception that the storage raised, if any.
         self.failure: Exception | None = None
 
     def readable(self) -> bool:
@@ -69,7 +69,7 @@ class WatchedFile(io.RawIOBase):
         return len(data)
 
     def exactly(self, size: int) -> bytes:
-        """Return the next ``size`` bytes. Raises EOFError if the file ends first."""
+        """Return the next ``size`` bytes. Raises EOFError if the file ends before that."""
         parts: list[bytes] = []
         missing = size
         while missing and (part := self.read(missing)):
@@ -80,7 +80,7 @@ class WatchedFile(io.RawIOBase):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def buffer(self, size: int, head: bytes = b"") -> pa.Buffer:
-        """Return ``head`` and the next ``size`` bytes in memory from Arrow's pool, which reuses its pages.
+        """Return ``head`` and the next ``size`` bytes, in memory from Arrow's pool, which reuses its pages.
 
         Raises:
             EOFError: the file ends before.
@@ -113,7 +113,7 @@ class WatchedFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def opened(files: Files, url: str) -> Iterator[WatchedFile]:
-    """Yield the opened file, and close it at the end.
+    """Yield the opened file, and close it when the block ends.
 
     Raises:
         DataError: it cannot be opened, or the store refuses to read it.
@@ -126,7 +126,7 @@ def opened(files: Files, url: str) -> Iterator[WatchedFile]:
 
 @contextlib.contextmanager
 def parsing(source: WatchedFile, place: str) -> Iterator[None]:
-    """Turn parsers' exceptions into an error whose message names the file and ``place``."""
+    """Convert exceptions of parsers to an error whose message contains the file and ``place``."""
     try:
         yield
     except FlightedlError:
@@ -144,7 +144,7 @@ def parsing(source: WatchedFile, place: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_damage(options: IndexOptions) -> Iterator[list[str]]:
-    """Yield a list for a sentence about damage, if the options say to skip it; otherwise the error is raised."""
+    """Yield a list for a message about damage if the options permit skipping it; otherwise the error is raised."""
     skipped: list[str] = []
     try:
         yield skipped
@@ -160,10 +160,10 @@ def reason(error: BaseException) -> str:
 
 
 def compression_of(url: str) -> str | None:
-    """Return the compression implied by a file's suffix: "gzip", "zstd" or None."""
+    """Return the compression that the suffix of a file implies: "gzip", "zstd" or None."""
     return next((name for suffix, name in _COMPRESSIONS.items() if url.lower().endswith(suffix)), None)
 
 
 def without_compression(url: str) -> str:
-    """Return the URL without a trailing ``.gz`` or ``.zst``."""
+    """Return the URL without a ``.gz`` or ``.zst`` at its end."""
     return next((url[: -len(suffix)] for suffix in _COMPRESSIONS if url.lower().endswith(suffix)), url)

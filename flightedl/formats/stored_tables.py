@@ -1,7 +1,7 @@
-"""Reading a table's rows from a checkpoint: the latest state of each row from a base file and its increments.
+"""Read the rows of a table from a checkpoint: the latest state of each row in a base and its increments.
 
-Each chain of files is read from its newest file to its base. In older files, rows that a newer file contains or has
-removed are skipped. Memory therefore holds one batch of rows and the ids found in the increments.
+Each chain of files is read from its newest file to its base. Rows in an older file are skipped if a newer file contains
+or removes them. So memory holds only one batch of rows, and the ids in the increments.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from flightedl.ports import Storage
 
 Ids = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
-#: A number higher than any version or epoch.
+#: A number that is higher than any version or epoch.
 _UNKNOWN = 1 << 62
 
 
 def stored_rows(
     storage: Storage, manifest: Manifest, table: int, spec: TableSpec, buckets: range = range(BUCKETS)
 ) -> Iterator[StoredRows]:
-    """Yield the rows of a table in batches, in no particular order.
+    """Yield the rows of a table in batches, in an unspecified order.
 
     Args:
         storage: Storage with the checkpoint.
@@ -50,7 +50,7 @@ def stored_rows(
         if not any(number - first in buckets for number in chain[-1].numbers):
             continue
         passed_over = np.empty(0, np.uint64)
-        #: For each bucket, the lowest version and epoch of rows that have not expired.
+        #: For each bucket: the lowest unexpired version, and the lowest unexpired epoch.
         oldest = np.full((2, BUCKETS), _UNKNOWN)
         for file, counting in zip(reversed(shard.chain), reversed(chain), strict=True):
             counts = np.zeros(BUCKETS, np.bool_)
@@ -83,7 +83,7 @@ def _note_oldest(oldest: Numbers, first: int, span: StoredRowSpan, said: StoredR
 def _of_these(
     rows: StoredRows, spec: TableSpec, passed_over: Ids, counts: npt.NDArray[np.bool_], oldest: Numbers
 ) -> StoredRows:
-    """Return the live rows in the buckets to read that no newer file contains."""
+    """Return the live rows of the buckets to read, except those that a newer file contains."""
     buckets = buckets_of(rows.ids, spec.salt)
     is_wanted = counts[buckets]
     version, epoch = oldest[:, buckets]

@@ -1,11 +1,14 @@
 """Rows of a table in a separate Parquet file, with a column of ids and a column of values.
 
-* ``id``: int64. Ids from 2**63 on appear as negative numbers; the id of a string is the hash used for lookups.
-* ``values``: a list of ``dim`` float32, or of float16 (halffloat) for a float16 table. bfloat16 is written as float32.
-* With slots: ``updates`` (int64), and per optimizer slot a float32 column of numbers or of lists of ``dim`` numbers.
+* ``id``: int64. Ids of 2**63 and above appear as negative numbers. The id of a string is the hash by which it is looked
+  up.
+* ``values``: a list of ``dim`` float32, or of float16 (halffloat) for a float16 table. bfloat16 values are written as
+  float32.
+* With slots: ``updates`` (int64), and for each optimizer slot a float32 column, which contains numbers or lists of
+  ``dim`` numbers.
 
-Files from other programs can be read: ids may be any integers or strings, and values any floats, in lists of fixed or
-variable size. Unknown columns are ignored, as are slots of an optimizer that is not the table's.
+Files from other programs can be read: ids may be integers of any width or strings, and values may be any floats, in
+lists of fixed or variable size. Unknown columns are ignored, and so are slots of an optimizer other than the table's.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class FileRows(NamedTuple):
     ids: npt.NDArray[np.uint64]
     #: (n, dim).
     values: Floats
-    #: (n,) uint32 and (n, total size of all slots); None if the file has no matching slots.
+    #: (n,) uint32, and (n, total size of all slots); None if the file has no matching slots.
     updates: npt.NDArray[np.uint32] | None
     slots: Floats | None
 
@@ -71,18 +74,18 @@ def schema_of(spec: TableSpec, *, has_slots: bool) -> pa.Schema:
 
 
 def table_file(spec: TableSpec, rows: Iterable[StoredRows], *, has_slots: bool = False) -> Iterator[bytes]:
-    """Yield the parts of a file with these rows."""
+    """Yield the parts of a file that contains these rows."""
     yield from file_of(schema_of(spec, has_slots=has_slots), batches_of(spec, rows, has_slots=has_slots))
 
 
 def batches_of(spec: TableSpec, rows: Iterable[StoredRows], *, has_slots: bool = False) -> Iterator[pa.RecordBatch]:
-    """Return the record batches of a file with these rows."""
+    """Return the record batches of a file that contains these rows."""
     schema = schema_of(spec, has_slots=has_slots)
     return (batch_of(spec, some, schema, has_slots=has_slots) for some in rows if len(some.ids))
 
 
 def file_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Yield the parts of a Parquet file with these batches."""
+    """Yield the parts of a Parquet file that contains these batches."""
     sink = PartsSink()
     with pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"), schema, compression="zstd", write_page_checksum=True
@@ -162,7 +165,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def read_table_file(files: Files, url: str, spec: TableSpec) -> Iterator[FileRows]:
-    """Yield the rows of a file in batches.
+    """Yield the rows in a file in batches.
 
     Raises:
         DataError: it has no rows for this table, is damaged, or cannot be read.
@@ -211,7 +214,7 @@ def _file_rows(
 
 
 def _matrix(url: str, column: pa.Array, spec: TableSpec) -> Floats:
-    """Return a column of lists as an array (n, dim), a column of numbers as (n, 1)."""
+    """Return a column of lists as an array (n, dim), and a column of numbers as (n, 1)."""
     if not _is_list(column.type):
         numbers: Floats = column.to_numpy().astype(np.float32).reshape(-1, 1)
         return numbers
@@ -226,7 +229,7 @@ def _has_size(column: pa.Array, dim: int) -> bool:
 
 
 def as_kept(values: Floats, dtype: str) -> npt.NDArray[Any]:
-    """Return values in a table's dtype; 16-bit values are rounded to nearest even."""
+    """Return values in the dtype of a table. 16-bit values are rounded to nearest even."""
     if dtype == "float32":
         return values
     if dtype == "float16":

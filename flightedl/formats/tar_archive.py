@@ -1,15 +1,15 @@
-"""Tar archives as written by WebDataset: a record is a sequence of files with the same name but different extensions.
+"""Tar archives as WebDataset writes them: a record is a sequence of files with the same name and different extensions.
 
 Rules:
 
-* A file's name is split at its first dot: in ``train/0001.left.png``, ``train/0001`` is the key and ``left.png`` the
-  column. The files of a record are adjacent. Columns contain bytes and are sorted by name after ``__key__``. A file
-  missing from a record becomes a null.
+* A file's name is divided at its first dot: in ``train/0001.left.png``, ``train/0001`` is the key and ``left.png`` is
+  the column. The files of a record are adjacent. Columns contain bytes; they follow ``__key__``, sorted by name. If a
+  record lacks a file, the column is null.
 * Directories, links, and files without an extension or with an empty name are skipped.
-* A chunk is a sequence of records of about ``text_chunk_bytes`` in total. Indexing reads only headers.
-* New archives have, for each record, one file per column of bytes and one file ``json`` with all other columns.
+* A chunk is a sequence of records with about ``text_chunk_bytes`` in total. Indexing reads only headers.
+* In new archives, each record has one file per column of bytes, and one file ``json`` with all other columns.
 
-Not guaranteed: detection of damaged content. Tar archives have checksums for headers only.
+Not guaranteed: that damaged content is detected. Tar archives have checksums only for headers.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TarArchive:
 
 
 class _Walk:
-    """Records of an archive, or of some of its bytes, read with the help of ``members`` if these are known."""
+    """Records of an archive, or of a range of its bytes. Uses ``members`` if they are already known."""
 
     def __init__(
         self, source: WatchedFile | io.BytesIO | None, size_bytes: int, members: Iterable[_Member] | None = None
@@ -147,7 +147,7 @@ class _Walk:
         try:
             with tarfile.open(fileobj=self._source, mode="r:") as archive:
                 while (member := archive.next()) is not None:
-                    archive.__dict__["members"].clear()  # free memory: the library would keep all members
+                    archive.__dict__["members"].clear()  # Free memory, because the library would keep all members.
                     if member.offset_data + member.size > self._size_bytes:
                         raise ValueError(f"the archive ends within {member.name}")
                     if member.isreg():
@@ -208,8 +208,8 @@ def _column(name: str, samples: Sequence[_Sample], data: pa.Buffer) -> pa.Array:
         view = memoryview(data)
         found = [None if each is None else view[each.offset_data : each.offset_data + each.size] for each in members]
         return pa.array(found, pa.binary())
-    # Arrow copies the members' bytes without holding the GIL. In an array over the archive, values with even positions
-    # are the members, and values with odd positions are the bytes between members.
+    # Arrow copies the members' bytes without holding the GIL. The array covers the entire archive: values at even
+    # positions are members, and values at odd positions are the bytes between members.
     ends = [place for each in members if each is not None for place in (each.offset_data, each.offset_data + each.size)]
     count = max(len(ends) - 1, 0)
     values = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(np.array(ends or [0], np.int32)), data])

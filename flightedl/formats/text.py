@@ -1,12 +1,12 @@
-"""Common part of the text formats CSV and JSON lines.
+"""Common implementation of the text formats CSV and JSON lines.
 
-A chunk is a range of bytes that ends with a record. Its size is about ``text_chunk_bytes``, or less if the file would
+A chunk is a range of bytes that ends with a record. It has about ``text_chunk_bytes``, or less if the file would
 otherwise have only a few chunks, so that a single file can keep many trainers busy. A compressed file (``.gz``,
 ``.zst``) cannot be read from the middle, so it is a single chunk; split or convert large compressed files.
 
-Indexing parses each file once. This counts the records, finds damage before training starts, and infers the columns'
-types from *all* records. Reading a chunk then needs the inferred schema of the dataset (``ReadRequest.schema``).
-Without it, types are inferred from the chunk alone and may differ between chunks.
+Indexing parses each file once. This counts the records, detects damage before training starts, and infers the types of
+columns from *all* records. When a chunk is read, the inferred schema of the dataset must be given
+(``ReadRequest.schema``). Without it, types are inferred from the chunk alone and may differ between chunks.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from flightedl.formats.schemas import Mismatch, require_unique_columns, widened_
 from flightedl.formats.sources import WatchedFile, compression_of, opened, parsing
 from flightedl.ports import Files, FileStat
 
-#: Minimum number of chunks per file, unless the chunks would be smaller than ``_WORTH_A_TASK_BYTES``.
+#: Minimum number of chunks per file, unless that would make chunks smaller than ``_WORTH_A_TASK_BYTES``.
 _CHUNKS_OF_A_FILE = 32
 _WORTH_A_TASK_BYTES = 16 << 10
 _ASCII_END = 0x80
 
 
 def chunk_bytes(size_bytes: int, options: IndexOptions) -> int:
-    """Return a file's approximate chunk size. It depends only on the file's size and the options."""
+    """Return the approximate size of a file's chunks. It depends only on the file's size and the options."""
     share = -(-size_bytes // _CHUNKS_OF_A_FILE)
     return min(options.text_chunk_bytes, max(share, _WORTH_A_TASK_BYTES))
 
@@ -44,21 +44,21 @@ class TextFormat:
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
-    #: True if a column may be missing in some records.
+    #: True if some records may lack a column.
     may_lack_columns: ClassVar[bool]
 
     def records_end(self, text: bytes) -> int:
-        """Return the length of the complete records in ``text``, which starts with a record; 0 if none is complete."""
+        """Return the length of the complete records in ``text``, which begins with a record; 0 if none is complete."""
         raise NotImplementedError
 
     def head(self, source: Readable, url: str) -> tuple[tuple[str, ...] | None, int, bytes]:
-        """Return the column names in the file's header, the size of the header, and the bytes read beyond it."""
+        """Return the column names in the file's header, the header's size, and the bytes that were read beyond it."""
         raise NotImplementedError
 
     def parse(self, text: Any, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
-        """Parse the records in ``text``. Types come from ``request.schema`` or are inferred for unknown columns.
+        """Parse the records in ``text``. Column types come from ``request.schema``; others are inferred.
 
-        With a schema, the text is a chunk of an indexed file, in any kind of memory. Otherwise it is ``bytes``.
+        With a schema, the text is a chunk of an indexed file, in any kind of memory. Without one, it is ``bytes``.
 
         Raises:
             pa.ArrowInvalid: it cannot be parsed.
@@ -66,7 +66,6 @@ class TextFormat:
         raise NotImplementedError
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
-        """Yield the parts of a file."""
         raise NotImplementedError
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
@@ -103,7 +102,7 @@ class TextFormat:
         return FileIndex(stat, self.name, schema, ChunkColumns.of(records, offsets, sizes), tuple(skipped))
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        """Return the schema inferred from all records."""
+        """Return the schema that is inferred from all records."""
         return self.index(files, stat, IndexOptions()).schema
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
@@ -160,7 +159,7 @@ def _plain(source: WatchedFile, compression: str | None) -> Iterator[Readable]:
 
 
 def _require_utf8(text: Any) -> None:
-    """Raise ValueError if the text is not UTF-8. pyarrow would accept some invalid text unchanged."""
+    """Raise ValueError if the text is not UTF-8. pyarrow would accept some invalid text without change."""
     if np.frombuffer(text, np.uint8).max(initial=0) < _ASCII_END:
         return
     try:
@@ -170,7 +169,7 @@ def _require_utf8(text: Any) -> None:
 
 
 def _with_missing(table: pa.Table, request: ReadRequest) -> pa.Table:
-    """Return the table with null columns added for the dataset's columns that no record in it has."""
+    """Return the table with a null column for each of the dataset's columns that all of its records lack."""
     if request.schema is None:
         return table
     needed = request.needed()

@@ -8,22 +8,22 @@
         criterion(net(x), y).backward()
         optimizer.step()
 
-* ``batches``: converts a dataset's Arrow batches to tensors
-* ``ahead``: detection of loaders that request batches before the step
-* ``module``: names of the parameters and buffers that are declared
+* ``batches``: conversion of a dataset's Arrow batches to tensors
+* ``ahead``: detection of loaders that request the next batch before the step
+* ``module``: names of the parameters and buffers to declare
 * ``tensors``: conversion between tensors and arrays
-* ``groups``: converts parameter groups to settings of the servers' optimizer
-* ``embedding``: embedding modules whose rows are in tables
-* ``rows``: looked-up rows as parameters of the current batch
-* ``optimizer``: pushes gradients, pulls values, and keeps the module's values equal to the job's
-* ``staging``: moves gradients, while ``backward`` runs, to the memory from which they are sent
-* ``files``: loads a saved model into a plain module
+* ``groups``: conversion of parameter groups to settings of the servers' optimizer
+* ``embedding``: embedding modules whose rows are stored in tables
+* ``rows``: rows that were looked up, as parameters of the current batch
+* ``optimizer``: pushing gradients, pulling values, and keeping the module's values equal to the job's
+* ``staging``: moving gradients during ``backward`` to the memory from which they are sent
+* ``files``: loading of saved models into a plain module
 
-``batches`` yields a batch as tensors; ``forward`` looks up the batch's rows in tables, and these rows become
-parameters; ``backward`` computes gradients. ``Optimizer.step`` copies the gradients to arrays, pushes them, and waits
-until the servers' new values have arrived in the module's own memory.
+A batch's path: ``batches`` yields the batch as tensors. ``forward`` looks up the batch's rows in tables, and these rows
+become parameters. ``backward`` computes gradients. ``Optimizer.step`` copies the gradients to arrays, pushes them, and
+waits until the servers' new values have arrived in the module's own memory.
 
-``import flightedl`` does not import PyTorch; this package is imported on first use of ``fe.torch``.
+``import flightedl`` does not import PyTorch. This package is imported when ``fe.torch`` is first used.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Detects batches that are requested before the step, whose gradient would then count for the wrong batch.
+"""Detect batches that are requested before the step, because the gradient would then count for the wrong batch.
 
-A batch is current from the moment it is handed out until the next one is requested. Wrappers that prefetch break this:
+A batch is current from the time it is yielded until the next one is requested. Wrappers that prefetch violate this, and
+are detected as follows:
 
-* wrappers that read in another thread are recognized by the thread;
-* wrappers from accelerate and Lightning are recognized by their stack frames;
-* any other wrapper is recognized at its first step if an earlier batch was handed out, its tensors are still in use,
-  and no gradient was computed for it.
+* A wrapper that reads in another thread is detected by that thread.
+* Wrappers of accelerate and Lightning are detected by their stack frames.
+* Any other wrapper is detected at its first step: an earlier batch has been yielded, its tensors are still in use, and
+  no gradient has been computed for it.
 
 Not detected: a custom wrapper that prefetches and keeps only copies, for example on another device. Its last step
-fails, because there is no longer a current batch.
+fails, because no batch is current anymore.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _WRONG_BATCH = "the gradient of a step would count for the batch after the right
 
 
 class _Newest(threading.local):
-    """Thread -> the tensors of the batch that it received last."""
+    """Thread -> tensors of the batch that the thread received last."""
 
     def __init__(self) -> None:
         self.tensors: list[weakref.ref[torch.Tensor]] = []
@@ -40,7 +41,7 @@ _newest = _Newest()
 
 
 def handed_out(tensors: Any) -> None:
-    """Note the tensors of the batch that this thread is receiving."""
+    """Record the tensors of the batch that this thread is receiving."""
     _newest.tensors = [weakref.ref(tensor) for tensor in tensors_in(tensors)]
 
 
@@ -57,7 +58,7 @@ def tensors_in(found: Any) -> Iterator[torch.Tensor]:
 
 
 class Seen:
-    """Gradients that existed at the last step and have not been recomputed or changed since."""
+    """Gradients that existed at the last step and have not been recomputed or changed since then."""
 
     def __init__(self, gradients: Iterable[torch.Tensor]) -> None:
         self._found = {id(each): (weakref.ref(each), each._version) for each in gradients}
@@ -72,18 +73,18 @@ class Seen:
 
 
 class PrefetchDetector:
-    """Checks that each batch is finished before the next is requested. Create it in the thread that calls ``step``."""
+    """Checks that each batch is finished before the next one is requested. Create it in the step's thread."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        #: Description of the caller's mistake; empty if none was found.
+        #: Error message about the caller's mistake; empty if none has been detected.
         self._wrong = ""
-        #: The previous batch and its tensors, if there was no step for that batch.
+        #: The previous batch and its tensors if there was no step for it.
         self._left_out = ""
         self._tensors: list[weakref.ref[torch.Tensor]] = []
 
     def batch_ends(self, current: CurrentBatch, *, was_used: bool) -> None:
-        """Record that this thread requests the next batch.
+        """Record that this thread is requesting the next batch.
 
         Args:
             current: The batch before the next one.
@@ -107,7 +108,7 @@ class PrefetchDetector:
         return "" if was_used else _known_wrapper()
 
     def require_in_order(self) -> None:
-        """Check before a step that its gradients belong to the current batch.
+        """Before a step, check that its gradients belong to the current batch.
 
         Raises:
             UsageError: they may belong to another batch.
@@ -116,7 +117,7 @@ class PrefetchDetector:
             raise UsageError(self._wrong)
         if not self._is_used():
             return
-        # Tensors that only await garbage collection are not in use.
+        # Tensors that are only waiting for garbage collection are not in use.
         gc.collect()
         if self._is_used():
             raise UsageError(
@@ -130,7 +131,7 @@ class PrefetchDetector:
 
 
 def _known_wrapper() -> str:
-    """Return the error message for a known prefetching loader on the current stack; empty if there is none."""
+    """Return the error message about a known prefetching loader on the current stack; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -1,11 +1,11 @@
-"""The job's batches as tensors, without a copy where Arrow allows it.
+"""The job's batches as tensors, without copying where Arrow permits it.
 
 The tensor of a numeric column without nulls shares the column's memory. It is read-only unless it is a copy
-(``copy=True``), because a batch whose gradient came too late is handed out again and must not have changed. Writes are
+(``copy=True``): a batch whose gradient arrived too late is yielded again, and must not have changed. Writes to it are
 detected and raise an error.
 
-A batch is *current* from the moment it is handed out until the next one is requested; a step pushes under its identity.
-So batches must not be requested ahead of the step (``ahead``). Worker processes of a ``DataLoader`` are rejected; the
+A batch is *current* from the time it is yielded until the next one is requested, and a step pushes under its identity.
+So batches must not be requested before the step (``ahead``). Worker processes of a ``DataLoader`` are rejected; the
 dataset itself reads ahead.
 """
 
@@ -26,7 +26,7 @@ Tensors = Any
 
 
 class Batches(Protocol):
-    """Interface of a dataset, as returned by ``job.dataset``."""
+    """Interface of the dataset that ``job.dataset`` returns."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
 
@@ -73,7 +73,7 @@ def _batches(
         made, shared = _tensors_of(batch, columns, transform, copy, move)
         handed_out(made)
         yield made
-        # A tensor that is referenced here would look to ``ahead`` as if it were in use.
+        # Do not keep a reference here: to ``ahead``, the tensor would seem to be in use.
         del made
         _require_unwritten(shared)
 
@@ -114,9 +114,9 @@ def _require_unwritten(shared: dict[str, tuple[torch.Tensor, int]]) -> None:
 
 
 class IterableDataset(torch_data.IterableDataset[Tensors]):
-    """The same batches for use with a ``DataLoader``: ``DataLoader(IterableDataset(data, "x", "y"), batch_size=None)``.
+    """The same batches for a ``DataLoader``: ``DataLoader(IterableDataset(data, "x", "y"), batch_size=None)``.
 
-    The loader must run in the session's process (``num_workers=0``). It may pin memory.
+    The loader must run in the process of the session (``num_workers=0``). It may pin memory.
 
     Args:
         dataset: The result of ``job.dataset``.
@@ -174,7 +174,7 @@ def _require_columns(columns: Iterable[str], schema: pa.Schema) -> None:
 
 
 def tensor_of_column(name: str, column: pa.Array) -> torch.Tensor:
-    """Return a tensor of (records, ...) that shares the column's memory, or a copy for booleans, which Arrow packs.
+    """Return a tensor (records, ...) that shares the column's memory. Booleans, which Arrow stores as bits, are copied.
 
     Raises:
         UsageError: the column has nulls, lists of different lengths, or elements that are not numbers.

@@ -1,4 +1,4 @@
-"""Embeddings whose rows are in tables on the servers; modules use them like PyTorch's own embeddings.
+"""Embedding modules whose rows are stored in tables on the servers. They are used like PyTorch's own embeddings.
 
 ::
 
@@ -7,8 +7,8 @@
     optimizer = fe.torch.Optimizer(net, job, fe.Adam(lr=1e-3))
 
 ``forward`` looks up rows, ``backward`` computes their gradients, and ``optimizer.step()`` pushes these gradients under
-the batch's identity (see ``rows``). Ids are integers of up to 64 bits in a tensor, or anything that ``Table.pull``
-accepts, such as strings or an Arrow column. All computation on the rows is done by PyTorch's own functions.
+the batch's identity (see ``rows``). Ids are integers of up to 64 bits in a tensor, or anything else that ``Table.pull``
+accepts, such as strings or an Arrow column. PyTorch's own functions perform all computation on the rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Combination = Literal["sum", "mean", "max"]
 
 
 class Embedding(OnTable):
-    """Looks up rows by id, like ``torch.nn.Embedding``, but in a table without a fixed size.
+    """Looks up rows by id, like ``torch.nn.Embedding``, but in a table whose size is not fixed.
 
     Args:
         table: The result of ``job.table``.
@@ -41,7 +41,7 @@ class Embedding(OnTable):
     """
 
     def forward(self, ids: Any) -> torch.Tensor:
-        """Return the rows of ids with any shape, as (*shape, dim).
+        """Return the rows of ids of any shape, as (*shape, dim).
 
         Raises:
             UsageError: the ids are invalid, an id has no row and the table requires one, or no optimizer trains this
@@ -59,7 +59,7 @@ class Embedding(OnTable):
         return RowRequest(self, asked)
 
     def result(self, request: RowRequest, found: Found) -> torch.Tensor:
-        """Return the result of ``forward``, given the rows."""
+        """Return the result of ``forward`` for these rows."""
         rows = functional.embedding(
             found.places.reshape(request.asked.found.shape),
             found.weight,
@@ -70,7 +70,7 @@ class Embedding(OnTable):
 
 
 class EmbeddingBag(OnTable):
-    """Combines bags of rows into one row each, like ``torch.nn.EmbeddingBag``.
+    """Combines each bag of rows into one row, like ``torch.nn.EmbeddingBag``.
 
     Args:
         table: The result of ``job.table``.
@@ -110,7 +110,7 @@ class EmbeddingBag(OnTable):
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(self, ids: Any, offsets: Any = None, per_sample_weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return one row per bag, as (bags, dim); an empty bag yields zeros.
+        """Return one row per bag, as (bags, dim). The row of an empty bag is zero.
 
         Args:
             ids: (bags, n), or (n,) with ``offsets``, or an Arrow column of lists.
@@ -131,7 +131,7 @@ class EmbeddingBag(OnTable):
     def result(
         self, request: RowRequest, found: Found, offsets: Any = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the result of ``forward``, given the rows."""
+        """Return the result of ``forward`` for these rows."""
         ids, device = request.asked.found, found.places.device
         places = found.places
         if ids.offsets is not None:
@@ -159,7 +159,7 @@ class EmbeddingBag(OnTable):
 
 
 class EmbeddingCollection(nn.Module):
-    """Several embeddings that are looked up in one round trip; embeddings on the same table share its rows.
+    """Several embeddings that are looked up in one round trip. Embeddings on the same table share its rows.
 
     ::
 

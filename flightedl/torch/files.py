@@ -1,4 +1,4 @@
-"""Loads a saved model into a plain module, without a job or servers."""
+"""Load a saved model into a plain module, without a job or servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load_into(
     job: str = "",
     rows: Mapping[str, str | Path] = _NO_ROWS,
 ) -> None:
-    """Load values that ``job.save_model`` wrote, or a job's newest checkpoint, into a module.
+    """Load the values in a file from ``job.save_model``, or in a job's newest checkpoint, into a module.
 
     Args:
         module: Module with parameters of the same names and shapes. Buffers that are not in the file do not change.

@@ -1,8 +1,9 @@
-"""Converts PyTorch's parameter groups to settings of the servers' optimizer.
+"""Convert PyTorch's parameter groups to settings of the servers' optimizer.
 
-A group may set any option of the job's optimizer, such as ``lr``, ``weight_decay`` or ``momentum``; PyTorch's ``betas``
-become ``beta1`` and ``beta2``. A group's settings become ``overrides`` of the declared optimizer for its parameters and
-apply to the whole job. Changing them in one trainer is an error, because the change would not reach the other trainers.
+A group may set any option of the job's optimizer, for example ``lr``, ``weight_decay`` or ``momentum``. PyTorch's
+``betas`` become ``beta1`` and ``beta2``. The settings of a group become ``overrides`` of the declared optimizer for the
+group's parameters, and apply to the entire job. Changing them in one trainer is an error, because the change would not
+reach the other trainers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NOT_OF_GROUPS = ("clip_norm", "overrides")
 
 
 def chosen(optimizer: Any) -> Optimizer:
-    """Return the given optimizer as one that the servers support.
+    """Return the given optimizer in the form that the servers support.
 
     Raises:
         UsageError: servers cannot run it.
@@ -76,7 +77,7 @@ def with_groups(optimizer: Optimizer, groups: Iterable[tuple[Mapping[str, Any], 
 
 
 def shown(rule: Optimizer, version: int = 0) -> dict[str, Any]:
-    """Return a rule's settings as ``param_groups`` shows them; ``lr`` is the learning rate of the next update."""
+    """Return a rule's settings as ``param_groups`` shows them. ``lr`` is the learning rate of the next update."""
     found = {name: getattr(rule, name) for name in fields_of(type(rule)) if name not in _NOT_OF_GROUPS}
     if "lr" in found:
         found["lr"] = rate_at(found["lr"], version)
@@ -84,7 +85,7 @@ def shown(rule: Optimizer, version: int = 0) -> dict[str, Any]:
 
 
 class ShownSettings:
-    """The settings shown in an optimizer's parameter groups; detects changes to them."""
+    """Settings shown in the parameter groups of an optimizer. Detects changes to them."""
 
     def __init__(self) -> None:
         self._rules: list[Optimizer] = []
@@ -95,7 +96,7 @@ class ShownSettings:
         self._expected.append(settings)
 
     def require_unchanged(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Raise UsageError if the settings of a group were changed."""
+        """Raise UsageError if a group's settings have been changed."""
         for number, (group, expected, rule) in enumerate(zip(groups, self._expected, self._rules, strict=True)):
             for name, value in expected.items():
                 now = group[name]
@@ -125,7 +126,7 @@ class ShownSettings:
             expected["lr"] = rate
 
     def match(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """True if these groups have the expected settings, except for settings that follow a schedule."""
+        """True if these groups have the expected settings, apart from settings that follow a schedule."""
         return len(groups) == len(self._expected) and all(
             group.get(name, value) == value or isinstance(getattr(rule, name), Schedule)
             for group, expected, rule in zip(groups, self._expected, self._rules, strict=True)

@@ -1,12 +1,12 @@
-"""A module's declared tensors by name: its parameters, and the buffers that training changes.
+"""The tensors of a module that are declared, by name: parameters, and buffers that training changes.
 
-* Names are those in the original module, without the prefixes that wrappers (``torch.compile``,
-  ``DistributedDataParallel``) add. A shared parameter is declared under the first of its names.
-* All floating-point parameters are declared, including frozen ones, which may be unfrozen while the job runs.
-* Tables' rows are not declared as parameters; see ``rows``.
-* The declared buffers are persistent floating-point buffers (those in ``state_dict``), and integer counters with one
-  element, which the servers store as float64 (exact up to 2**53). All other buffers, such as masks and positions, and
-  non-finite buffers keep the module's own values.
+* Names are those in the original module, without prefixes that wrappers add (``torch.compile``,
+  ``DistributedDataParallel``). A shared parameter is declared under the first of its names.
+* All floating-point parameters are declared, including frozen parameters, because they may be unfrozen during the job.
+* Rows of tables are not declared as parameters; see ``rows``.
+* The declared buffers are persistent floating-point buffers, which are part of ``state_dict``, and integer counters
+  with one element, which the servers store as float64 (exact up to 2**53). All other buffers, such as masks and
+  positions, keep the module's own values, and so do non-finite buffers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Place:
 
     @property
     def is_current(self) -> bool:
-        """True unless the attribute has been assigned another tensor."""
+        """False if another tensor has been assigned to the attribute."""
         found = self.owner._parameters.get(self.attribute, self.owner._buffers.get(self.attribute))
         return found is self.tensor
 
@@ -51,7 +51,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def parameters_of(module: nn.Module) -> dict[str, Place]:
-    """Return a dict from name to parameter for all trainable parameters.
+    """Return all trainable parameters as a dict from name to parameter.
 
     Raises:
         UsageError: the module cannot be trained on servers.
@@ -71,13 +71,13 @@ def parameters_of(module: nn.Module) -> dict[str, Place]:
 
 
 def embeddings_of(module: nn.Module) -> dict[str, OnTable]:
-    """Return a dict from name to module for embeddings whose rows are in tables."""
+    """Return all embeddings whose rows are stored in tables, as a dict from name to module."""
     found = {prefix.removesuffix("."): owner for prefix, owner in _modules(module, once=True)}
     return {name: owner for name, owner in found.items() if isinstance(owner, OnTable)}
 
 
 def buffers_of(module: nn.Module) -> dict[str, Place]:
-    """Return a dict from name to buffer for the buffers that training changes."""
+    """Return all buffers that training changes, as a dict from name to buffer."""
     found: dict[str, Place] = {}
     for name, place in _walk(module, "_buffers"):
         tensor = place.tensor
@@ -92,7 +92,7 @@ def buffers_of(module: nn.Module) -> dict[str, Place]:
 
 
 def names_of(module: nn.Module) -> dict[str, str]:
-    """Map every name of a parameter to its declared name; tied parameters have several names."""
+    """Return the declared name for every name of a parameter. Tied parameters have several names."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
     for prefix, owner in _modules(module, once=False):
@@ -113,7 +113,7 @@ def _walk(module: nn.Module, kind: str) -> Iterator[tuple[str, Place]]:
 
 
 def _modules(module: nn.Module, *, once: bool) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules with the prefix of their members' names, like ``named_modules`` but without wrappers' prefixes."""
+    """Yield modules with the prefix of their members' names, like ``named_modules``, without wrappers' prefixes."""
     for name, owner in unwrapped(module).named_modules(remove_duplicate=once):
         parts = [part for part in name.split(".") if part and part != _COMPILED]
         yield "".join(f"{part}." for part in parts), owner

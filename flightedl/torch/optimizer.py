@@ -1,24 +1,26 @@
-"""The servers' optimizer as a ``torch.optim.Optimizer``: pushes gradients and pulls values in place.
+"""The servers' optimizer as a ``torch.optim.Optimizer``, which pushes gradients and pulls values in place.
 
-``step`` pushes the gradient of each parameter that has one, under the identity of the current batch, and pulls. New
-values arrive in a step, at the end of a batch without a step, and when this trainer joins again. The module then has
-these values, and its next gradient is considered to be computed from them. A parameter in main memory is bound once,
-when the optimizer is made, to the memory in which its values arrive (``bind``). Values are copied in place to all other
-parameters and to buffers.
+``step`` pushes all gradients under the identity of the current batch, and then pulls. New values arrive in a step, at
+the end of a batch without a step, and when this trainer joins again. The module then has these values, and the next
+gradient counts as computed from them.
 
-* A gradient of None is not zero: if no trainer has a gradient for a parameter in a round, its value and optimizer state
-  do not change. A round's mean covers the trainers that had a gradient, weighted by their numbers of records.
-* The learning rate and all other settings belong to the servers and apply to the whole job. ``param_groups`` shows
-  them; changing them there, as PyTorch's schedulers do, is an error.
-* Writing to a parameter from outside during a job makes the next step fail, because other trainers would not get the
-  new value. Writing the same values, or restoring them, is allowed.
-* Buffers that training changes are averaged: a step pushes their changes in this trainer, and the servers add the mean
-  of the changes (``Delta``). Integer counters with one element count rounds.
-* Rows that embeddings looked up in tables are parameters until the step (``rows``) and are pushed with it.
-* Requesting the next batch fails if gradients of the current batch were computed but not pushed, because the batch
-  would count as done without them.
+A parameter in main memory is bound once, when the optimizer is created, to the memory in which its values arrive
+(``bind``). The values of all other parameters and of buffers are copied in place.
 
-Writes through ``.data`` may go unnoticed; the next values overwrite them.
+* A gradient of None is not a gradient of zero: if no trainer has a gradient for a parameter in a round, the parameter's
+  value and optimizer state do not change. The mean of a round includes only trainers that had a gradient, weighted by
+  their numbers of records.
+* The learning rate and all other settings are stored on the servers, and apply to the entire job. ``param_groups``
+  shows them. Changing them there, as PyTorch's schedulers do, is an error.
+* If other code writes to a parameter during a job, the next step fails, because other trainers would not get the new
+  value. Writing the same values, or restoring them, is permitted.
+* Buffers that training changes are averaged: a step pushes the changes that this trainer has made, and the servers add
+  the mean of all trainers' changes (``Delta``). Integer counters with one element count rounds.
+* Rows that embeddings have looked up in tables are parameters until the step (``rows``), which pushes their gradients.
+* If gradients of the current batch have been computed but not pushed, requesting the next batch fails, because the
+  batch would count as done without them.
+
+Writes through ``.data`` may remain undetected; the next values overwrite them.
 """
 
 from __future__ import annotations
@@ -47,13 +49,13 @@ from flightedl.torch.tensors import Array, Copies, array_of, bind, fingerprint, 
 
 
 class Session(Protocol):
-    """The methods of a job that the optimizer needs."""
+    """Methods of a job that the optimizer needs."""
 
     def parameters(self, initial: Mapping[str, Any], **more: Any) -> Parameters: ...
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Optimizer that runs on the job's servers.
+    """Optimizer whose updates are computed on the job's servers.
 
     Args:
         module: The module to train. All of its parameters, including frozen ones, and its buffers are declared.
@@ -94,11 +96,11 @@ class Optimizer(torch.optim.Optimizer):
         self._rule = _with_buffers(rule, self._buffers)
         self._model: Parameters | None = None
         self._tensors: dict[str, torch.Tensor] = {}
-        #: Tensor -> PyTorch's write counter at the time when the tensor last had the job's values.
+        #: Tensor -> PyTorch's write counter when the tensor last had the job's values.
         self._written: dict[str, int] = {}
-        #: Bound parameter -> hash of the job's values.
+        #: Bound parameter -> hash of the job's values for it.
         self._prints: dict[str, int] = {}
-        #: Buffer -> its values at the time when they last arrived or were last pushed.
+        #: Buffer -> its values when they last arrived or were last pushed.
         self._known_buffers: dict[str, Array] = {}
         self._copies = Copies()
         self._pushed = Seen([])
@@ -106,7 +108,7 @@ class Optimizer(torch.optim.Optimizer):
         self._prefetch_detector = PrefetchDetector()
         super().__init__([{**group} for group in given], shown(self._rule))
         self._add_row_groups()
-        # Some tools assume that an optimizer without any state is unused, and run a trial step with it.
+        # Some tools consider an optimizer without state unused, and run a trial step with it.
         for place in self._places.values():
             self.state[place.tensor] = {"version": torch.zeros(())}
         self._model = job.parameters(
@@ -136,7 +138,7 @@ class Optimizer(torch.optim.Optimizer):
         return given
 
     def _without_rows(self, group: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return a group's tensors except for rows, which have their own groups.
+        """Return the tensors of a group, without rows, which have their own groups.
 
         Raises:
             UsageError: the group has settings and contains nothing but rows.
@@ -183,7 +185,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def model(self) -> Parameters:
-        """The job's values by name, as returned by ``job.parameters``; ``model.pull()`` fetches the current ones."""
+        """The job's values by name, as returned by ``job.parameters``. ``model.pull()`` gets the current ones."""
         if self._model is None:
             raise UsageError("this optimizer was not declared, because its constructor failed")
         return self._model
@@ -191,7 +193,7 @@ class Optimizer(torch.optim.Optimizer):
     # called by PyTorch
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Push the current batch's gradients, then pull. When this returns, the module has the new values.
+        """Push the current batch's gradients, then pull. When this returns, the module contains the new values.
 
         Args:
             closure: Computes the loss and its gradients; called once.
@@ -228,7 +230,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train parameters that are in no group yet, with the settings that were declared for them.
+        """Start training parameters that are in no group yet. Their settings must be the declared ones.
 
         Raises:
             UsageError: a parameter is not in the module, or the group's settings differ from the declared ones.
@@ -252,9 +254,9 @@ class Optimizer(torch.optim.Optimizer):
         self._shown.add(rule, settings)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups and the version of each parameter's values.
+        """Return the groups, and the version of each parameter's values.
 
-        The servers keep the optimizer's state, so resume a job from its checkpoint, not from this dict.
+        The servers store the optimizer's state. To resume a job, use its checkpoint, not this dict.
         """
         versions = self.model.versions
         for name, place in self._places.items():
@@ -266,7 +268,7 @@ class Optimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that a ``state_dict`` belongs to this optimizer. Loads nothing, because the servers keep the state.
+        """Check that a ``state_dict`` belongs to this optimizer. Nothing is loaded: the servers store the state.
 
         Raises:
             UsageError: it belongs to another optimizer.
@@ -296,7 +298,7 @@ class Optimizer(torch.optim.Optimizer):
                 tensor = (self._places.get(name) or self._buffers[name]).tensor
                 values = self._tensors[name]
                 if is_bound(tensor, values):
-                    # The values are already in place, but autograd must be told that they have changed.
+                    # The values are already in place, but autograd must learn that they have changed.
                     increment_version(tensor)
                     self._prints[name] = fingerprint(values)
                 else:
@@ -309,7 +311,7 @@ class Optimizer(torch.optim.Optimizer):
         self._update_rates()
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """Prepare for the next batch, or for the same batch again. Raises UsageError if gradients were not pushed."""
+        """Prepare for the next batch, or for the same one again. Raises UsageError if gradients were not pushed."""
         if current.is_undone:
             self._rows.drop()
             self.values_arrived(list(self._buffers))
@@ -322,14 +324,14 @@ class Optimizer(torch.optim.Optimizer):
             self._rows.drop()
 
     def _unpushed(self) -> list[torch.Tensor]:
-        """Return gradients that were computed since the last push."""
+        """Return gradients that have been computed since the last push."""
         dense = [gradient for gradient in self._gradients().values() if gradient not in self._pushed]
         rows = [used.leaf.grad for _, used in self._rows.gradients().values()]
         return dense + [gradient for gradient in rows if gradient is not None]
 
     def _require_pushed(self, current: CurrentBatch, unpushed: Sequence[torch.Tensor]) -> None:
         plain = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in unpushed]
-        # A GradScaler skips batches whose gradients are not finite.
+        # A GradScaler skips batches with non-finite gradients.
         if any(bool(each.count_nonzero()) for each in plain) and all(bool(each.isfinite().all()) for each in plain):
             raise UsageError(
                 f"the gradients of {current} were not pushed, and the batch would count as done without them: call "
@@ -343,11 +345,11 @@ class Optimizer(torch.optim.Optimizer):
         return (tensor for group in self.param_groups for tensor in group["params"])
 
     def _permanent(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return a group's tensors that do not depend on the batch."""
+        """Return the tensors of a group that are independent of the batch."""
         return [tensor for tensor in tensors if tensor in self.state]
 
     def _gradients(self) -> dict[str, torch.Tensor]:
-        """Return gradients by name, without the gradients of rows."""
+        """Return the gradients by name, without those of rows."""
         found: dict[str, torch.Tensor] = {}
         for tensor in self._grouped():
             if tensor.grad is not None and id(tensor) in self._names:
@@ -355,10 +357,10 @@ class Optimizer(torch.optim.Optimizer):
         return found
 
     def _changes_of_buffers(self) -> dict[str, Array]:
-        """Return the change of each changed buffer since its values last arrived or were last pushed."""
+        """Return the change of each buffer that has changed since its values last arrived or were last pushed."""
         changes: dict[str, Array] = {}
         for name, place in self._buffers.items():
-            # PyTorch's kernels update running statistics without incrementing the write counter.
+            # PyTorch's kernels do not increment the write counter when they update running statistics.
             given = self._known_buffers[name]
             now = array_of(place.tensor.detach().cpu()).reshape(given.shape).astype(given.dtype)
             change = now - given
@@ -385,7 +387,7 @@ class Optimizer(torch.optim.Optimizer):
             self._written[name] = tensor._version
 
     def _has_values_of_job(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if the tensor still has the values that arrived most recently."""
+        """True if the tensor still contains the values that arrived last."""
         values, print_of_job = self._tensors[name], self._prints.get(name)
         if print_of_job is not None and fingerprint(values) != print_of_job:
             return False

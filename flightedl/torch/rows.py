@@ -1,14 +1,15 @@
-"""Tables' rows as parameters of the current batch: modules look them up, and the optimizer pushes their gradients.
+"""Rows of tables as parameters of the current batch: modules look them up, and the optimizer pushes their gradients.
 
-Rows that a module looks up in training become a parameter of the module and of the optimizer's groups until the step,
-as a leaf tensor of (distinct ids, dim). So everything that works with parameters and gradients works with rows:
-autograd adds up the gradients of repeated ids, ``zero_grad`` clears them, ``clip_grad_norm_`` includes them, and a
-``GradScaler`` unscales them and detects overflows.
+When a module looks up rows in training mode, the rows become a parameter of the module and of the optimizer's groups
+until the step: a leaf tensor of shape (distinct ids, dim). So everything that works with parameters and gradients also
+works with rows. Autograd adds up the gradients of repeated ids, ``zero_grad`` clears them, ``clip_grad_norm_`` includes
+them, and a ``GradScaler`` unscales them and detects overflows.
 
-* Each module also has one permanent parameter without elements, ``rows``. Its device and dtype are those of the rows
-  that ``forward`` returns, and its ``requires_grad`` freezes them. A ``state_dict`` contains none of these parameters,
-  because the servers store the rows.
-* Rows that are only read (in ``eval()``, under ``no_grad``, frozen, or without a current batch) are not parameters.
+* Each module also has a permanent parameter without elements, named ``rows``. Its device and dtype determine those of
+  the rows that ``forward`` returns, and its ``requires_grad`` can freeze the rows. A ``state_dict`` contains none of
+  these parameters, because the servers store the rows.
+* Rows that are only read are not parameters: in ``eval()`` mode, under ``no_grad``, when frozen, and without a current
+  batch.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _EMPTY = "rows"
 
 
 class InUse(NamedTuple):
-    """Rows that a module looked up for the current batch."""
+    """Rows that a module has looked up for the current batch."""
 
     ids: Ids
-    #: 1 if row 0 of ``leaf`` is padding, else 0.
+    #: 1 if row 0 of ``leaf`` is padding, otherwise 0.
     first: int
     #: (first + ids, dim).
     leaf: nn.Parameter
@@ -49,17 +50,17 @@ class InUse(NamedTuple):
 
 
 class RowListener(Protocol):
-    """Receiver of the rows that modules have in use; it pushes their gradients."""
+    """Receives the rows that modules use, and pushes their gradients."""
 
     def rows_added(self, module: OnTable, leaf: nn.Parameter) -> None:
-        """Add rows that a module looked up for the current batch."""
+        """Add rows that a module has looked up for the current batch."""
         ...
 
     def rows_dropped(self, module: OnTable) -> None: ...
 
 
 class OnTable(nn.Module):
-    """A module whose rows are in a table.
+    """A module whose rows are stored in a table.
 
     Args:
         table: The result of ``job.table``.
@@ -92,9 +93,9 @@ class OnTable(nn.Module):
         self.scale_grad_by_freq = scale_grad_by_freq
         self.rows = nn.Parameter(torch.empty(0, table.dim))
         self._in_use: list[InUse] = []
-        #: The batch to which ``_in_use`` belongs.
+        #: Batch for which the rows in ``_in_use`` were looked up.
         self._batch: object = None
-        #: None unless an optimizer contains this module.
+        #: None if no optimizer contains this module.
         self.listener: RowListener | None = None
         leave_uncompiled(type(self))
 
@@ -104,12 +105,12 @@ class OnTable(nn.Module):
         return self._in_use
 
     def asked(self, ids: Any) -> Asked:
-        """Return the lookup for ids: a tensor, or anything that ``Table.pull`` accepts."""
+        """Return the lookup for these ids: a tensor, or anything else that ``Table.pull`` accepts."""
         given = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else ids
         return self.table.asked(given, padding_idx=self.padding_idx, nulls=self.nulls)
 
     def is_training(self, batch: object) -> bool:
-        """True if rows that are looked up now will be trained.
+        """True if rows that are looked up at this time will be trained.
 
         Raises:
             UsageError: the module is in training, but no optimizer would push its gradients.
@@ -122,7 +123,7 @@ class OnTable(nn.Module):
         return self.training and batch is not None and self.rows.requires_grad and torch.is_grad_enabled()
 
     def keep(self, batch: object, used: InUse) -> None:
-        """Register rows as a parameter until the batch's step."""
+        """Register rows as a parameter until the step of the batch."""
         if self._batch is not batch:
             self.drop()
             self._batch = batch
@@ -145,13 +146,13 @@ class OnTable(nn.Module):
     # overrides of nn.Module
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Save nothing, because the servers store the rows."""
+        """Save nothing: the servers store the rows."""
 
     def _load_from_state_dict(self, *_: Any, **__: Any) -> None:
-        """Load nothing, because the servers store the rows."""
+        """Load nothing: the servers store the rows."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return a copy of the module, on the same table, that belongs to no optimizer."""
+        """Return a copy of the module on the same table. The copy belongs to no optimizer."""
         made = type(self).__new__(type(self))
         nn.Module.__init__(made)
         for name, value in self.__dict__.items():
@@ -170,31 +171,31 @@ class OnTable(nn.Module):
 
 
 def leave_uncompiled(kind: type[nn.Module]) -> None:
-    """Exclude ``forward`` of this class from compilation, because it communicates with servers."""
+    """Exclude the ``forward`` method of this class from compilation, because it communicates with servers."""
     if not getattr(kind.forward, "_torchdynamo_disable", False):
         kind.forward = torch.compiler.disable(kind.forward)
 
 
 class RowRequest(NamedTuple):
-    """A lookup of rows for a module."""
+    """A lookup of rows for one module."""
 
     module: OnTable
     asked: Asked
 
 
 class Found(NamedTuple):
-    """Rows that were looked up for a module."""
+    """Rows that have been looked up for one module."""
 
     #: (rows, dim).
     weight: torch.Tensor
     #: (n,) row of each id.
     places: torch.Tensor
-    #: Index of the padding row; None if there is none.
+    #: Index of the padding row; None without padding.
     padding: int | None
 
 
 def look_up(requests: Sequence[RowRequest]) -> list[Found]:
-    """Look up rows for several modules in one round trip."""
+    """Look up rows for several modules, in one round trip."""
     by_table: dict[Table, list[int]] = {}
     for number, (module, _) in enumerate(requests):
         module.is_training(None)
@@ -251,12 +252,12 @@ def _within(rows: torch.Tensor, max_norm: float | None, p: float) -> torch.Tenso
     if max_norm is None:
         return rows
     norms = torch.linalg.vector_norm(rows, p, dim=1, keepdim=True)
-    # PyTorch adds the same constant to the norm before it divides by the norm.
+    # PyTorch adds the same constant to the norm before dividing by it.
     return torch.where(norms > max_norm, rows * (max_norm / (norms + 1e-7)), rows)
 
 
 class RowGroups:
-    """The optimizer's parameter groups for rows: one group per module that uses a table.
+    """Parameter groups of the optimizer for rows: one group per module that uses a table.
 
     Args:
         modules: Modules by name.

@@ -1,11 +1,11 @@
-"""Stages gradients: ``backward`` moves each gradient to the memory from which it is sent.
+"""Stage gradients: during ``backward``, each gradient moves to the memory from which it is sent.
 
-A pserver on the same host maps that memory, so ``step`` need not copy the gradient there. ``parameter.grad`` refers to
-it, too. Whatever changes the gradient before the step (clipping, a scaler, a second backward pass) therefore changes
-the sent values. Tensors' write counters do not detect such changes by ``GradScaler`` or through ``.data``.
+A pserver on the same host maps that memory, so ``step`` need not copy the gradient. ``parameter.grad`` also refers to
+it. So whatever changes the gradient before the step (clipping, a scaler, a second backward pass) changes the sent
+values, too. The write counters of tensors do not detect changes by ``GradScaler`` or through ``.data``.
 
-A gradient is not moved if anything else refers to its tensor, to its memory or to the memory for sending, because the
-move would be visible. Gradients on an accelerator, with another layout, or with a graph are not moved either.
+A gradient is not moved if anything else refers to its tensor, to its memory, or to the memory for sending, because the
+move would then be visible. Gradients on an accelerator, with another layout, or with a graph are not moved either.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flightedl.torch.tensors import Array, is_bound, is_sole_owner, tensor_of
 
 
 class Staging:
-    """Hooks on the parameters of a module. They do nothing after this object is deleted.
+    """Hooks on the parameters of a module. When this object is deleted, they do nothing.
 
     Args:
         places: The parameters by name.
@@ -42,7 +42,7 @@ class Staging:
                 places[name].tensor.register_post_accumulate_grad_hook(partial(stage, name))
 
     def staged(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-        """Return the arrays of the gradients that are staged. All arrays are views of one block of memory."""
+        """Return the arrays of the staged gradients. All of them are views of one block of memory."""
         return {
             name: self._memory[name]
             for name, gradient in gradients.items()
@@ -54,7 +54,7 @@ class Staging:
         if gradient is None or not _is_movable(gradient, home):
             return
         with torch.no_grad():
-            # Each gradient is a new tensor. An earlier one that the user keeps refers to ``home``, too; see below.
+            # Each gradient is a new tensor. If the user keeps an earlier one, it also refers to ``home``; see below.
             parameter.grad = home.detach().copy_(gradient)
         before = weakref.ref(gradient)
         del gradient

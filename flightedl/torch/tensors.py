@@ -1,7 +1,7 @@
-"""Converts between tensors and NumPy arrays, without a copy where possible.
+"""Convert between tensors and NumPy arrays, without copying where possible.
 
-NumPy has no bfloat16, so such tensors are passed as their bits. Tensors on an accelerator are copied to pinned memory
-on a separate stream, all at once, with a single wait.
+NumPy has no bfloat16, so bfloat16 tensors are passed as their bits. Tensors on an accelerator are copied to pinned
+memory on a separate stream, all of them before a single wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BITS = {torch.bfloat16: torch.int16}
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return the elements of a CPU tensor as an array of the same shape, without a copy if the tensor is dense."""
+    """Return the elements of a CPU tensor as an array of equal shape, without copying if the tensor is dense."""
     plain = tensor.detach()
     if plain.layout != torch.strided:
         plain = plain.coalesce().to_dense() if plain.layout == torch.sparse_coo else plain.to_dense()
@@ -38,7 +38,7 @@ def array_of(tensor: torch.Tensor) -> Array:
 def tensor_of(array: Array) -> torch.Tensor:
     """Return a tensor that shares the array's memory. Do not write to it if the array is read-only."""
     with warnings.catch_warnings():
-        # PyTorch warns about read-only arrays because it has no read-only tensors. Nothing here writes to them.
+        # PyTorch has no read-only tensors, so it warns about read-only arrays. No code here writes to them.
         warnings.simplefilter("ignore", UserWarning)
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -46,10 +46,10 @@ def tensor_of(array: Array) -> torch.Tensor:
 
 
 def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Move a parameter into the memory of ``values``, unless the move could be observed.
+    """Move a parameter into the memory of ``values``, unless the move could be noticed.
 
-    The parameter keeps its own memory if it is on a device, has different strides or a different dtype, or shares its
-    memory with another tensor or array, which would not move with it.
+    A parameter keeps its own memory if it is on a device, has different strides or another dtype, or shares its memory
+    with another tensor or array, which would not move with it.
     """
     if (
         tensor.device.type == "cpu"
@@ -62,14 +62,14 @@ def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def is_sole_owner(tensor: torch.Tensor) -> bool:
-    """True if nothing else uses the tensor's memory, as far as PyTorch knows."""
+    """True if, as far as PyTorch knows, nothing else uses the tensor's memory."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    # The tensor holds one reference, and this function holds another.
+    # One reference belongs to the tensor, another one to this function.
     return count is not None and count(tensor.untyped_storage()._cdata) <= 2
 
 
 def is_bound(tensor: torch.Tensor, values: torch.Tensor) -> bool:
-    """True if the parameter still uses the memory of ``values``. ``module.to(device)`` may move it elsewhere."""
+    """True if the parameter still uses the memory of ``values``. ``module.to(device)`` may have moved it."""
     return (
         tensor.layout == torch.strided
         and tensor.data_ptr() == values.data_ptr()
@@ -78,7 +78,7 @@ def is_bound(tensor: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def fingerprint(values: torch.Tensor) -> int:
-    """Return a 64-bit hash of contiguous values; different values collide with a probability of 2**-64."""
+    """Return a 64-bit hash of contiguous values. Different values collide with a probability of 2**-64."""
     return xxhash.xxh3_64_intdigest(array_of(values).reshape(-1).view(np.uint8).data)
 
 
@@ -91,7 +91,7 @@ class Copies:
         self._stream: Any = None
 
     def arrays(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-        """Return each tensor as an array; arrays from accelerators are valid until the next call.
+        """Return each tensor as an array. Arrays from accelerators are valid until the next call.
 
         Raises:
             UsageError: a device cannot be read, for example after a device error.
