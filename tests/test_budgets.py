@@ -18,19 +18,19 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (20_058, 16_000, ("flightedl/domain",)),
+    "domain": (20_113, 16_000, ("flightedl/domain",)),
     "client, torch": (11_928, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (10_355, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_903, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
-        8_438,
+        8_451,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
     "formats": (5_745, 4_700, ("flightedl/formats",)),
-    "launch": (6_326, 4_800, ("flightedl/launch",)),
+    "launch": (6_336, 4_800, ("flightedl/launch",)),
     "recording": (2_497, 1_500, ("flightedl/recording",)),
-    "testing": (9_735, 8_000, ("flightedl/testing",)),
+    "testing": (9_738, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_436, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
         7_642,

@@ -34,6 +34,7 @@ import etcd3.etcdrpc as rpc
 import grpc  # type: ignore[import-untyped]
 
 from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.domain.etcd_versions import Version, version_of
 from flightedl.domain.recovery.store_history import Sighting, Witness
 from flightedl.errors import (
     AuthenticationError,
@@ -139,6 +140,12 @@ class EtcdCoordinator:
         with self._lock:
             self._watches.add(watch)
         return watch
+
+    def version(self) -> tuple[Version, int]:
+        """Return the version of the member that answers, and the number of members. Not part of the port."""
+        status = self._ask(lambda connection: connection.maintenance.Status, rpc.StatusRequest(), is_current=False)
+        members = self._ask(lambda connection: connection.cluster.MemberList, rpc.MemberListRequest(), is_current=False)
+        return version_of(status.version), len(members.members)
 
     def compact(self) -> None:
         """Make etcd discard all past events. Not part of the port, because only the owner of this etcd may do this."""
@@ -433,6 +440,8 @@ class _Connection:
         self.kv = rpc.KVStub(self._channel)
         self.lease = rpc.LeaseStub(self._channel)
         self.watch = rpc.WatchStub(self._channel)
+        self.cluster = rpc.ClusterStub(self._channel)
+        self.maintenance = rpc.MaintenanceStub(self._channel)
 
     def keep_alive(self, request: Any, timeout: float) -> Any:
         """Renew a lease once, on a stream with a single request."""

@@ -14,20 +14,18 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from flightedl.domain.etcd_versions import Version, is_sound, version_of
 from flightedl.errors import UsageError
 from flightedl.process.importing import install_command
 
-#: Major, minor and patch number; empty if unknown.
-Version = tuple[int, ...]
-
-_VERSION = re.compile(r"etcd Version: (\d+)\.(\d+)\.(\d+)")
+_VERSION = re.compile(r"etcd Version: (\S+)")
 
 
-def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, Version]:
+def find_etcd(version: Callable[[str], Version] | None = None) -> tuple[str, Version]:
     """Return the path and the version of an etcd program.
 
     Args:
-        version_of: Returns a program's version.
+        version: Returns a program's version.
 
     Raises:
         UsageError: there is none; the message says what to install.
@@ -38,7 +36,7 @@ def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, 
     programs = [each for each in on_path if of_wheel is None or _is_program(each)]
     found: list[tuple[str, Version]] = []
     for program in [*programs, *([of_wheel] if of_wheel else [])]:
-        found.append((program, (version_of or _version_of)(program)))
+        found.append((program, (version or _version_of)(program)))
         if is_sound(found[-1][1]):
             return found[-1]
     if found:
@@ -47,11 +45,6 @@ def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, 
         f"no etcd on this machine: install one with `{install_command('local')}` or `apt-get install etcd-server`, "
         "or name a running one (--etcd HOST:PORT)"
     )
-
-
-def is_sound(version: Version) -> bool:
-    """True if a cluster of one member of this version keeps acknowledged writes when it is killed."""
-    return version >= (3, 4, 23) and not (3, 5, 0) <= version < (3, 5, 3)
 
 
 def member_arguments(name: str, data: str, client: str, peer: str, cluster: str, advertised: str = "") -> list[str]:
@@ -83,7 +76,7 @@ def _version_of(program: str) -> Version:
     except (OSError, subprocess.TimeoutExpired):
         return ()
     match = _VERSION.search(text)
-    return tuple(map(int, match.groups())) if match else ()
+    return version_of(match[1]) if match else ()
 
 
 def _etcd_of_wheel() -> str | None:

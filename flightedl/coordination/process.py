@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import faulthandler
+import logging
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.records import ServerRecord
+from flightedl.domain.etcd_versions import warning_about
 from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
 from flightedl.ports import Clock, Instruments, Measure, NoInstruments
 from flightedl.process import log_format
@@ -44,6 +46,8 @@ from flightedl.rpc.authentication import Credentials, Role, pem_files_of
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.routes import Routes
 from flightedl.rpc.server import FlightServer
+
+_log = logging.getLogger(__name__)
 
 Settings = TypeVar("Settings", bound=ServerSettings)
 
@@ -82,8 +86,10 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         """Serve until the end of the process is requested. Return the exit code."""
         signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
         signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
+        etcd = EtcdCoordinator(EtcdAccess.of(self._settings), clock=self._clock)
+        threading.Thread(target=self._look_at, args=(etcd,), name="flightedl-etcd-version", daemon=True).start()
         coordinator = JobCoordinator(
-            EtcdCoordinator(EtcdAccess.of(self._settings), clock=self._clock),
+            etcd,
             self._keys,
             lambda error: self.end(exit_code_of(error), str(error)),
         )
@@ -94,6 +100,12 @@ class ServerProcess(abc.ABC, Generic[Settings]):
             recording_process(chosen.record, self.role, chosen.job, self._clock) as self._recorder,
         ):
             return self._serve(coordinator)
+
+    def _look_at(self, etcd: EtcdCoordinator) -> None:
+        """Warn once if this version of etcd may lose what it acknowledged. An etcd that does not answer is skipped."""
+        with contextlib.suppress(FlightedlError):
+            if warning := warning_about(*etcd.version(), self._settings.etcd):
+                _log.warning("%s", warning)
 
     @abc.abstractmethod
     def _serve(self, coordinator: JobCoordinator) -> int:

@@ -26,6 +26,7 @@ from flightedl.coordination.records import ServerRecord
 from flightedl.domain.diagnosis.examine import examine
 from flightedl.domain.diagnosis.findings import Cause, Finding
 from flightedl.domain.diagnosis.observations import Asked, Observations, ShownCertificate
+from flightedl.domain.etcd_versions import Version
 from flightedl.errors import FlightedlError
 from flightedl.launch.probes import certificate_of, disk_of, try_store
 from flightedl.launch.status import tool_connector
@@ -133,14 +134,22 @@ class Doctor:
     # etcd
 
     def _ask_etcd(self, endpoint: str) -> tuple[Asked, Listing | None]:
+        version: Version = ()
+        member_count = 0
+
         def ask() -> Listing:
+            nonlocal version, member_count
             inner = EtcdCoordinator(
                 dataclasses.replace(self._etcd, endpoints=endpoint), timeout_s=_CALL_S, clock=self._clock
             )
             with closing(JobCoordinator(inner, self._keys)) as coordinator:
-                return coordinator.list(self._keys.prefix)
+                listing = coordinator.list(self._keys.prefix)
+                with suppress(FlightedlError):
+                    version, member_count = inner.version()
+                return listing
 
-        return self._tried(endpoint, ask)
+        asked, listing = self._tried(endpoint, ask)
+        return dataclasses.replace(asked, version=version, member_count=member_count), listing
 
     def _servers(self, listing: Listing) -> list[_Server]:
         entries = {entry.key: entry for entry in listing.entries}

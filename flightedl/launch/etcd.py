@@ -18,8 +18,9 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from flightedl.adapters.etcd_program import find_etcd, is_sound, member_arguments
+from flightedl.adapters.etcd_program import find_etcd, member_arguments
 from flightedl.config import child_environment
+from flightedl.domain.etcd_versions import is_sound
 from flightedl.errors import UnavailableError
 from flightedl.launch.places import free_ports
 from flightedl.launch.policy import describe_exit

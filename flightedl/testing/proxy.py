@@ -11,6 +11,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +35,8 @@ class TcpProxy:
         self._lock = threading.RLock()
         self._pairs: list[_Pair] = []
         self._delay_s = 0.0
+        #: True if a connection from this port of the client is to be reset.
+        self.is_refused: Callable[[int], bool] = lambda _port: False
         self._is_refusing = False
         self._is_half_open = False
         self._is_swallowing = False
@@ -147,8 +150,8 @@ class TcpProxy:
                 time.sleep(_POLL_S)
 
     def _accept(self) -> None:
-        client, _ = self._listener.accept()
-        if self._is_refusing:
+        client, (_, port) = self._listener.accept()
+        if self._is_refusing or self.is_refused(port):
             _reset(client)
             return
         try:

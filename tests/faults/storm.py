@@ -111,14 +111,23 @@ class Storm:
 
     def run(self) -> tuple[int, str]:
         """Run the storm to its end. Return exit code and output."""
-        return self._run(self._rage, *(["--etcd", self.etcd.address] if self.etcd is not None else []))
+        return self.run_with(self._rage, *(["--etcd", self.etcd.address] if self.etcd is not None else []))
 
     def resume(self) -> tuple[int, str]:
         """Resume from checkpoints without faults, on a new etcd or the restored one. Return exit code and output."""
         place = ["--etcd", self.etcd.address] if self.etcd is not None and self.seed % 2 else []
-        return self._run(lambda *_: None, "--resume", *place, log_name="log-resumed")
+        return self.run_with(lambda *_: None, "--resume", *place, log_name="log-resumed")
 
-    def _run(self, rage: Callable[[ForkedCommand, float], None], *more: str, log_name: str = "log") -> tuple[int, str]:
+    def run_with(
+        self, rage: Callable[[ForkedCommand, float], None], *more: str, log_name: str = "log"
+    ) -> tuple[int, str]:
+        """Run the job with other faults than this storm's.
+
+        Args:
+            rage: Called with the launcher's process and the time of its start. Returns when the faults are over.
+            more: More arguments of ``flightedl run``.
+            log_name: Name of the file for the output.
+        """
         environment = {
             **os.environ,
             "FLIGHTEDL_CHECKPOINT_EVERY_S": str(self.checkpoint_every_s),
@@ -151,7 +160,7 @@ class Storm:
         counts = {"kill": self.kills, "stop": self.stops, **self.strikes}
         faults = [name for name, count in counts.items() for _ in range(count)]
         chance.shuffle(faults)
-        self._wait_for(process, start, "epoch 1/")
+        self.wait_for(process, start, "epoch 1/")
         time.sleep(2.0)
         victims = Victims(process.pid, chance, self.lease_s, events=self.events)
         backup = None
@@ -169,7 +178,8 @@ class Storm:
             victims.note("restored etcd from the copy")
             self.done["old etcd"] += 1
 
-    def _wait_for(self, process: ForkedCommand, start: float, text: str) -> None:
+    def wait_for(self, process: ForkedCommand, start: float, text: str) -> None:
+        """Wait until the launcher has printed a text, or has ended. Raises TimeoutError after 90 s."""
         while text not in (self.directory / "log").read_text() and process.poll() is None:
             if time.monotonic() - start > 90:
                 raise TimeoutError((self.directory / "log").read_text())

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flightedl.adapters.etcd_program import find_etcd, is_sound
+from flightedl.adapters.etcd_program import find_etcd
+from flightedl.domain.etcd_versions import is_sound
 from flightedl.errors import UnavailableError, UsageError
 from flightedl.launch import etcd as etcd_module
 from flightedl.launch.etcd import EmbeddedEtcd

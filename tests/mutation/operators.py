@@ -189,7 +189,10 @@ def _function_of(node: NodeOrLeaf) -> str:
 
 
 def _spared(tree: ast.Module) -> list[tuple[Position, Position]]:
-    """Return nodes that are not changed: messages, asserts, ``check()``, and code that only type checkers see."""
+    """Return nodes that are not changed.
+
+    These are messages, asserts, ``check()``, code that only type checkers see, and conditions of marks.
+    """
     spared: list[ast.AST] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert | ast.JoinedStr | ast.Raise):
@@ -198,6 +201,11 @@ def _spared(tree: ast.Module) -> list[tuple[Position, Position]]:
             # A branch that raises is a guard.
             if any(isinstance(inner, ast.Assert) for inner in ast.walk(node)):
                 spared.append(node)
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        elif isinstance(node, ast.If) and (ast.unparse(node.test) == "TYPE_CHECKING" or _only_marks(node)):
             spared.append(node)
     return [((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in spared]
+
+
+def _only_marks(node: ast.If) -> bool:
+    """True if the statement only calls ``sometimes``."""
+    return all(ast.unparse(each).startswith("sometimes(") for each in (*node.body, *node.orelse))

@@ -23,6 +23,7 @@ class Cause(enum.StrEnum):
     ETCD_UNREACHABLE = "etcd_unreachable"
     ETCD_WITHOUT_QUORUM = "etcd_without_quorum"
     ETCD_SLOW = "etcd_slow"
+    ETCD_UNSOUND = "etcd_unsound"
     ACCESS_REFUSED = "access_refused"
     UNKNOWN_JOB = "unknown_job"
     NO_MASTER = "no_master"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flightedl.domain.etcd_versions import Version
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.status import JobEvent, PserverStatusReply, StatusReply
 
@@ -26,6 +27,9 @@ class Asked:
     code: str = ""
     #: Time at which the reply arrived, in seconds since 1970 by this machine's clock.
     received_s: float = 0.0
+    #: For a member of etcd: its version and the number of members; empty if unknown.
+    version: Version = ()
+    member_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from flightedl.domain.diagnosis.findings import Cause, Finding, Severity
 from flightedl.domain.diagnosis.observations import Asked, Observations
+from flightedl.domain.etcd_versions import warning_about
 from flightedl.messages.hosts import HostFacts
 
 BROKEN, HARMFUL, NOTE = Severity
@@ -68,6 +69,10 @@ def etcd(seen: Observations) -> Iterator[Finding]:
             f"etcd took {slowest:.1f} s to answer a read; each assignment of a task waits for a write",
             "Give etcd a disk of its own, because it syncs each write; see etcd_disk_wal_fsync_duration_seconds.",
         )
+    warnings = (warning_about(each.version, each.member_count, each.address) for each in answering)
+    if text := next(filter(None, warnings), ""):
+        problem, advice = text.rsplit(". ", 1)
+        yield Finding(Cause.ETCD_UNSOUND, HARMFUL, "etcd", problem, f"{advice}.")
 
 
 def master(seen: Observations) -> Iterator[Finding]:
