@@ -1,4 +1,4 @@
-"""Elastic deep-learning training on Apache Arrow Flight: exactly once under any crash.
+"""Elastic deep-learning training on Apache Arrow Flight, exactly once under any crash.
 
 ::
 
@@ -13,17 +13,17 @@
 Reading order:
 
 * ``errors``, ``config``, ``ports``: foundations
-* ``messages``, ``domain``: message types; all decisions, without I/O
+* ``messages``: the types of messages; ``domain``: all decisions, without I/O
 * ``kernels``: arithmetic of optimizers
-* ``wire``, ``rpc``: encoding and transport
-* ``process``, ``recording``: support for processes; recordings that can be replayed
-* ``adapters``, ``formats``: access to etcd, files and time; training data and checkpoint files
-* ``coordination``: state that processes share through etcd
-* ``master``, ``pserver``, ``client``: the three kinds of processes; ``torch`` adapts the client to PyTorch
-* ``launch``, ``curves``: launching complete jobs; learning curves
-* ``examples``, ``testing``: example programs; support for tests
+* ``wire``: encoding; ``rpc``: transport
+* ``process``: support for processes; ``recording``: recordings of processes, which can be replayed
+* ``adapters``: access to etcd, files and time; ``formats``: files of training data and checkpoints
+* ``coordination``: the state that processes share through etcd
+* ``master``, ``pserver``, ``client``: the three kinds of processes; ``torch``: the client for PyTorch programs
+* ``launch``: starts complete jobs; ``curves``: learning curves
+* ``examples``: example programs; ``testing``: support for tests
 
-Importing this package loads only this module; each public name is imported on first use.
+Importing this package loads only this module. Each public name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ __all__ = [
     "text_ids",
 ]
 
-#: Version of the package; equal to the version in pyproject.toml.
+#: Version of the package, which is the same as in pyproject.toml.
 __version__ = "0.1.0"
 
 #: Public name -> the module that defines it.

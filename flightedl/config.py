@@ -1,11 +1,11 @@
-"""Settings of every process: immutable, validated, and built in one place.
+"""Settings of every process, which are immutable, validated, and built in one place.
 
-Precedence: argument > environment > default; commands pass their flags as arguments. This is the only module that reads
-the environment. A variable's name is ``FLIGHTEDL_`` and the field's name in capitals; a launcher passes settings to a
-child by setting variables.
+An argument takes precedence over the environment, and the environment over the default; commands pass their flags as
+arguments. This is the only module that reads the environment. A variable's name is ``FLIGHTEDL_`` followed by the name
+of the field in capitals. A launcher passes settings to child processes by setting these variables.
 
 Process tuning (``tuned_environment``) is also here, because it must be in the environment before a process starts.
-Without tuning, glibc returns every received buffer to the kernel and faults it in again, which halves throughput.
+Without it, glibc returns every received buffer to the kernel and faults it in again, which halves throughput.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TELEMETRY = ("", "otlp")
 _LOG_FORMATS = ("text", "json")
 INTEGRITIES = ("auto", "always", "never")
 SAME_HOST = ("auto", "never")
-#: Trainers report finished batches far more often than this, so none is considered stuck between two reports.
+#: Trainers report finished batches far more often than this, so none of them seems stuck between two reports.
 STUCK_FLOOR_S = 5.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -43,13 +43,13 @@ _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Resume(StrEnum):
-    """How to start a job that is unknown to etcd: from the newest checkpoint, or from scratch."""
+    """How to start a job for which etcd has no state: from the newest checkpoint, or from scratch."""
 
-    #: From scratch. Existing checkpoints of the job are an error.
+    #: Start from scratch. It is an error if the job has checkpoints.
     NEVER = "false"
-    #: From the newest checkpoint, which must exist.
+    #: Continue from the newest checkpoint, which must exist.
     ALWAYS = "true"
-    #: From the newest checkpoint, or from scratch if there is none.
+    #: Continue from the newest checkpoint, or start from scratch if there is none.
     AUTO = "auto"
 
     @classmethod
@@ -59,12 +59,12 @@ class Resume(StrEnum):
 
 
 def is_job_name(text: str) -> bool:
-    """True if a job may have this name."""
+    """True if this is a valid name for a job."""
     return _JOB_NAME.fullmatch(text) is not None
 
 
 def require_addresses(text: str) -> None:
-    """Raise UsageError unless this is an address of etcd, or a comma-separated list of addresses."""
+    """Raise UsageError unless this is an address of etcd or a comma-separated list of such addresses."""
     for part in text.split(","):
         host, _, port = part.strip().rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -72,7 +72,7 @@ def require_addresses(text: str) -> None:
 
 
 def require_job_name(text: str) -> None:
-    """Raise UsageError unless a job may have this name."""
+    """Raise UsageError unless this is a valid name for a job."""
     if not is_job_name(text):
         raise UsageError(
             f"job name {text!r:.80} is not usable: use 1-63 lower-case letters, digits and dashes (FLIGHTEDL_JOB)"
@@ -81,35 +81,35 @@ def require_job_name(text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings:
-    """Settings of every process of a job. Times are in seconds."""
+    """Settings of every process of a job. All times are in seconds."""
 
-    #: ``host:port`` of etcd, or a comma-separated list.
+    #: ``host:port`` of etcd, or a comma-separated list of such addresses.
     etcd: str = "127.0.0.1:2379"
     #: Name of the job: 1 to 63 lower-case letters, digits and dashes.
     job: str = "default"
-    #: Time to live of this process's leases: a process counts as alive for this long after it last renewed its lease.
+    #: Time to live of this process's leases. The process counts as alive for this long after it last renewed its lease.
     lease_ttl_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     #: DEBUG, INFO, WARNING, ERROR or CRITICAL.
     log_level: str = "INFO"
     #: "text" for people, or "json" for programs, with one object per line.
     log_format: str = "text"
-    #: Directory with ca.pem, cert.pem, key.pem, or with a subdirectory for this process's role that contains them
-    #: (``flightedl certs``): enables mutual TLS for all Flight traffic. Empty for plain text.
+    #: Directory with ca.pem, cert.pem and key.pem, or with a subdirectory for this process's role that contains them
+    #: (``flightedl certs``). Enables mutual TLS for all Flight traffic. Empty for plain text.
     tls_dir: str = ""
-    #: Directory with ca.pem, cert.pem, key.pem, to use TLS to etcd; empty for plain text.
+    #: Directory with ca.pem, cert.pem and key.pem for TLS to etcd; empty for plain text.
     etcd_tls_dir: str = ""
-    #: Name of an etcd user who authenticates by password; empty for none.
+    #: Name of an etcd user who authenticates with a password; empty for none.
     etcd_user: str = ""
-    #: File with the password of ``etcd_user``.
+    #: File that contains the password of ``etcd_user``.
     etcd_password_file: str = ""
-    #: "otlp" sends traces and logs to the OpenTelemetry collector named by ``OTEL_*`` variables; empty sends nothing.
+    #: "otlp" sends traces and logs to the OpenTelemetry collector that ``OTEL_*`` variables name; empty sends nothing.
     telemetry: str = ""
-    #: Directory for the process's recording, which ``flightedl replay`` uses; empty disables recording.
+    #: Directory for the process's recording, for ``flightedl replay``; empty disables recording.
     record: str = ""
     #: Checksums of values sent between trainers and pservers: "always", "never", or "auto" (only if nothing else
     #: protects the values).
     integrity: str = "auto"
-    #: Shared memory for values between a trainer and a pserver on one host, of one user: "auto" or "never".
+    #: Shared memory for values between a trainer and a pserver of the same user on the same host: "auto" or "never".
     same_host: str = "auto"
 
     def __post_init__(self) -> None:
@@ -130,24 +130,24 @@ class CommonSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings(CommonSettings):
-    """Additional settings of masters and pservers."""
+    """Settings that masters and pservers have in addition."""
 
-    #: Address to bind; "0.0.0.0" for connections from other machines. It must be numeric, because two servers can bind
-    #: one port under different names without an error.
+    #: Address to bind; "0.0.0.0" accepts connections from other machines. It must be numeric, because two servers can
+    #: bind the same port under different names without an error.
     bind: str = "127.0.0.1"
-    #: Address to publish; empty for the bound address. Required with "0.0.0.0".
+    #: Address to publish; empty for the address that is bound. Required with "0.0.0.0".
     advertise: str = ""
     #: Port; 0: any free port.
     port: Port = 0
-    #: Maximum number of seconds after SIGTERM for a last checkpoint and for requests in progress.
+    #: Maximum number of seconds, after SIGTERM, for a last checkpoint and for requests in progress.
     drain_s: Seconds = 5.0
-    #: Port of the Prometheus metrics page; 0 disables it.
+    #: Port of the page with Prometheus metrics; 0 disables the page.
     metrics_port: Port = 0
-    #: Port of the health page, for a cluster's probes; 0 disables it.
+    #: Port of the health page, for the probes of a cluster; 0 disables the page.
     health_port: Port = 0
-    #: URL for checkpoints and the dataset index, the same for all processes; empty disables both.
+    #: URL for checkpoints and the dataset index, which is the same for all processes; empty disables both.
     checkpoint: str = ""
-    #: Listen beyond loopback in plain text, so that anyone who can reach the port has full access.
+    #: Accept connections from other machines in plain text. Anyone who can reach the port then has full access.
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -159,36 +159,36 @@ class ServerSettings(CommonSettings):
 class MasterSettings(ServerSettings):
     """Settings of the master."""
 
-    #: Number of pservers; 0 for a job without a model. The first master writes it to etcd; -1 reads it from etcd.
+    #: Number of pservers; 0 for a job without a model. The first master writes it to etcd; -1 reads it from there.
     pservers: Annotated[int, msgspec.Meta(ge=-1)] = 1
-    #: Number of trainers, for ``Sync(deterministic=True)``; 0 if unknown.
+    #: Number of trainers, which ``Sync(deterministic=True)`` needs; 0 if unknown.
     trainers: Count = 0
     #: Number of failed attempts after which a task is bisected or quarantined.
     attempts_limit: Positive = 5
     #: A task is revoked from a trainer after ``task_timeout_factor`` times the average duration of finished tasks, but
     #: not before ``task_timeout_floor_s``.
     task_timeout_factor: AboveZero = 5.0
-    #: Minimum time before a task is revoked, once any task has finished.
+    #: Minimum time before a task is revoked, once any task has been finished.
     task_timeout_floor_s: AboveZero = 30.0
-    #: Before the first task is finished, and in jobs without a model: seconds after which a live trainer that finishes
-    #: no batch loses its tasks.
+    #: Seconds without a finished batch after which a live trainer loses its tasks. Used until the first task has been
+    #: finished, and in jobs without a model.
     stuck_after_s: Annotated[float, msgspec.Meta(ge=STUCK_FLOOR_S)] = 900.0
-    #: Seconds between checkpoints; 0 for checkpoints only at the end of an epoch.
+    #: Seconds between checkpoints; 0 for checkpoints only at the end of epochs.
     checkpoint_every_s: Seconds = 60.0
-    #: Checkpoint every N finished tasks; 0 disables this trigger.
+    #: Checkpoint after every N finished tasks; 0 disables this trigger.
     checkpoint_every_tasks: Count = 0
-    #: Number of newest checkpoints to keep.
+    #: Number of the newest checkpoints that are kept.
     checkpoint_keep: Positive = 3
-    #: Keep every checkpoint whose number is a multiple of N; 0 disables this.
+    #: Keep every checkpoint whose number is a multiple of N; 0 keeps none for this reason.
     checkpoint_keep_every: Count = 0
     #: Maximum number of consecutive incremental checkpoints, which contain only changed rows; 0 disables them.
     checkpoint_increments: Count = 8
     #: "replay": a restarted pserver catches up by repeating batches. "rollback": all pservers return to its checkpoint.
     recovery: str = "replay"
-    #: Seconds between scans for new files of a followed dataset. A file is added when two scans find it unchanged.
+    #: Seconds between scans for new files in a growing dataset. A file is added when two scans have found it unchanged.
     follow_every_s: AboveZero = 5.0
-    #: "true" continues from the newest checkpoint if etcd has no state for the job; "auto" does so if there is a
-    #: checkpoint; "false" starts from scratch, and refuses to run if the job has checkpoints.
+    #: What to do if etcd has no state for the job. "true" continues from the newest checkpoint, "auto" does so if there
+    #: is one, and "false" starts from scratch, but refuses to run if the job has checkpoints.
     resume: Resume = Resume.NEVER
 
     def __post_init__(self) -> None:
@@ -203,7 +203,7 @@ class MasterSettings(ServerSettings):
 class PserverSettings(ServerSettings):
     """Settings of a pserver."""
 
-    #: Limit on the memory of tables' rows, including slots and index, in MiB; 0 disables the limit.
+    #: Limit, in MiB, on the memory of tables' rows, including their slots and index; 0 disables the limit.
     table_memory_mb: Count = 0
 
 
@@ -211,7 +211,7 @@ class PserverSettings(ServerSettings):
 class DoctorSettings(CommonSettings):
     """Settings of ``flightedl doctor``."""
 
-    #: URL of the job's checkpoints, used to test the storage; empty disables the test.
+    #: URL of the job's checkpoints, for testing the storage; empty disables the test.
     checkpoint: str = ""
 
 
@@ -225,17 +225,17 @@ class TrainerSettings(CommonSettings):
     say_after_s: Seconds = 10.0
     #: Directory for ``job.output_dir``; empty for the current directory.
     output_dir: str = ""
-    #: Name given to this process by the launcher, for ``flightedl status``; empty if there is none.
+    #: Name that the launcher has given this process, for ``flightedl status``; empty if it has none.
     process_name: str = ""
-    #: The launcher's name for one start of a group of ranks, the same for all ranks; empty if there is none.
+    #: The launcher's name for one start of a group of ranks, which is the same for all ranks; empty if there is none.
     start: str = ""
     #: Also write the values passed to ``job.log`` to TensorBoard files in ``output_dir``.
     tensorboard: bool = False
-    #: Port of this trainer's Prometheus page, at ``bind``; 0 disables it.
+    #: Port of this trainer's Prometheus page, at the address ``bind``; 0 disables the page.
     metrics_port: Port = 0
     #: Address to bind for that page.
     bind: str = "127.0.0.1"
-    #: Serve that page beyond loopback in plain text.
+    #: Serve that page to other machines in plain text.
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -280,14 +280,14 @@ def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
-        return True  # A name is rejected when it is bound.
+        return True  # A host name is rejected when the server binds it.
 
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)
 
 
 def settings(cls: type[_Settings], environment: Mapping[str, str] | None = None, **arguments: Any) -> _Settings:
-    """Build settings from arguments that are not None, otherwise ``FLIGHTEDL_*`` variables, otherwise defaults.
+    """Build settings from the arguments that are not None, then from ``FLIGHTEDL_*`` variables, then from defaults.
 
     Raises:
         UsageError: a value does not have its field's type or range; names the field or variable.
@@ -364,16 +364,16 @@ def tuned_environment() -> dict[str, str]:
     """Return the variables with which every process of a job is started.
 
     They tune the allocator and gRPC, and nearly double the measured throughput of Flight. One of them makes glibc copy
-    large blocks past the processor's cache, because such data is not read soon and would evict data that is. With 64
-    MB, this reduced the time of a step by 8 %. glibc's own limit is a fraction of the last-level cache, which a virtual
-    machine may report as its host's entire cache.
+    large blocks without going through the processor's cache, because such data is not read soon and would evict other
+    data. With a threshold of 64 MB, this made a step 8 % faster. glibc's own threshold is a fraction of the last-level
+    cache, which a virtual machine may report as its host's entire cache.
     """
     gib = str(1 << 30)
     return {
         "MALLOC_MMAP_THRESHOLD_": gib,
         "MALLOC_TRIM_THRESHOLD_": gib,
         "MALLOC_TOP_PAD_": str(256 << 20),
-        # Otherwise, each server thread keeps the most memory that it ever held; the lock's cost is not measurable.
+        # Without this, each server thread keeps the most memory that it ever used. The lock's cost is not measurable.
         "MALLOC_ARENA_MAX": "1",
         "GRPC_EXPERIMENTS": "tcp_frame_size_tuning,tcp_rcv_lowat",
         "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1000000",
@@ -381,15 +381,15 @@ def tuned_environment() -> dict[str, str]:
 
 
 def child_environment(*values: CommonSettings, **variables: str) -> dict[str, str]:
-    """Return the complete environment of a child process: this process's, tuned, with the given settings.
+    """Return the complete environment of a child process: that of this process, tuned, with these settings.
 
-    Variables set by the user (for the allocator, for example) are kept.
+    Variables that the user has set, for example for the allocator, are kept.
     """
     given = {name: text for value in values for name, text in to_environment(value).items()}
     return tuned_environment() | dict(os.environ) | given | variables
 
 
-#: Variables that set the number of threads of linear algebra libraries; by default, each starts one per core.
+#: Variables that set the number of threads of linear algebra libraries. By default, each starts one per core.
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -401,9 +401,9 @@ _THREAD_VARIABLES = (
 
 
 def thread_environment(process_count: int, cores: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return variables that give each of ``process_count`` processes its share of the cores, at least one.
+    """Return variables that give each of ``process_count`` processes its share of the cores, at least one core.
 
-    Empty if the user has set any of them: one is enough to express the intent, because most libraries obey OpenMP's.
+    Empty if the user has set any of them. One is enough to show the intent, because most libraries obey OpenMP's.
     """
     source = os.environ if environment is None else environment
     if any(name in source for name in _THREAD_VARIABLES):
@@ -412,14 +412,14 @@ def thread_environment(process_count: int, cores: int, environment: Mapping[str,
 
 
 def linear_algebra_threads(environment: Mapping[str, str] | None = None) -> int:
-    """Return the number of threads that is set for linear algebra libraries, or 0 if it is not set."""
+    """Return the number of threads set for linear algebra libraries, or 0 if it is not set."""
     source = os.environ if environment is None else environment
     counts = (source.get(name, "") for name in _THREAD_VARIABLES)
     return next((int(text) for text in counts if text.isdecimal()), 0)
 
 
 def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return the number of cores that this process may use, given the machine, CPU affinity and any container quota."""
+    """Return the number of cores that this process may use, given the machine, its affinity and any container quota."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         limit_us, period_us = quota.read_text().split()

@@ -1,8 +1,8 @@
-"""All error classes, as one tree.
+"""All error classes as one tree.
 
-Every error that flightedl raises deliberately is one of these. ``code`` identifies it on the wire; ``retryable`` is
-true if the *same* request may be sent again unchanged. *Rejected* (the request had no effect) and *outcome unknown* (it
-may have had one) are different branches, because callers with state must handle them differently.
+Every error that flightedl raises deliberately has one of these classes. ``code`` identifies the class on the wire.
+``retryable`` is true if the *same* request may be sent again unchanged. *Rejected* (the request had no effect) and
+*outcome unknown* (it may have had one) are separate branches, because callers with state must handle them differently.
 
 ::
 
@@ -47,25 +47,25 @@ class FlightedlError(Exception):
 
 
 class UsageError(FlightedlError):
-    """The caller's input is wrong; a retry cannot help."""
+    """The caller's input is wrong, so a retry cannot help."""
 
     code = "usage"
 
 
 class DataError(UsageError):
-    """A file, chunk or record is unusable; the message names the file and location."""
+    """A file, chunk or record is unusable. The message names the file and the location in it."""
 
     code = "data"
 
 
 class GradientError(UsageError):
-    """A gradient has a wrong name, shape or dtype, or is not finite; the message names parameter and batch."""
+    """A gradient has a wrong name, shape or dtype, or is not finite. The message names the parameter and the batch."""
 
     code = "gradient"
 
 
 class DeclarationError(FlightedlError):
-    """Another trainer declared this job differently. The message names the difference."""
+    """Another trainer has declared this job differently. The message names the difference."""
 
     code = "declaration"
 
@@ -77,37 +77,37 @@ class NotFoundError(FlightedlError):
 
 
 class FencedError(FlightedlError):
-    """The sender's registration, view or plan is stale. Nothing was done, and the request can never succeed."""
+    """The sender's registration, view or plan is outdated. The request had no effect and can never succeed."""
 
     code = "fenced"
 
 
 class ReplacedError(FencedError):
-    """The server is not the intended process; nothing was done. The same request may be sent to its successor."""
+    """The server is not the intended process. The request had no effect and may be sent to that process's successor."""
 
     code = "replaced"
 
 
 class StalePlacementError(FencedError):
-    """This pserver does not have the blocks (yet). Read the placement and send the same request to their owner."""
+    """This pserver does not have the blocks, or not yet. Read the placement, and send the request to their owner."""
 
     code = "stale_placement"
 
 
 class UnregisteredError(FencedError):
-    """The sender's lease has ended, or it has registered again; nothing was done. Retry under a new registration."""
+    """The sender's lease has ended, or it has registered again. The request had no effect; retry after registering."""
 
     code = "unregistered"
 
 
 class CorruptError(FlightedlError):
-    """Stored or received bytes do not match their checksum or structure; nothing was applied."""
+    """Stored or received bytes do not match their checksum or have a wrong structure. Nothing was applied."""
 
     code = "corrupt"
 
 
 class MessageError(FlightedlError):
-    """A message violates the protocol; nothing was applied."""
+    """A message violates the protocol. Nothing was applied."""
 
     code = "message"
 
@@ -119,13 +119,13 @@ class AuthenticationError(FlightedlError):
 
 
 class JobFailedError(FlightedlError):
-    """The job cannot continue; the message says why and what to do."""
+    """The job cannot continue. The message says why, and what to do."""
 
     code = "job_failed"
 
 
 class RolledBackError(JobFailedError):
-    """etcd is a different cluster or has older state than before; its state must not be mixed with this process's."""
+    """etcd is another cluster, or its state is older than before. It must not be mixed with this process's state."""
 
     code = "rolled_back"
 
@@ -137,32 +137,32 @@ class BegunAnewError(FlightedlError):
 
 
 class UnavailableError(FlightedlError):
-    """The peer is unreachable or not ready; the call had no effect and can be retried."""
+    """The peer is unreachable or not ready. The call had no effect and can be retried."""
 
     code = "unavailable"
     retryable = True
 
 
 class BusyError(UnavailableError):
-    """The peer is at its admission limit; the call had no effect and can be retried later."""
+    """The peer is at its admission limit. The call had no effect and can be retried later."""
 
     code = "busy"
 
 
 class DamagedError(CorruptError, UnavailableError):
-    """A message does not match its checksum; no part of it was applied, and it can be sent again."""
+    """A message does not match its checksum. No part of it was applied, and it can be sent again."""
 
     code = "damaged"
 
 
 class NotReadyError(UnavailableError):
-    """The peer is starting, or waiting for something that the message names; the call can be retried."""
+    """The peer is starting, or waiting for something that the message names. The call can be retried."""
 
     code = "not_ready"
 
 
 class OutcomeUnknownError(FlightedlError):
-    """The request may or may not have been executed. Only idempotent requests may be repeated."""
+    """The request may or may not have been executed. It may be repeated only if it is idempotent."""
 
     code = "outcome_unknown"
 
@@ -174,7 +174,7 @@ class DeadlineError(OutcomeUnknownError):
 
 
 class InternalError(FlightedlError):
-    """A bug on the other side, logged there under the incident number in the message."""
+    """The other side has a bug. It has logged the error under the incident number in the message."""
 
     code = "internal"
 
@@ -191,7 +191,7 @@ ERRORS_BY_CODE: dict[str, type[FlightedlError]] = _tree(FlightedlError)
 
 
 #: Exit codes of all processes. 1: failed, but a retry may succeed. 2: the input must be changed. 3: the job cannot
-#: continue. 75 (EX_TEMPFAIL in sysexits.h): this process must be restarted; the job continues.
+#: continue. 75 (EX_TEMPFAIL in sysexits.h): the job continues, but this process must be restarted.
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_JOB_FAILED = 3

@@ -1,7 +1,7 @@
-"""Interfaces to the outside world: clock, instruments, coordinator, files, storage, cluster.
+"""Interfaces to the outside world: clock, instruments, coordinator, files, storage and cluster.
 
-Each port has an adapter in ``flightedl.adapters``, an in-memory counterpart in ``flightedl.testing``, and a contract
-suite in ``flightedl.testing.contracts`` that both pass. The suite checks the guarantees stated here.
+Each interface (*port*) has an adapter in ``flightedl.adapters``, an in-memory twin in ``flightedl.testing``, and a
+contract suite in ``flightedl.testing.contracts`` that both must pass. The suite checks the guarantees stated here.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from flightedl.domain.recovery.store_history import Sighting
 
 
 class Clock(Protocol):
-    """Time. Expiry uses ``now`` only; ``wall_time`` is for people."""
+    """A clock. Only ``now`` is used for expiry; ``wall_time`` is for people."""
 
     def now(self) -> float:
-        """Return seconds of a monotonic clock, which starts at an arbitrary time."""
+        """Return the seconds of a monotonic clock, which starts at an arbitrary time."""
         ...
 
     def wall_time(self) -> float:
-        """Return seconds since 1970, for logs and file metadata. No decision depends on it."""
+        """Return the seconds since 1970, for logs and file metadata. No decision depends on them."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -53,10 +53,10 @@ class Measure:
 
 
 class Instruments(Protocol):
-    """Collects metrics while a process works. Thread-safe; never raises; a call takes about a microsecond."""
+    """Collects metrics while a process works. Thread-safe and never raises. A call takes about a microsecond."""
 
     def count(self, measure: Measure, amount: float = 1.0, label: str = "") -> None:
-        """Increase a counter by ``amount``, which is at least 0."""
+        """Increase a counter by ``amount``, which must not be negative."""
         ...
 
     def observe(self, measure: Measure, value: float, label: str = "") -> None:
@@ -83,20 +83,20 @@ class Entry:
     value: bytes
     create_revision: int
     mod_revision: int
-    #: 0 if the key has no lease.
+    #: Id of the key's lease; 0 if it has none.
     lease_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Condition: the key does not exist."""
+    """Condition that the key does not exist."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedAt:
-    """Condition: the key exists and was created at this revision (the fence of a lock holder)."""
+    """Condition that the key exists and was created at this revision. This is the fence of a lock's holder."""
 
     key: str
     create_revision: int
@@ -104,7 +104,7 @@ class CreatedAt:
 
 @dataclass(frozen=True, slots=True)
 class ModifiedAt:
-    """Condition: the key was last written at this revision (compare-and-swap). 0 means that the key does not exist."""
+    """Condition that the key was last written at this revision (compare-and-swap), or does not exist if it is 0."""
 
     key: str
     mod_revision: int
@@ -115,7 +115,7 @@ Condition = Absent | CreatedAt | ModifiedAt
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a key. With ``lease_id`` 0, the key has no lease."""
+    """Write a key. If ``lease_id`` is 0, the key has no lease."""
 
     key: str
     value: bytes
@@ -124,7 +124,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a key, if it exists."""
+    """Delete a key if it exists."""
 
     key: str
 
@@ -134,9 +134,9 @@ Operation = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """``committed`` is True if all conditions held and all operations were executed at ``revision``.
+    """``committed`` is True if all conditions held and all operations were executed, at ``revision``.
 
-    If rejected, ``entries`` contains the entry of each condition's key at that time (None if absent).
+    If it is False, ``entries`` contains the entry of each condition's key at that time, or None if there was none.
     """
 
     committed: bool
@@ -146,7 +146,7 @@ class TransactionResult:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All entries under a prefix at one revision, sorted by key. A watch from ``revision`` misses no event."""
+    """All entries under a prefix at one revision, sorted by key. A watch from ``revision`` on misses no event."""
 
     entries: tuple[Entry, ...]
     revision: int
@@ -154,14 +154,14 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Watch event: a key was created or overwritten."""
+    """Event of a watch: a key was created or overwritten."""
 
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Watch event: a key was deleted explicitly, or because its lease ended."""
+    """Event of a watch: a key was deleted, explicitly or because its lease ended."""
 
     key: str
     revision: int
@@ -171,56 +171,56 @@ WatchEvent = Written | Removed
 
 
 class CompactedError(Exception):
-    """The watch's revision was compacted. List again, then watch from the listing's revision."""
+    """The watch's revision has been compacted. List the entries again, then watch from the revision of the listing."""
 
 
 class LeaseLostError(Exception):
-    """The lease no longer exists, and all its keys are gone."""
+    """The lease no longer exists, and all of its keys are gone."""
 
 
 class Lease(Protocol):
-    """A lease granted by the coordinator. Not thread-safe; one thread renews it."""
+    """A lease granted by the coordinator. Not thread-safe: only one thread may renew it."""
 
     @property
     def id(self) -> int:
-        """Id of the lease, never 0."""
+        """Id of the lease, which is never 0."""
         ...
 
     @property
     def ttl_s(self) -> float:
-        """The *granted* time to live, which may be longer than requested."""
+        """The time to live that was *granted*, which may be longer than the requested one."""
         ...
 
     def renew(self) -> None:
-        """Restart the time to live. Raises LeaseLostError if the lease is gone, UnavailableError if unknown (retry)."""
+        """Restart the time to live. Raises LeaseLostError if the lease is gone, UnavailableError if that is unknown."""
         ...
 
     def revoke(self) -> None:
-        """End the lease and delete its keys. Does nothing if it has ended."""
+        """End the lease and delete its keys. Does nothing if it has already ended."""
         ...
 
 
 class Watch(Protocol):
-    """Events under a prefix, in revision order, with none missed or repeated even if the adapter reconnects."""
+    """Events under a prefix in the order of revisions. None is missed or repeated, even if the adapter reconnects."""
 
     def next(self, timeout_s: float) -> tuple[WatchEvent, ...]:
-        """Return the next events, or () after ``timeout_s``. May raise CompactedError. Only one thread may call it."""
+        """Return the next events, or () after ``timeout_s``. May raise CompactedError. Call it from one thread only."""
         ...
 
     def close(self) -> None:
-        """Stop watching. A ``next`` that is waiting in another thread returns () within a second."""
+        """Stop watching. If another thread is waiting in ``next``, that call returns () within a second."""
         ...
 
 
 class Coordinator(Protocol):
-    """A linearizable store of small values with leases and watches. Thread-safe; every call has a time limit.
+    """A linearizable store of small values, with leases and watches. Thread-safe. Every call has a time limit.
 
     All methods raise UnavailableError if the request was certainly not executed. ``transact`` raises
-    OutcomeUnknownError if the request was sent and no answer arrived.
+    OutcomeUnknownError if the request was sent but no answer arrived.
 
-    If the store turns out to be another cluster's, or to have a lower revision than this connection had seen before the
-    request, all methods permanently raise RolledBackError, including those of leases and watches (a watch may first
-    raise CompactedError once). The request that detected this may have been executed.
+    The store may turn out to be another cluster, or to have a lower revision than this connection had seen before the
+    request. From then on, all methods raise RolledBackError, including those of leases and watches; a watch may raise
+    CompactedError once before that. The request that detected this may have been executed.
     """
 
     def sighting(self) -> Sighting | None:
@@ -232,17 +232,17 @@ class Coordinator(Protocol):
     def list(self, prefix: str) -> Listing: ...
 
     def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
-        """Execute all operations atomically if all conditions hold, otherwise none. Limit: 128 of each."""
+        """Execute all operations atomically if all conditions hold, otherwise none. At most 128 of each are allowed."""
         ...
 
     def grant(self, ttl_s: float) -> Lease: ...
 
     def lease_ttl_s(self, lease_id: int) -> float | None:
-        """Return the granted time to live of a lease held by any process, or None if it has ended."""
+        """Return the granted time to live of any process's lease, or None if the lease has ended."""
         ...
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
-        """Watch every event under ``prefix`` with a revision greater than ``after_revision``."""
+        """Watch all events under ``prefix`` whose revision is above ``after_revision``."""
         ...
 
     def close(self) -> None: ...
@@ -253,7 +253,7 @@ class Coordinator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """One file. ``version`` changes whenever the content may have changed (etag, or size with mtime)."""
+    """A file. ``version`` changes whenever the content may have changed (etag, or size with mtime)."""
 
     url: str
     size_bytes: int
@@ -261,58 +261,58 @@ class FileStat:
 
 
 class Files(Protocol):
-    """Read-only access to files, by URL (``s3://``, ``memory://``, ``file://`` or a plain path).
+    """Read-only access to files by URL (``s3://``, ``memory://``, ``file://`` or a plain path).
 
     All methods raise UnavailableError if the store fails temporarily, and DataError for errors that a retry cannot
     solve. Reading an open file raises the exceptions of the store's library.
     """
 
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
-        """Return the files of the given URLs and globs, sorted by URL, without duplicates.
+        """Return the files that match these URLs and globs, sorted by URL, without duplicates.
 
-        A wildcard never matches names that begin with ``_`` or ``.``: by convention these are not data. Raises
-        DataError, which names the pattern, if one cannot be listed or (unless ``may_be_empty``) matches nothing.
+        A wildcard never matches names that begin with ``_`` or ``.``, which by convention are not data. Raises
+        DataError, which names the pattern, if a pattern cannot be listed or (unless ``may_be_empty``) matches nothing.
         """
         ...
 
     def stat(self, url: str) -> FileStat | None:
-        """Return the file with exactly this name, which may contain wildcard characters, or None if there is none."""
+        """Return the file with exactly this name, or None. Wildcard characters in the name have no special meaning."""
         ...
 
     def open(self, url: str) -> BinaryIO:
-        """Open a seekable file for reading. Errors name the file (without credentials) and the reason."""
+        """Open a seekable file for reading. Errors name the file, without credentials, and the reason."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file of a Storage. ``name`` is relative to its root, with forward slashes."""
+    """A file in a Storage. ``name`` is relative to the storage's root, with forward slashes."""
 
     name: str
     size_bytes: int
 
 
 class Storage(Protocol):
-    """A directory, identified by a URL, with atomic writes. Thread-safe.
+    """A directory that is identified by a URL and has atomic writes. Thread-safe.
 
-    Methods raise UnavailableError if the store cannot be reached or is full, NotFoundError if the name does not exist.
+    Methods raise UnavailableError if the store is unreachable or full, and NotFoundError if the name does not exist.
     """
 
     @property
     def url(self) -> str:
-        """URL of the root without credentials, for people."""
+        """URL of the root, without credentials, for people."""
         ...
 
     def read(self, name: str) -> bytes: ...
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes. Raises CorruptError if the file is shorter."""
+        """Return exactly ``length`` bytes. Raises CorruptError if the file is shorter than that."""
         ...
 
     def publish(
         self, name: str, parts: Iterable[bytes | memoryview], require: Callable[[], None] = lambda: None
     ) -> int:
-        """Write a file atomically and durably. If ``parts`` raises, nothing is written.
+        """Write a file atomically and durably. If ``parts`` raises an error, nothing is written.
 
         Args:
             name: An existing file with this name is replaced atomically.
@@ -326,11 +326,11 @@ class Storage(Protocol):
         ...
 
     def list(self, prefix: str) -> tuple[StoredFile, ...]:
-        """Return all files whose names start with ``prefix``, sorted, never from a stale cache."""
+        """Return all files whose names start with ``prefix``, sorted. Never returns a cached listing."""
         ...
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it exists."""
+        """Delete a file if it exists."""
         ...
 
 
@@ -338,14 +338,14 @@ class Storage(Protocol):
 
 
 class Cluster(Protocol):
-    """One namespace of a cluster, with objects in the API's JSON form.
+    """One namespace of a cluster, with objects in the JSON form of the API.
 
     Kinds are named as in the API ("Job", "Deployment", "Pod"). All methods raise UnavailableError if the cluster does
     not answer, AuthenticationError if it forbids the request, and UsageError if it rejects an object.
     """
 
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Create or update objects. Return their new state, in the same order."""
+        """Create or update objects. Return their new states in the same order."""
         ...
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
@@ -353,21 +353,21 @@ class Cluster(Protocol):
         ...
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the objects of a kind, or of a comma-separated list of kinds, with these labels, sorted by name."""
+        """Return the objects of a kind (or a comma-separated list of kinds) with these labels, sorted by name."""
         ...
 
     def patch(self, kind: str, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Change some fields, and return the new state. Raises NotFoundError if the object does not exist."""
+        """Change some fields. Return the new state. Raises NotFoundError if the object does not exist."""
         ...
 
     def delete(self, kind: str, name: str) -> None:
-        """Delete an object, if it exists, and then all objects that it owns. Does not wait for the deletion."""
+        """Delete an object if it exists, and then all objects that it owns. Does not wait for the deletion."""
         ...
 
     def logs(self, pod: str, *, follow: bool) -> AbstractContextManager[Iterable[str]]:
-        """Return the lines of a pod's output so far, or until its end. Leaving the ``with`` block ends the output."""
+        """Return the lines of a pod's output so far, or until its end. They end when the ``with`` block is left."""
         ...
 
     def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:
-        """Run a command in a pod, and return its output. Raises UnavailableError if it fails or takes too long."""
+        """Run a command in a pod and return its output. Raises UnavailableError if it fails or takes too long."""
         ...

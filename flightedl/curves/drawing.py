@@ -1,6 +1,6 @@
-"""Plots of curves as SVG files, drawn by ``vector``, or as PNG files, drawn by matplotlib (an optional dependency).
+"""Plots of curves: SVG files drawn by ``vector``, or PNG files drawn by matplotlib, an optional dependency.
 
-Used at the end of a run, by ``flightedl plot``, and by examples for their own curves. Importing matplotlib takes a
+Used at the end of a run, by ``flightedl plot``, and by examples for curves of their own. Importing matplotlib takes a
 second.
 """
 
@@ -28,7 +28,7 @@ def can_draw() -> bool:
 
 
 def draw(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, x_label: str, title: str = "") -> Path:
-    """Draw curves, with one panel per name, and return ``path``.
+    """Draw curves, with one panel per name. Return ``path``.
 
     Args:
         path: Path of the file, which is replaced atomically: SVG if it ends in .svg, otherwise PNG.
@@ -59,7 +59,7 @@ def _draw_png(path: Path, panels: Mapping[str, Mapping[str, Curve]], x_label: st
 
     columns = min(len(panels), 3, math.ceil(math.sqrt(len(panels))))
     rows = math.ceil(len(panels) / columns)
-    # Do not use pyplot, which would keep state in the process and look for a display.
+    # Avoid pyplot, which would keep state in the process and look for a display.
     figure = Figure(figsize=(columns * _WIDTH_INCHES, rows * _HEIGHT_INCHES), layout="constrained")
     for place, (name, curves) in enumerate(panels.items(), start=1):
         _panel(figure.add_subplot(rows, columns, place), name, curves, x_label)

@@ -1,9 +1,9 @@
-"""Files of logged values: each trainer writes its own file, and readers of a run read all of them.
+"""Files of logged values. Each trainer writes a file of its own, and readers of a run read all of them.
 
-A trainer appends to ``metrics/TRAINER.csv`` in the output directory, where TRAINER is the id of the process, at most
-twice a second. A trainer that is killed loses the values logged since the last write; readers skip an incomplete last
-line. A restarted trainer has a different id, and therefore a different file. At the end of a run all files are merged
-into ``metrics.parquet``.
+A trainer appends to ``metrics/TRAINER.csv`` in the output directory, at most twice per second; TRAINER is the id of its
+process. A trainer that is killed loses the values logged since its last write; readers skip an incomplete last line. A
+restarted trainer has another id, and therefore another file. At the end of a run, all files are merged into
+``metrics.parquet``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from flightedl.curves.gathering import Point
 from flightedl.errors import DataError, NotFoundError
 
-#: Names, in the output directory, of the directory of the trainers' files and of the merged file.
+#: Names, in the output directory, of the directory for the trainers' files and of the merged file.
 DIRECTORY = "metrics"
 MERGED = "metrics.parquet"
 _HEADER = ",".join(Point._fields)
@@ -24,7 +24,7 @@ _TYPES = {"at": float, "epoch": int, "batches": int, "records": int, "value": fl
 
 
 class PointFile:
-    """A trainer's file, created with the first point.
+    """A trainer's file, which is created with the first point.
 
     Args:
         output_dir: The job's output directory.

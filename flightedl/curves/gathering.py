@@ -1,9 +1,9 @@
-"""Means of a trainer's logged values over time intervals. Pure; time is an argument.
+"""Means of a trainer's logged values over intervals of time. Pure; time is an argument.
 
-At first an interval lasts a tenth of a second, and later a thousandth of the time since the start. So the resolution is
-high at the start of a run, where values change most, and a run of a week has only about ten thousand points. The means
-include a value as often as it was logged: if a trainer repeats a batch, because its gradient arrived too late or a
-parameter server was lost, the batch's values are included twice.
+At first an interval lasts a tenth of a second, later a thousandth of the time since the start. So the resolution is
+high at the start of a run, where values change most, and even a run of a week has only about ten thousand points. A
+value counts as often as it was logged: if a trainer repeats a batch, because its gradient came too late or a parameter
+server was lost, the batch's values count twice.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _PART = 1e-3
 
 
 class Point(NamedTuple):
-    """Mean of a value over a time interval."""
+    """Mean of a value over an interval of time."""
 
     #: Time at the end of the interval, in seconds since 1970.
     at: float
     trainer: str
-    #: Number of the epoch, from 1.
+    #: Number of the epoch, counted from 1.
     epoch: int
-    #: Numbers of batches and of records that the trainer has processed since its start.
+    #: Numbers of batches and records that the trainer has processed since it started.
     batches: int
     records: int
     name: str
     value: float
-    #: Sum of the values' weights, which are the record counts of the batches in which they were logged.
+    #: Sum of the values' weights. A weight is the number of records in the batch for which the value was logged.
     weight: float
 
 
 class Gathering:
-    """Collects the values logged by one trainer. Not thread-safe.
+    """Collects the values that one trainer logs. Not thread-safe.
 
     Args:
         trainer: Id of the trainer.
@@ -45,7 +45,7 @@ class Gathering:
         self._started_at = self._since = now
         #: Sums over the current interval: (epoch from 1, name) -> sum of value times weight, sum of weights.
         self._sums: dict[tuple[int, str], tuple[float, float]] = {}
-        #: Time of the latest value, in seconds since 1970, and the numbers of batches and records processed by then.
+        #: Time of the latest value, in seconds since 1970, and the numbers of batches and records processed until then.
         self._last = (0.0, 0, 0)
         self._points: list[Point] = []
 
@@ -59,7 +59,7 @@ class Gathering:
         batches: int = 0,
         records: int = 0,
     ) -> None:
-        """Add values logged at ``now``. ``epoch`` is counted from 1. See ``Point`` for the other arguments."""
+        """Add values logged at ``now``. ``epoch`` is counted from 1. For the other arguments see ``Point``."""
         self._end_stretch(now)
         for name, value in values.items():
             total, weights = self._sums.get((epoch, name), (0.0, 0.0))
@@ -67,7 +67,7 @@ class Gathering:
         self._last = wall_s, batches, records
 
     def take(self, now: float, *, is_end: bool = False) -> list[Point]:
-        """Return the points of the intervals completed since the last call; at the end also the current one."""
+        """Return the points of the intervals completed since the last call; at the end, that of the current one too."""
         self._end_stretch(now, is_end=is_end)
         points, self._points = self._points, []
         return points

@@ -1,7 +1,7 @@
-"""One curve from the points of several trainers. Pure.
+"""Combines the points of several trainers into one curve. Pure.
 
 Trainers log concurrently, and each has its own means. Points are sorted by time, and adjacent points are combined into
-weighted averages until the curve has few enough points to draw.
+weighted averages until the curve has few enough points to be drawn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 from flightedl.curves.gathering import Point
 
-#: "records": records processed by all trainers so far. "seconds": time since the first point.
+#: "records": number of records that all trainers have processed; "seconds": time since the first point.
 Axis = Literal["records", "seconds"]
 #: Labels of the horizontal axis.
 LABELS: Mapping[Axis, str] = {"records": "records of all trainers", "seconds": "seconds"}

@@ -1,7 +1,7 @@
 """Logged values as event files, which TensorBoard can show while a job is running.
 
 Each trainer is a separate run in TensorBoard, ``tensorboard/TRAINER`` in the output directory. The step of a point is
-the number of batches that the trainer has processed.
+the number of batches that the trainer had processed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ DIRECTORY = "tensorboard"
 
 
 def require_tensorboard() -> None:
-    """Check, without importing it, that the library is installed. Raises UsageError if it is missing."""
+    """Raise UsageError unless the library is installed. This does not import it."""
     require("tensorboardX", "writing files for TensorBoard", "tensorboard")
 
 
 class EventFile:
-    """A trainer's event file, created with the first point.
+    """A trainer's event file, which is created with the first point.
 
     Args:
         output_dir: The job's output directory.

@@ -1,4 +1,4 @@
-"""Curves drawn with Braille patterns, which are characters of two by four dots."""
+"""Curves drawn with Braille patterns: characters of two by four dots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flightedl.curves.merging import Curve
 
 _HEIGHT = 8
 _BLANK = 0x2800
-#: The bit of each dot in a character, by column and then by row from the top.
+#: The bit of each dot in a character: by column, then by row from the top.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 

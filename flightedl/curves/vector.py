@@ -1,7 +1,7 @@
-"""Curves as an SVG file, which every browser can show. Pure, and fast, because it imports no plotting library.
+"""Curves as an SVG file, which every browser can show. Pure, and fast, because no plotting library is imported.
 
-Each panel has its own scales, with round numbers at the grid lines. A curve has gaps at values that are not finite. If
-a curve has few points, each point is marked.
+Each panel has its own scales, with round numbers at the grid lines. A curve has gaps where values are not finite. If a
+curve has few points, each point is marked.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _TITLE_HEIGHT = 36
 #: Margins of a panel.
 _LEFT, _RIGHT, _ABOVE, _BELOW = 72, 20, 34, 48
 _TICKS = 6
-#: If a curve has fewer points, each point is marked.
+#: If a curve has fewer points than this, each point is marked.
 _FEW = 30
-#: Colors that people with a color vision deficiency can also distinguish (Okabe and Ito).
+#: Colors that people with a color vision deficiency can distinguish too (Okabe and Ito).
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def svg(panels: Mapping[str, Mapping[str, Curve]], *, x_label: str, title: str = "") -> str:
-    """Return the text of the file, with one panel per name. Takes the same arguments as ``drawing.draw``."""
+    """Return the text of the file, with one panel per name. The arguments are those of ``drawing.draw``."""
     columns = min(len(panels), 3, math.ceil(math.sqrt(len(panels))))
     rows = math.ceil(len(panels) / columns)
     top = _TITLE_HEIGHT if title else 0
@@ -71,7 +71,7 @@ def _panel(name: str, curves: Mapping[str, Curve], x_label: str) -> Iterator[str
 
 
 class _Scale:
-    """Linear mapping from an axis's values to positions between two ends."""
+    """A linear mapping from the values on an axis to the positions between its ends."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         low, high = min(values, default=0.0), max(values, default=1.0)
@@ -84,7 +84,7 @@ class _Scale:
 
     @property
     def ticks(self) -> Sequence[float]:
-        """Return round numbers on the axis, at most ``_TICKS`` + 1."""
+        """Return round numbers on the axis, at most ``_TICKS`` + 1 of them."""
         rough = (self._high - self._low) / _TICKS
         if not math.isfinite(rough):
             return ()
@@ -99,7 +99,7 @@ _UPWARDS = _HEIGHT - _BELOW, _ABOVE
 
 
 def _stretches(curve: Curve) -> Iterator[Sequence[tuple[float, float]]]:
-    """Yield the longest sequences of adjacent points whose values are finite."""
+    """Yield the longest sequences of adjacent points with finite values."""
     stretch: list[tuple[float, float]] = []
     for x, y in curve:
         if math.isfinite(y):

@@ -1,4 +1,4 @@
-"""Runnable training programs, from twenty lines to real data.
+"""Training programs that can be run, from twenty lines to real data.
 
 =====================  ==========================================================================================
 ``twenty_lines``       the README's script: logistic regression on your own Parquet, CSV or JSON-lines files

@@ -2,9 +2,9 @@
 
     flightedl run flightedl.examples.digits --trainers 2 --pservers 1
 
-A network with one hidden layer, in sync or async mode (``--mode``). Arrow files store the images as a column of
-fixed-size lists of 64 bytes, the Arrow form of tensors of a fixed shape. Every fifth image of a fixed random order is
-held out for testing; at the end one trainer reports the accuracy on these test images.
+A network with one hidden layer, trained in sync or async mode (``--mode``). Arrow files store the images as a column of
+fixed-size lists of 64 bytes, which is how Arrow stores tensors of a fixed shape. Every fifth image of a fixed random
+order is held out for testing. At the end, one trainer reports the accuracy on these test images.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float32]
 #: The network's arrays by name, as returned by ``first_parameters`` and ``fe.Job.parameters``.
 Parameters = Mapping[str, npt.NDArray[Any]]
 
-#: Name and version of the layout below.
+#: Name and version of the layout of the files.
 KIND = "digits-1"
 PIXEL_COUNT = 64
 DIGIT_COUNT = 10
@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare the data, train together with the other trainers, and report once."""
+    """Prepare the data, train together with the other trainers, and let one of them report."""
     options = _options(arguments)
     directory = prepared_directory(options.data, KIND, write_digits, click.echo)
     with fe.connect() as job:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write_digits(directory: Path) -> None:
-    """Write ``train-*.arrow`` (three files, 15 record batches in all) and ``test.arrow``.
+    """Write ``train-*.arrow`` (three files with 15 record batches in total) and ``test.arrow``.
 
     Raises:
         DataError: scikit-learn is not installed.
@@ -89,14 +89,14 @@ def write_digits(directory: Path) -> None:
 
 
 def images_and_digits(batch: pa.RecordBatch) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Return a record batch's pixels in [0, 1], (n, 64), and its digits, (n,)."""
-    # flatten() respects the offset of a sliced batch; .values would not.
+    """Return a record batch's pixels, scaled to [0, 1], (n, 64), and its digits, (n,)."""
+    # flatten() respects the offset of a sliced batch, unlike .values.
     pixels = batch.column("pixels").flatten().to_numpy().reshape(-1, PIXEL_COUNT)
     return pixels.astype(np.float32) / np.float32(16), batch.column("digit").to_numpy().astype(np.int64)
 
 
 def first_parameters(seed: int) -> dict[str, Floats]:
-    """Return initial values. The same seed gives the same values."""
+    """Return the initial values. The same seed gives the same values."""
     random = np.random.default_rng(seed)
     hidden = random.standard_normal((PIXEL_COUNT, HIDDEN_COUNT)) * (2 / PIXEL_COUNT) ** 0.5
     output = random.standard_normal((HIDDEN_COUNT, DIGIT_COUNT)) * (1 / HIDDEN_COUNT) ** 0.5
@@ -111,7 +111,7 @@ def first_parameters(seed: int) -> dict[str, Floats]:
 def loss_and_gradients(
     parameters: Parameters, images: Floats, digits: npt.NDArray[np.int64]
 ) -> tuple[float, dict[str, Floats]]:
-    """Return the mean cross-entropy of n images in nats, and its gradients with the parameters' shapes and dtypes."""
+    """Return the mean cross-entropy of n images in nats, and its gradients, with the parameters' shapes and dtypes."""
     hidden = _hidden(parameters, images)  # (n, hidden)
     logits = hidden @ parameters["output"] + parameters["output_bias"]  # (n, 10)
     logits -= logits.max(axis=1, keepdims=True)
@@ -130,7 +130,7 @@ def loss_and_gradients(
 
 
 def read_digits(parameters: Parameters, images: Floats) -> npt.NDArray[np.int64]:
-    """Return the most likely digit of each image, (n,)."""
+    """Return the most likely digit for each image, (n,)."""
     logits = _hidden(parameters, images) @ parameters["output"] + parameters["output_bias"]
     return np.asarray(logits.argmax(axis=1), dtype=np.int64)
 
@@ -149,7 +149,7 @@ def accuracy(parameters: Parameters, directory: Path) -> float:
 
 
 def report(model: Parameters, directory: Path, output: Path) -> None:
-    """Evaluate the model, save it and its accuracy in ``output``, and print both."""
+    """Evaluate the model, save it and its accuracy in ``output``, and print the accuracy and the paths."""
     share = accuracy(model, directory)
     model_path = save_arrays(output / "model.npz", model)
     save_json(output / "metrics.json", {"test_accuracy": share})

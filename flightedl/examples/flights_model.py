@@ -1,15 +1,15 @@
-"""Features of flights, and a wide-and-deep network on them (Cheng et al. 2016).
+"""Features of flights, and a wide-and-deep network that uses them (Cheng et al. 2016).
 
 A record becomes two things:
 
 * *dense* inputs (see ``features``): the time of day, the distance, the weather, the weekday and the month;
-* an id in each of ``FIELDS``: carrier, aircraft, origin, destination, flight number and hour. Each field has an
-  embedding table that contains a row of 1 + ``EMBEDDING_SIZE`` numbers for each id.
+* an id in each of ``FIELDS``: carrier, aircraft, origin, destination, flight number and hour. For each field, an
+  embedding table has a row of 1 + ``EMBEDDING_SIZE`` numbers per id.
 
-The network returns ``sigmoid(wide + deep)``. *Wide* is linear like a logistic regression: the weighted dense inputs
-plus the first number of each row. *Deep* is a network with two hidden layers, whose inputs are the dense inputs and the
-other numbers of the rows. ``loss_and_gradients`` computes the gradients explicitly in NumPy, so that the example hides
-nothing.
+The network returns ``sigmoid(wide + deep)``. *Wide* is linear, like a logistic regression: the weighted dense inputs,
+plus the first number of each row. *Deep* is a network with two hidden layers. Its inputs are the dense inputs and the
+remaining numbers of the rows. ``loss_and_gradients`` computes the gradients explicitly in NumPy, so that the example
+hides nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Parameters = Mapping[str, npt.NDArray[Any]]
 #: Field -> rows of n records, (n, 1 + EMBEDDING_SIZE).
 Rows = Mapping[str, npt.NDArray[Any]]
 
-#: Delay, in minutes, above which an arrival is late.
+#: Delay, in minutes, above which an arrival counts as late.
 LATE_MINUTES = 15
 
-#: Columns whose values are ids in tables.
+#: Columns that contain ids of rows in tables.
 FIELDS = ("carrier", "tailnum", "origin", "dest", "flight", "hour")
 EMBEDDING_SIZE = 8
 
-#: Approximate mean and standard deviation over the training files, for normalizing inputs.
+#: Approximate mean and standard deviation in the training files, for normalizing inputs.
 _SCALES = {
     "temp": (57.0, 18.0),
     "dewp": (42.0, 19.0),
@@ -47,12 +47,12 @@ _SCALES = {
     "visib": (9.3, 2.0),
 }
 _DISTANCE_SCALE = (1040.0, 730.0)
-#: Number of inputs for the time of day (as an angle), distance, weather, missing weather, weekday and month.
+#: Number of inputs: time of day (as an angle), distance, weather, missing weather, weekday and month.
 DENSE_COUNT = 2 + 1 + len(_SCALES) + 2 + 7 + 12
 HIDDEN_COUNTS = (128, 64)
 
 
-#: Final learning rate, as a fraction of the initial learning rate.
+#: Final learning rate as a fraction of the initial one.
 FINAL_RATE = 0.02
 
 
@@ -60,8 +60,8 @@ FINAL_RATE = 0.02
 class Training:
     """Settings for training the network, in a job or in a single process.
 
-    Learning rates fall linearly to ``FINAL_RATE`` of their initial values, over as many updates as there are batches. A
-    synchronous job with two trainers makes only half as many updates, so its learning rates fall only half as far.
+    Learning rates fall linearly to ``FINAL_RATE`` times their initial values, over as many updates as there are
+    batches. A sync job with two trainers makes only half as many updates, so its learning rates fall only half as far.
     """
 
     epochs: int = 2
@@ -70,14 +70,14 @@ class Training:
     learning_rate: float = 1e-3
     #: Learning rate of the tables (row-wise Adagrad).
     row_learning_rate: float = 0.05
-    #: Weight decay of updated rows, which avoids overfitting to aircraft with few flights.
+    #: Weight decay of updated rows, which prevents overfitting to aircraft with few flights.
     row_weight_decay: float = 1e-4
-    #: Largest absolute value of the rows' initial values.
+    #: Maximum absolute value of the initial values of rows.
     row_spread: float = 0.05
     seed: int = 0
 
     def updates(self, record_count: int) -> int:
-        """Return the number of updates over which the learning rates fall."""
+        """Return the number of updates during which the learning rates fall."""
         return max(1, self.epochs * record_count // self.batch_size)
 
 
@@ -87,19 +87,19 @@ class Features:
 
     #: (n, DENSE_COUNT) float32.
     dense: Floats
-    #: (n,) 1.0 for flights that arrived late, else 0.0.
+    #: Return 1.0 for flights that arrived late and 0.0 for the others, (n,).
     late: Floats
 
 
 def features(batch: pa.RecordBatch | pa.Table) -> Features:
-    """Convert records of ``flights_data.SCHEMA`` to arrays. ``arr_delay`` must have no nulls."""
+    """Convert records of ``flights_data.SCHEMA`` to arrays. ``arr_delay`` must not contain nulls."""
     day_angle = _column(batch, "minute_of_day") * (2 * np.pi / 1440)
     distance = (_column(batch, "distance") - _DISTANCE_SCALE[0]) / _DISTANCE_SCALE[1]
     columns = [np.sin(day_angle), np.cos(day_angle), distance]
     for name, (middle, spread) in _SCALES.items():
-        # Clip outliers: one cloudburst's rain is 40 standard deviations above the mean and would dominate its step.
+        # Clip outliers: the rain of one cloudburst is 40 standard deviations above the mean, and would dominate a step.
         columns.append(np.clip((_column(batch, name) - middle) / spread, -5, 5))
-    # A missing gust means that there were no gusts; a missing temperature means that the whole report is missing.
+    # A missing gust means that there were no gusts. A missing temperature means that the whole report is missing.
     columns += [np.isnan(_column(batch, "wind_gust")), np.isnan(_column(batch, "temp"))]
     columns += [_column(batch, "weekday") == day for day in range(7)]
     columns += [_column(batch, "month") == month for month in range(1, 13)]
@@ -115,7 +115,7 @@ def _column(batch: pa.RecordBatch | pa.Table, name: str) -> Floats:
 
 
 def first_parameters(seed: int) -> dict[str, Floats]:
-    """Return initial values. The same seed gives the same values."""
+    """Return the initial values. The same seed gives the same values."""
     random = np.random.default_rng(seed)
     first, second = HIDDEN_COUNTS
     inputs = DENSE_COUNT + len(FIELDS) * EMBEDDING_SIZE
@@ -130,7 +130,7 @@ def first_parameters(seed: int) -> dict[str, Floats]:
         "bias_1": np.zeros(first, np.float32),
         "hidden_2": normal(first, second),
         "bias_2": np.zeros(second, np.float32),
-        # Small, so that the linear part is learned first, which halves the seed's effect on the result.
+        # These values are small, so that the linear part is learned first. This halves the seed's effect on the result.
         "output": normal(second, size=0.1),
         "bias": np.zeros(1, np.float32),
     }
@@ -148,7 +148,7 @@ def loss_and_gradients(
     """Return the mean log loss of n records in nats, its gradients by parameter, and the gradients of rows by field."""
     forward = _Forward(parameters, rows, inputs)
     logits, late = forward.logits, inputs.late
-    # log(1 + exp(z)) - y z, computed without overflow of exp.
+    # Compute log(1 + exp(z)) - y z without overflow of exp.
     loss = float(np.mean(np.maximum(logits, 0) - late * logits + np.log1p(np.exp(-np.abs(logits)))))
     by_logit = (_sigmoid(logits) - late) / np.float32(len(late))  # (n,)
     by_second = np.outer(by_logit, parameters["output"]) * (forward.second > 0)  # (n, second)
@@ -171,7 +171,7 @@ def loss_and_gradients(
 
 
 class _Forward:
-    """Forward pass of n records, layer by layer."""
+    """The forward pass for n records, layer by layer."""
 
     def __init__(self, parameters: Parameters, rows: Rows, inputs: Features) -> None:
         #: (n, DENSE_COUNT + fields * EMBEDDING_SIZE)

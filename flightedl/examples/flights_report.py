@@ -1,6 +1,6 @@
-"""Report on a trained flights model: metrics, learning curves and files.
+"""Report on a trained flights model: metrics, learning curves and output files.
 
-Files in the output directory: ``model.npz`` (the network, and each field's ids and rows), ``metrics.json``, and
+Files in the output directory: ``model.npz`` (the network, and the ids and rows of each field), ``metrics.json``, and
 ``learning-curve.png`` if matplotlib is installed.
 """
 
@@ -37,9 +37,9 @@ from flightedl.examples.flights_model import (
 )
 from flightedl.examples.results import save_arrays, save_json
 
-#: Function that looks up the rows of a batch's ids, by field.
+#: A function that looks up the rows of a batch's ids, by field.
 RowsOf = Callable[[pa.Table], Rows]
-#: Batches per update when the network is trained alone; the same number as in a round of two trainers.
+#: Number of batches per update when the network is trained alone, as in a round of two trainers.
 _BATCHES_ALONE = 2
 _CURVE_POINTS = 100
 
@@ -89,7 +89,7 @@ def report(
 
 def judge(late: Floats, found: npt.NDArray[np.floating]) -> dict[str, float]:
     """Return metrics of predicted probabilities."""
-    # Imported lazily, because the import takes a second and only the trainer that reports needs it.
+    # Imported lazily: the import takes a second, and only the trainer that reports needs it.
     from sklearn.metrics import log_loss, roc_auc_score
 
     certain = np.clip(found.astype(np.float64), 1e-7, 1 - 1e-7)
@@ -97,7 +97,7 @@ def judge(late: Floats, found: npt.NDArray[np.floating]) -> dict[str, float]:
 
 
 def _tables(train: pa.Table, rows_of: RowsOf) -> dict[str, npt.NDArray[np.generic]]:
-    """Return the ids of the training data and their rows, by field.
+    """Return the ids in the training data, and their rows, by field.
 
     All fields are looked up in one request, so fields with fewer ids repeat their last id.
     """
@@ -114,7 +114,7 @@ def _tables(train: pa.Table, rows_of: RowsOf) -> dict[str, npt.NDArray[np.generi
 
 
 def _logged(directory: Path) -> Curve:
-    """Return the loss logged by all trainers. The last half second of the other trainers may be missing."""
+    """Return the loss that all trainers have logged. The other trainers' last half second may be missing."""
     try:
         return curves_of(read_points(directory), limit=_CURVE_POINTS).get("loss", ())
     except NotFoundError:

@@ -1,33 +1,33 @@
-"""The ledger: a program that shows, by counting, that every record contributes exactly once in every epoch.
+"""The ledger: a program that proves, by counting, that every record contributes exactly once in every epoch.
 
     flightedl run flightedl.examples.ledger --trainers 3 --pservers 2
 
 Every parameter has a row per epoch and an element per record. Record k of epoch e adds 1 to element (e, k): its
 gradient is -1 there, and the optimizer is plain SGD with a learning rate of 1. Whatever is killed during the run, every
-element must end at 1. If the element is smaller, the record was lost in that epoch; if it is larger, the record was
-counted twice. Because each epoch has its own row, a duplicate in one epoch cannot hide a loss in another. Several
-parameters on several pservers show that the result holds for every block. If any element is wrong, the program prints
-the affected records of each epoch and ends with exit code 1.
+element must be 1 at the end. If an element is smaller, the record was lost in that epoch; if it is larger, the record
+was counted twice. If any element is wrong, the program prints the affected records of each epoch and exits with code 1.
 
-Each parameter has a *clock*, so that every pserver has a clock. The clock's first element gets the gradient -1 in every
-batch and therefore counts batches, or rounds if gradients are averaged.
+Because each epoch has its own row, a duplicate in one epoch cannot hide a loss in another. Several parameters on
+several pservers show that the result holds for every block.
 
-If gradients are averaged, the clock's other elements, one per batch, show whether the weights were right. A batch's
-element ends as the batch's share of its round's mean: the number of records in the batch divided by the number of
-records in the round. A batch of 20 records whose element is 0.4 was in a round of 50 records, and all batches that were
-in rounds of 50 records must together have a multiple of 50 records.
+Each parameter has a *clock*, so that there is a clock on every pserver. In every batch, the first element of a clock
+gets the gradient -1. It therefore counts batches, or rounds if gradients are averaged.
 
-``--optimizer adam`` counts with Adam. If both betas are 0, Adam changes an element by the learning rate, whatever the
-gradient's size, so counting also works with ``reduce="mean"``. The clocks use Adam's usual betas. If the gradient is
-always -1, the size of Adam's steps equals the learning rate, provided that the step count matches the number of updates
-in the moving averages. The clocks thus show that values, averages and step count are still consistent after pservers
-are restored.
+If gradients are averaged, the other elements of a clock, one per batch, show if the weights were right. A batch's
+element ends as the batch's share in the mean of its round: the number of records in the batch, divided by the number of
+records in the round. If the element of a batch with 20 records is 0.4, the round had 50 records. The batches in rounds
+of 50 records must together have a multiple of 50 records.
 
-``--tables`` also counts in embedding tables. In one table each record has its own id, whose row has an element per
-epoch and is checked like a parameter. In the other table records share ids, within a batch and across batches, so that
-gradients of the same row are summed before they are applied; if the addend of each record is known, the sums must be
-exact. With ``--wide-ids N``, every batch also counts its records in N rows of a third table, so that messages are as
-large as those of a real model and pservers process them in two threads.
+``--optimizer adam`` counts with Adam. If both betas are 0, Adam changes an element by the learning rate, regardless of
+the gradient's size, so counting works even with ``reduce="mean"``. The clocks use Adam's usual betas. If every gradient
+is -1, each of Adam's steps equals the learning rate, but only if the step count matches the number of updates in the
+moving averages. So the clocks show that values, averages and step count still agree after pservers have been restored.
+
+``--tables`` also counts in embedding tables. In one table, each record has an id of its own, whose row has an element
+per epoch and is checked like a parameter. In the second table, records share ids, within a batch and across batches, so
+the gradients of a row are summed before they are applied. If each record's addend is known, these sums must be exact.
+With ``--wide-ids N``, every batch also counts its records in N rows of a third table. Messages are then as large as
+those of a real model, and pservers process them in two threads.
 
 The counts are written to ``ledger.npz`` in the output directory.
 """
@@ -66,13 +66,13 @@ WIDE_ROWS = "wide rows"
 #: Table -> name of its counts.
 TABLES = {"records": ROWS, "shared": SHARED_ROWS, "wide": WIDE_ROWS}
 _SHARED_IDS = 7
-#: Tolerance for float32 sums and for Adam's steps.
+#: Tolerance for float32 sums, and for Adam's steps.
 _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerMode:
-    """A choice of ``--mode``: the mode's class and arguments, and the expected counts."""
+    """A choice of ``--mode``: the class and arguments of the mode, and the expected counts."""
 
     kind: str
     arguments: Mapping[str, Any]
@@ -80,7 +80,7 @@ class LedgerMode:
     counts_updates: bool = False
     #: True if gradients are averaged over the batches of a round, so that a record's addend is not known in advance.
     is_mean: bool = False
-    #: Number of consecutive batches of a task whose gradients are averaged, weighted by record count.
+    #: Number of consecutive batches of a task whose gradients are averaged, weighted by their numbers of records.
     averaged: int = 0
 
     def shows_shares(self, optimizer: str) -> bool:
@@ -110,7 +110,7 @@ def write_records(directory: Path, count: int, per_task: int) -> None:
 
 
 def write_slow_records(directory: Path, count: int, per_task: int) -> None:
-    """Write the records as RecordIO, one chunk per task. The script decodes them, which it can slow down."""
+    """Write the records as RecordIO, one chunk per task. The script decodes them, and can be told to do so slowly."""
     with (directory / "ledger.recordio").open("wb") as file:
         for start in range(0, count, per_task):
             records = (json.dumps({"k": k}).encode() for k in range(start, min(start + per_task, count)))
@@ -118,7 +118,7 @@ def write_slow_records(directory: Path, count: int, per_task: int) -> None:
 
 
 def addends_of(records: int, per_task: int, batch_size: int, averaged: int) -> npt.NDArray[Any]:
-    """Return each record's addend, (n,): 1, or its share of the records that are averaged together with it."""
+    """Return each record's addend, (n,): 1, or its share of the records with which it is averaged."""
     worth = np.ones(records)
     if averaged:
         for task in np.split(worth, range(per_task, records, per_task)):
@@ -129,12 +129,12 @@ def addends_of(records: int, per_task: int, batch_size: int, averaged: int) -> n
 
 
 def counted(counts: Mapping[str, npt.NDArray[Any]]) -> list[str]:
-    """Return the names of the counts that have one element per record."""
+    """Return the names of those counts that have one element per record."""
     return [*PARAMETERS, *(name for name in (ROWS,) if name in counts)]
 
 
 def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) -> tuple[int, int]:
-    """Return the number of lost elements and the number of elements counted twice, over all parameters."""
+    """Return how many elements were lost, and how many were counted twice, over all parameters."""
     parts = [counts[name] / worth for name in counted(counts)]
     return sum(int((part < 1 - _TOLERANCE).sum()) for part in parts), sum(
         int((part > 1 + _TOLERANCE).sum()) for part in parts
@@ -142,7 +142,7 @@ def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) 
 
 
 def findings(counts: Mapping[str, npt.NDArray[Any]], per_task: int, worth: npt.ArrayLike = 1.0) -> Iterator[str]:
-    """Yield a sentence for each epoch and parameter with records that were lost or counted twice."""
+    """Yield a sentence for each epoch and parameter in which records were lost or counted twice."""
     for name in counted(counts):
         for epoch, part in enumerate(counts[name] / worth):
             for word, wrong in (("lost", part < 1 - _TOLERANCE), ("double", part > 1 + _TOLERANCE)):
@@ -157,7 +157,7 @@ def findings(counts: Mapping[str, npt.NDArray[Any]], per_task: int, worth: npt.A
 
 
 def records_directory(chosen: argparse.Namespace, say: Callable[[str], None]) -> Path:
-    """Return the directory of the records. The first trainer writes them."""
+    """Return the directory that contains the records. The first trainer writes them."""
     write, name = (write_slow_records, "slow-ledger") if chosen.read_pause else (write_records, "ledger")
     kind = f"{name}-{chosen.records}-{chosen.per_task}"
     return prepared_directory(
@@ -166,7 +166,7 @@ def records_directory(chosen: argparse.Namespace, say: Callable[[str], None]) ->
 
 
 def batches_of(records: int, per_task: int, batch_size: int) -> int:
-    """Return the number of batches per epoch. Batches never span tasks."""
+    """Return the number of batches per epoch. No batch spans two tasks."""
     whole, rest = divmod(records, per_task)
     return whole * -(-per_task // batch_size) + -(-rest // batch_size)
 
@@ -187,7 +187,7 @@ def batch_sizes(records: int, per_task: int, batch_size: int) -> list[int]:
 
 
 def weights_findings(shares: npt.NDArray[Any], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield sentences about batches with wrong shares of their rounds. ``shares`` is (epochs, batches)."""
+    """Yield sentences about batches with a wrong share of their round. ``shares`` is (epochs, batches)."""
     weights = np.broadcast_to(np.array(sizes, float), shares.shape).reshape(-1)
     with np.errstate(divide="ignore"):
         exact = weights / shares.reshape(-1)
@@ -204,7 +204,7 @@ def weights_findings(shares: npt.NDArray[Any], sizes: Sequence[int]) -> Iterator
 
 
 def with_clock(counts: npt.NDArray[Any], clock: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Map every parameter to ``counts`` and every clock to ``clock``. Each clock follows its parameter."""
+    """Map every parameter to ``counts``, and every clock to ``clock``. A clock comes right after its parameter."""
     return {
         name: array
         for pair in zip(PARAMETERS, CLOCKS, strict=True)
@@ -215,7 +215,7 @@ def with_clock(counts: npt.NDArray[Any], clock: npt.NDArray[Any]) -> dict[str, n
 def clocks_are_right(
     chosen: argparse.Namespace, clocks: Sequence[npt.NDArray[Any]], versions: set[int], say: Callable[[str], None]
 ) -> bool:
-    """True if all clocks are right and, in modes in which versions count batches, also the versions of the blocks."""
+    """True if all clocks are right, and so are the versions of the blocks, in modes in which versions count batches."""
     sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size)
     batches = chosen.epochs * len(sizes)
     mode = MODES[chosen.mode]
@@ -236,7 +236,7 @@ def clocks_are_right(
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = click.echo) -> int:
-    """Train the ledger. Returns 0 if every record was counted exactly once."""
+    """Train the ledger. Return 0 if every record was counted exactly once."""
     chosen = parsed(arguments)
     mode = MODES[chosen.mode]
     optimizer = optimizer_of(chosen.optimizer, mode)
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
             save_arrays(job.output_dir / "ledger.npz", counts)
             for sentence in sentences:
                 say(f"ledger: {sentence}")
-        # Every trainer checks, because a trainer that is restarted after it has reported a loss must fail, too.
+        # Every trainer checks, because a trainer that is restarted after reporting a loss must fail again.
         return 0 if is_exact else 1
 
 
@@ -319,7 +319,7 @@ def account(
 
 
 def shared_findings(shared: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
-    """Return sentences about the rows of shared ids that are wrong. The counts are (epochs, ids)."""
+    """Return sentences about wrong rows of shared ids. The counts are (epochs, ids)."""
     expected = np.bincount(np.arange(len(worth)) % _SHARED_IDS, worth, _SHARED_IDS)
     return [
         f"shared id {place} counts {shared[epoch, place]:.3f} in epoch {epoch + 1}, not {expected[place]:.3f}"
@@ -328,7 +328,7 @@ def shared_findings(shared: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[s
 
 
 def wide_findings(wide: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
-    """Return a sentence for each epoch in which rows of wide ids are wrong. The counts are (epochs, ids)."""
+    """Return a sentence for each epoch with wrong rows of wide ids. The counts are (epochs, ids)."""
     expected = float(worth.sum())
     sentences = []
     for epoch, counts in enumerate(wide):
@@ -340,7 +340,7 @@ def wide_findings(wide: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
 
 
 def ids_of(table: str, counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the ids for which a table has counts. The counts are (epochs, ids)."""
+    """Return the ids that a table counts. The counts are (epochs, ids)."""
     numbers = np.arange(counts.shape[1])
     # Half of the ids are negative.
     return numbers - counts.shape[1] // 2 if table == "records" else numbers
@@ -412,6 +412,6 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    # Arrow would load pandas if it is installed. A trainer that does not load pandas starts in two thirds of the time.
+    # Arrow would load pandas if it is installed. Without pandas, a trainer starts in two thirds of the time.
     leave_out_pandas_and_scipy()
     sys.exit(main())

@@ -1,12 +1,12 @@
-"""Directory of training data that is prepared once, even if many trainers start at the same time.
+"""A directory of training data that is prepared once, even if many trainers start at the same time.
 
-Theory of operation: the process that locks the file next to the directory writes everything into a ``.partial``
-directory, adds ``prepared.json``, which names the kind of data, and renames the directory into place. The other
-processes wait for the lock and then find the directory. If this process is killed, its lock is released, and the next
-process removes the incomplete files and starts over. A directory with a ``prepared.json`` is therefore complete.
+The process that locks the file next to the directory writes everything into a ``.partial`` directory, adds
+``prepared.json``, which names the kind of data, and renames the directory to its final name. The other processes wait
+for the lock and then find the directory. If the writing process is killed, its lock is released; the next process
+removes the incomplete files and starts over. So a directory with a ``prepared.json`` is complete.
 
-Not guaranteed: on a file system without locks (some network mounts), two processes may prepare the data at the same
-time. On such a file system, prepare the data before the job starts.
+Not guaranteed: that only one process prepares the data on a file system without locks, such as some network mounts.
+There, prepare the data before the job starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Mark(msgspec.Struct):
 
 
 def prepared_directory(directory: Path, kind: str, write: Callable[[Path], None], say: Callable[[str], None]) -> Path:
-    """Return the absolute path of ``directory``, filled by ``write`` if it is not yet complete.
+    """Return the absolute path of ``directory``. If it is not complete, ``write`` fills it first.
 
     Args:
         directory: Directory of the data; missing parents are created.
@@ -61,7 +61,7 @@ def _is_complete(directory: Path, kind: str) -> bool:
     try:
         mark = from_json((directory / _MARK).read_bytes(), _Mark)
     except FileNotFoundError:
-        # Another process may just have renamed the directory into place, so check again under the lock.
+        # Check again under the lock, because another process may just have completed the directory.
         if directory.is_dir() and any(directory.iterdir()) and not (directory / _MARK).exists():
             raise DataError(f"{directory} holds other files: name an empty or new directory with --data") from None
         return False

@@ -10,13 +10,13 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-#: Function that takes the amount done so far, in the units of the total.
+#: A function that takes the amount done so far, in the same units as the total.
 Advance = Callable[[int], None]
 
 
 @contextlib.contextmanager
 def progress(title: str, total: int, stream: TextIO | None = None) -> Iterator[Advance]:
-    """Show the progress of a step. Yields a function that the block calls with the amount done so far.
+    """Show the progress of a step. Yields a function to which the block passes the amount done so far.
 
     Args:
         title: Name of the step.

@@ -1,13 +1,13 @@
-"""Predict the film ratings of MovieLens 100K with a two-tower model on embedding tables, trained with PyTorch.
+"""Predict the film ratings in MovieLens 100K with a two-tower model on embedding tables, trained with PyTorch.
 
     flightedl run flightedl.examples.recommender --trainers 2 --pservers 2
 
-One tower computes a user's vector from the user's row and the rows of the words for age, gender and occupation. The
-other tower computes a film's vector from the film's row and the rows of its genres and decade. The predicted rating is
-the dot product of both vectors plus a bias per user and per film. The rows are in three tables on the pservers: users,
-films and words. All rows of a batch arrive in one round trip, and their gradients are sent with the step.
+One tower computes a vector for the user, from the user's row and the rows of the words for age, gender and occupation.
+The other computes a vector for the film, from the film's row and the rows of its genres and decade. The predicted
+rating is the dot product of the two vectors plus the biases of user and film. The rows are in three tables on the
+pservers: users, films and words. All rows of a batch arrive in one round trip; their gradients are sent with the step.
 
-Every trainer runs this whole program. At the end one trainer evaluates the model on held-out ratings, compares it with
+Every trainer runs this whole program. At the end, one trainer evaluates the model on held-out ratings, compares it with
 predictions from the means of users and films, and writes ``model.safetensors`` (the towers) and ``metrics.json``.
 ``recommender_data`` describes the data and its origin.
 """
@@ -41,7 +41,7 @@ Ids = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare the data, train together with the other trainers, and report once."""
+    """Prepare the data, train together with the other trainers, and let one of them report."""
     options = _options(arguments)
     files = prepare(options.data, click.echo)
     with fe.connect() as job:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class Towers(nn.Module):
-    """Network that predicts the rating of a film by a user.
+    """A network that predicts a user's rating of a film.
 
     Args:
         users: Table of ``DIM`` + 1 columns: an embedding per user, and the user's bias.
@@ -107,7 +107,7 @@ class Towers(nn.Module):
 
 
 def towers(job: Any, learning_rate: float) -> Towers:
-    """Return the network on the job's tables, with the same initial values in every trainer."""
+    """Return the network, which uses the job's tables and has the same initial values in every trainer."""
     rule, small = fe.RowAdagrad(lr=learning_rate), fe.Uniform(0.1)
     torch.manual_seed(0)
     return Towers(
@@ -136,7 +136,7 @@ def evaluate(net: nn.Module, held_out: Path) -> dict[str, float | int]:
 
 
 def baseline(files: Files, pull: float = 5.0) -> dict[str, float]:
-    """Return the error of predictions from the means of users and films, and the error of a constant prediction.
+    """Return the errors of two simple predictions: from the means of users and films, and a constant.
 
     Args:
         files: Files of the ratings.
@@ -170,7 +170,7 @@ def _means(of: Numbers, values: Numbers, count: int, pull: float) -> Numbers:
 
 
 def _of(more: Numbers, ids: Numbers) -> Numbers:
-    """Return the bias of each of ``ids``, or 0 for ids without training data."""
+    """Return the bias of each of ``ids``, or 0 for an id without training data."""
     return np.where(ids < len(more), more[np.minimum(ids, len(more) - 1)], 0.0)
 
 

@@ -1,11 +1,11 @@
-"""MovieLens 100K as training files: film ratings, and attributes of users and films.
+"""MovieLens 100K as training files: ratings of films, and attributes of users and films.
 
-The data is from GroupLens (F. Maxwell Harper and Joseph A. Konstan: The MovieLens Datasets, 2015): 943 users, 1,682
+The data comes from GroupLens (F. Maxwell Harper and Joseph A. Konstan: The MovieLens Datasets, 2015): 943 users, 1,682
 films and 100,000 ratings. Its terms allow research, but neither commercial use nor redistribution without permission,
-so flightedl does not include the data. The wheel of RecBole, a library for recommender systems, contains it as an
-example; nothing else in the wheel is used.
+so flightedl does not include it. It is read from the wheel of RecBole, a library for recommender systems, which
+contains it as an example; nothing else in the wheel is used.
 
-Every tenth rating of a fixed random order is held out.
+Every tenth rating in a fixed random order is held out.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import pyarrow.parquet as pq
 from flightedl.errors import DataError
 from flightedl.examples.prepared import prepared_directory
 
-#: Name and version of the layout below.
+#: Name and version of the layout of the files.
 KIND = "movielens-100k-1"
 TRAIN_FILE_COUNT = 3
 ROW_GROUP_RECORDS = 5_000
 
-#: ``number`` is the index of the rating among the training ratings, or among the held-out ratings.
+#: ``number`` is the index of the rating among the training ratings, or among the held-out ones.
 SCHEMA = pa.schema(
     [
         pa.field("number", pa.int32(), nullable=False),
@@ -99,7 +99,7 @@ def _words_of_items() -> dict[int, list[str]]:
 
 
 def _table(name: str, types: dict[str, pa.DataType]) -> pa.Table:
-    """Read a file in the wheel. Its columns are named ``name:kind``; those not in ``types`` contain strings."""
+    """Read a file in the wheel. Its columns are named ``name:kind``. Those that ``types`` omits contain strings."""
     spec = importlib.util.find_spec("recbole")
     path = Path(spec.origin or "").parent / "dataset_example" / "ml-100k" / name if spec is not None else Path(name)
     if not path.is_file():

@@ -1,6 +1,6 @@
-"""Atomic result files, which are written under a temporary name, flushed, and then renamed.
+"""Atomic result files: they are written under a temporary name, flushed, and then renamed.
 
-If two processes write the same file, one of the two versions remains, and it is complete.
+If two processes write the same file, the file of one of them remains, and it is complete.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 
 def save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
-    """Write an ``.npz`` file that ``numpy.load`` reads without pickle. Returns ``path``."""
+    """Write an ``.npz`` file, which ``numpy.load`` can read without pickle. Return ``path``."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **dict(arrays))
     return _replace(path, buffer.getvalue())
 
 
 def save_json(path: Path, values: Mapping[str, object]) -> Path:
-    """Write an indented JSON file. Returns ``path``."""
+    """Write an indented JSON file. Return ``path``."""
     return _replace(path, msgspec.json.format(msgspec.json.encode(dict(values)), indent=2) + b"\n")
 
 
