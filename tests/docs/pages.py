@@ -42,6 +42,11 @@ def examples(page: Path, group: str | None = None) -> list[Example]:
     return found
 
 
+def sessions(page: Path) -> list[str]:
+    """Return the fenced blocks without a language: commands and output."""
+    return [match["text"] for match in _FENCE.finditer(page.read_text()) if not match["info"]]
+
+
 def without_fences(page: Path) -> str:
     """Return the prose of a page."""
     return _FENCE.sub("", page.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from flightedl_tools.site.reference import (
     with_settings,
 )
 
-from .pages import PAGES, ROOT, sections, without_fences
+from .pages import PAGES, ROOT, sections, sessions, without_fences
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`]+)`")
@@ -229,3 +230,35 @@ def test_the_reference_describes_every_command_and_option(name: str) -> None:
             if isinstance(option, click.Option) and not option.hidden:
                 assert option.help or name == "bench", f"{path} {option.opts[0]} needs a help text"
                 assert max(option.opts, key=len) in section
+
+
+#: Programs and their arguments in the pages' shell sessions.
+COMMAND_LINES = sorted(
+    {
+        line.removeprefix("$ ")
+        for page in LINKED
+        for block in sessions(page)
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.removeprefix("$ ").startswith("flightedl ")
+    }
+)
+
+
+def test_the_pages_show_commands() -> None:
+    assert len(COMMAND_LINES) > 20
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_a_shown_command_exists_with_its_options(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    found: click.Command = command
+    while isinstance(found, click.Group):
+        name = next(word for word in words if not word.startswith("-"))
+        words.remove(name)
+        chosen = found.get_command(click.Context(found), name)
+        assert chosen is not None, f"{name} is no command"
+        found = chosen
+    known = {option for each in found.params for option in (*each.opts, *each.secondary_opts)} | {"--debug", "--help"}
+    own = words[: words.index("--")] if "--" in words else words
+    used = {word.partition("=")[0] for word in own if re.match(r"--?[a-z]", word)}
+    assert used <= known

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import importlib.util
+import posixpath
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from flightedl_tools.site.pages import PAGES, adapted, name_of, with_reference, write_source
+from flightedl_tools.site.pages import CONTENTS, PAGES, adapted, name_of, with_reference, write_source
 from flightedl_tools.site.reference import markdown
 
 from .pages import PAGES as DOCS
@@ -84,6 +85,14 @@ def test_the_recorded_terminal_shows_three_kills_and_a_complete_job() -> None:
     shown = html.unescape(re.sub(r"<[^>]+>", "\n", (PICTURES / "kill.svg").read_text("utf-8"))).replace("\xa0", " ")
     assert re.findall(r"kill -9 \d+   # (\S+)", shown) == ["trainer-0", "pserver-1", "master"]
     assert "200 of 200 tasks of the last epoch done, 0 tasks failed" in shown
+
+
+def test_the_index_has_the_order_of_the_site() -> None:
+    text = (ROOT / "docs" / "index.md").read_text("utf-8")
+    targets = re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", text)
+    listed = [posixpath.normpath(posixpath.join("docs", target)) for target in targets]
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == list(CONTENTS)[1:]
+    assert listed[2:] == [page for pages in list(CONTENTS.values())[1:] for page in pages]
 
 
 def test_the_site_has_the_reference_under_its_headings() -> None:
