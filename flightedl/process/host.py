@@ -9,9 +9,9 @@ import functools
 import resource
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
+from flightedl import __version__
 from flightedl.config import available_cores, linear_algebra_threads
 from flightedl.messages.hosts import HostFacts
 
@@ -24,18 +24,13 @@ _PAGE_BYTES = resource.getpagesize()
 def host_facts() -> HostFacts:
     """Return the present facts."""
     return HostFacts(
-        version=_version(),
+        version=__version__,
         wall_s=time.time(),
         cores=_cores(),
         threads=linear_algebra_threads(),
         memory_bytes=_resident_bytes(),
         memory_limit_bytes=_limit_bytes(),
     )
-
-
-@functools.cache
-def _version() -> str:
-    return metadata.version("flightedl")
 
 
 @functools.cache

@@ -141,6 +141,8 @@ class EmbeddingBag(OnTable):
             starts = None if offsets is None else torch.as_tensor(offsets, dtype=torch.int64, device=device)
         ends_too = self.include_last_offset and ids.offsets is None
         try:
+            if starts is not None and device.type != "cpu":
+                _check_offsets(starts, places.numel())
             weights = None if per_sample_weights is None else per_sample_weights.to(device, torch.float32)
             rows = functional.embedding_bag(
                 places,
@@ -156,6 +158,13 @@ class EmbeddingBag(OnTable):
             reason = (str(error).splitlines() or [""])[0]
             raise UsageError(f"the bags of table {self.table.name!r} are invalid: {reason:.200}") from None
         return rows.to(self.rows.dtype)
+
+
+def _check_offsets(offsets: torch.Tensor, id_count: int) -> None:
+    """Check what PyTorch checks only in main memory: on a GPU, invalid offsets read other memory."""
+    first, last = offsets[[0, -1]].tolist() if offsets.numel() else (0, 0)
+    if first != 0 or last > id_count:
+        raise ValueError(f"offsets must begin with 0 and not exceed {id_count}")
 
 
 class EmbeddingCollection(nn.Module):

@@ -74,7 +74,7 @@ def _embedding(module: nn.Module, name: str) -> nn.Embedding | nn.EmbeddingBag:
 
 def _rows_of(name: str, weight: torch.Tensor, url: str) -> torch.Tensor:
     count, dim = weight.shape
-    found = torch.zeros(count, dim)
+    found = torch.zeros(count, dim, device="cpu")
     for rows in read_table_file(FsspecFiles(), url, TableSpec(name, dim, SGD(lr=1.0))):
         outside = rows.ids[rows.ids >= np.uint64(count)]
         if len(outside):

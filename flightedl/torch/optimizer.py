@@ -110,7 +110,7 @@ class Optimizer(torch.optim.Optimizer):
         self._add_row_groups()
         # Some tools consider an optimizer without state unused, and run a trial step with it.
         for place in self._places.values():
-            self.state[place.tensor] = {"version": torch.zeros(())}
+            self.state[place.tensor] = {"version": torch.zeros((), device="cpu")}
         self._model = job.parameters(
             self._first_values(), optimizer=self._rule, mode=mode, wire=wire, error_feedback=error_feedback
         )
@@ -169,7 +169,7 @@ class Optimizer(torch.optim.Optimizer):
             super().add_param_group({"params": [module.rows], **settings})
             self._shown.add(rule, settings)
             self._rows.add_group(module, self.param_groups[-1])
-            self.state[module.rows] = {"version": torch.zeros(())}
+            self.state[module.rows] = {"version": torch.zeros((), device="cpu")}
 
     def _require_own_tables(self) -> None:
         for module, _ in self._rows.rules():

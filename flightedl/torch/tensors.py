@@ -116,7 +116,8 @@ class Copies:
             return tensor.to("cpu")
         kept = self._kept.get(name)
         if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
-            kept = self._kept[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            # Users may have set another default device.
+            kept = self._kept[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         if self._stream is None or self._stream.device != tensor.device:
             if self._stream is not None:
                 self._stream.synchronize()
