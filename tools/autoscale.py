@@ -1,4 +1,4 @@
-"""``flightedl autoscale``: a loop that adds and removes trainers according to measured throughput."""
+"""``flightedl autoscale``: a loop that adds and removes trainers according to the measured throughput."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _PLAN = "members.json"
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """Settings of the certificates in a directory, which are stored for the renewal."""
+    """Settings of the certificates in a directory, which are stored for renewal."""
 
     job: str
     hosts: list[str]

@@ -65,7 +65,7 @@ def _chosen(url: str, job: str | None, number: int | None) -> tuple[Storage, Man
 
 
 def _is_there(storage: Storage, number: int) -> bool:
-    """True unless a running job has since deleted the checkpoint."""
+    """True unless the running job has deleted the checkpoint since."""
     return bool(storage.list(manifest_name(number)))
 
 
@@ -211,5 +211,5 @@ def export(
 
 
 def _file_of(table: str) -> str:
-    """Return a file name for a table, whose name may contain any characters."""
+    """Return a file name for a table, whose own name may contain any characters."""
     return f"{quote(table, safe=' ')}.parquet"

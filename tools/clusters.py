@@ -28,7 +28,7 @@ cluster_options = together(
 
 
 def cluster_of(given: dict[str, Any]) -> Cluster:
-    """Return the cluster selected by the options."""
+    """Return the cluster that the options select."""
     return Kubectl(given["namespace"], given["context"])
 
 
@@ -105,7 +105,7 @@ def cancel(job: str, at_once: bool, **given: Any) -> None:
 
 
 def only_job(cluster: Cluster) -> str:
-    """Return the name of the job in the environment, or else that of the only running job.
+    """Return the name of the job in the environment, or of the only running job.
 
     Raises:
         UsageError: several jobs are running.

@@ -1,4 +1,4 @@
-"""Tables printed by commands, and the console that prints them."""
+"""Tables that commands print, and the console that prints them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``flightedl dataset``: inspect training data, index it in advance, or rewrite it.
+"""``flightedl dataset``: inspects training data, indexes it in advance, or rewrites it.
 
-Progress goes to stderr and results to stdout, so that ``--json`` can be piped. ``convert`` and ``split`` publish only
-complete files; after an interruption, the same command continues where it stopped.
+Progress goes to stderr and results to stdout, so that the output of ``--json`` can be piped. ``convert`` and ``split``
+publish only complete files. After an interruption, the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def dataset() -> None:
     """Index, inspect, convert or split training data."""
 
 
-#: Options that select a command's source; see ``_spec`` and ``_indexed``.
+#: Options that select the source of a command (see ``_spec`` and ``_indexed``).
 _source_options = together(
     json_option(),
     click.option("--concurrency", type=click.IntRange(1, 256), default=16, show_default=True, help="Parallel reads."),
@@ -246,7 +246,7 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _condition(text: str) -> tuple[str, str, Any]:
-    """Parse a condition such as ``distance > 500``. The value is JSON if it can be parsed as such, else a string."""
+    """Parse a condition such as ``distance > 500``. The value is JSON, or a string if it cannot be parsed as JSON."""
     column, _, rest = text.strip().partition(" ")
     words = rest.strip()
     operator = "not in" if words.startswith("not in ") else words.partition(" ")[0]

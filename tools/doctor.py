@@ -86,7 +86,7 @@ def tried_out(seen: Observations) -> list[str]:
 
 
 def summary(seen: Observations) -> str:
-    """Return the job's status in one line."""
+    """Return the job's status as one line."""
     status = seen.status
     if status is None:
         return "the master does not answer"

@@ -1,4 +1,4 @@
-"""YAML documents: Kubernetes objects for people and for ``kubectl``, and pod templates written by users."""
+"""YAML documents: Kubernetes objects for people and ``kubectl``, and pod templates that users write."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def from_yaml(path: Path) -> Any:
 
 
 def as_yaml(objects: Sequence[Mapping[str, Any]]) -> str:
-    """Return the objects as YAML documents, keeping the order of keys. Raises UsageError if PyYAML is missing."""
+    """Return the objects as YAML documents, with keys in their order. Raises UsageError if PyYAML is not installed."""
     yaml = _yaml()
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc, name-defined] # yaml has no types
-        """Dumper that indents lists, writes multi-line strings as blocks, and never writes aliases."""
+        """A dumper that indents lists, writes multi-line strings as blocks, and never writes aliases."""
 
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - yaml's
             super().increase_indent(flow, False)

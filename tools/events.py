@@ -64,7 +64,7 @@ def _followed(job: JobStatus, clock: Clock) -> Iterator[JobEvent]:
 
 
 def line(event: JobEvent) -> str:
-    """Return a one-line description of an event."""
+    """Return a description of an event in one line."""
     at = dt.datetime.fromtimestamp(event.at, dt.UTC).astimezone()
     mark = "!" if event.is_warning else " "
     return f"{at:%Y-%m-%d %H:%M:%S} {mark} {event.kind:<18} {event.text}"

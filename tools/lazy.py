@@ -1,4 +1,4 @@
-"""A group whose commands are imported on first use, so that ``--help`` is fast."""
+"""A group whose commands are imported when they are first used, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flightedl.process.importing import without_collection
 
 
 class LazyGroup(click.Group):
-    """A group of subcommands. ``lazy`` maps each name to a module, an attribute, and one line of help."""
+    """A group of subcommands. ``lazy`` maps a name to a module, an attribute, and one line of help."""
 
     def __init__(self, *given: Any, lazy: Mapping[str, tuple[str, str, str]], **options: Any) -> None:
         super().__init__(*given, **options)

@@ -2,10 +2,10 @@
 
 Rules:
 
-* Subcommands are imported on first use, so that ``flightedl --help`` is fast.
+* Subcommands are imported when they are first used, so that ``flightedl --help`` is fast.
 * Only this module converts errors to messages. A :class:`FlightedlError` becomes one red line and an exit code: 2 if
-  the user must change something, such as a name that does not exist, 3 if the job cannot continue, and otherwise 1.
-  Ctrl-C exits with 130. Any other exception is a bug and keeps its traceback. ``--debug`` keeps all tracebacks.
+  the user must change something, such as a name that does not exist, 3 if the job cannot continue, otherwise 1. Ctrl-C
+  exits with 130. Any other exception is a bug, whose traceback is shown. ``--debug`` shows all tracebacks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, EXIT_USAGE, Flighted
 
 from .lazy import LazyGroup
 
-#: name -> (module, attribute, one line of help). The help is here so that listing the commands imports none of them.
+#: Name -> (module, attribute, one line of help). The help is here, so that listing the commands imports none of them.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("flightedl_tools.run", "run", "Run a whole job on this machine: servers and trainers."),
     "status": ("flightedl_tools.status", "status", "Show the status of a running job."),
@@ -63,12 +63,12 @@ def command(debug: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and end the process with its exit code."""
+    """Run the command line, and end the process with its exit code."""
     sys.exit(run_command_line(sys.argv[1:] if arguments is None else list(arguments)))
 
 
 def run_command_line(arguments: list[str]) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line, and return its exit code."""
     try:
         result = command.main(args=arguments, prog_name="flightedl", standalone_mode=False)
     except FlightedlError as error:

@@ -2,9 +2,9 @@
 
     python -m flightedl_tools.manifests
 
-A component is the difference between two renderings of a job: objects that only the second rendering contains become
-resources, and objects that differ become patches. All manifests in ``deploy/`` are therefore generated from the same
-code, and overlays are composed of tested components.
+A component is the difference between two renderings of a job: objects that only the second one contains become
+resources, and objects that differ become patches. So all manifests in ``deploy/`` come from the same code, and overlays
+are composed of tested components.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
 
 from .documents import as_yaml
 
-#: The base has neither certificates nor an etcd; the overlays add them.
+#: The base has neither certificates nor an etcd. The overlays add them.
 BASE = ClusterJob(job="train", image="flightedl", target="/app/train.py", etcd_members=0, tls=False)
 _SMALL = Resources("100m", "256Mi", "2Gi")
 _TLS: Mapping[str, Any] = {"tls": True}
@@ -30,7 +30,7 @@ _SCALING: Mapping[str, Any] = {"scaling": Scaling(1, 10)}
 
 
 class Component(NamedTuple):
-    """Changes to a job's values. ``on`` contains the values that the changes require."""
+    """Changes to a job's values. ``on`` contains the values on which these changes depend."""
 
     comment: str
     changes: Mapping[str, Any]
@@ -78,12 +78,12 @@ OVERLAYS: Mapping[str, Sequence[str]] = {
 
 #: Folders in ``deploy/`` that contain only generated YAML files.
 FOLDERS = ("base", "components", "overlays")
-#: Values for a job that fits on one machine.
+#: Values of a job that fits on one machine.
 ONE_POD = replace(BASE, checkpoint="s3://bucket/checkpoints", secret="train-store")  # noqa: S106 - a name
 
 
 def job_of(overlay: str) -> ClusterJob:
-    """Return the job's values, whose rendering must equal the overlay."""
+    """Return the values of the job whose rendering must equal the overlay."""
     changes: dict[str, Any] = {}
     for name in OVERLAYS[overlay]:
         changes |= COMPONENTS[name].changes
@@ -167,7 +167,7 @@ def _list_difference(before: list[Object], after: list[Object]) -> list[Object]:
 
 
 def _merged_by(item: Object) -> str:
-    """Return the field by which Kubernetes merges such a list's entries, or "" if it replaces the whole list."""
+    """Return the field by which Kubernetes merges the entries of this list, or "" if it replaces the whole list."""
     return next((name for name in ("mountPath", "name") if name in item), "")
 
 

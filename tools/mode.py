@@ -58,7 +58,7 @@ def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> i
 
 
 def described(tagged: Mapping[str, Any]) -> str:
-    """Return a mode as it would be written in a script, without default values; empty if there is no mode."""
+    """Return a mode as a script would write it, without default values; empty if there is no mode."""
     if not tagged:
         return ""
     found = Mode.from_json(dict(tagged))
@@ -77,7 +77,7 @@ def _settings_of_modes() -> list[str]:
 
 
 def _wanted(kind: str | None, given: Mapping[str, Any]) -> Mode | None:
-    """Return the requested mode, or None if the current mode is to be shown.
+    """Return the requested mode, or None to show the current one.
 
     Raises:
         UsageError: the mode or one of its settings does not exist.

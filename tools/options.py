@@ -1,4 +1,4 @@
-"""Options shared by several commands. An option that is not given is None; its default is in ``flightedl.config``."""
+"""Options that several commands share. An option that is not given is None; its default is in ``flightedl.config``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Number(click.FloatRange):
 class ResumingCommand(click.Command):
     """A command with ``--resume`` and ``--resume=auto`` (``resume_option``).
 
-    The value must follow a ``=``, because the word after ``--resume`` may be a script.
+    The value must follow a ``=``, because the word after ``--resume`` may be the script.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -36,7 +36,7 @@ class ResumingCommand(click.Command):
 
 
 class ScriptCommand(ResumingCommand):
-    """A command that runs ``script_or_module`` and passes unknown options after it to the script."""
+    """A command that runs ``script_or_module``, and passes unknown options after it to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         left = super().parse_args(ctx, args)
@@ -73,10 +73,10 @@ job_options = together(
     click.option("--etcd", metavar="HOST:PORT", help="etcd to use [FLIGHTEDL_ETCD, else: 127.0.0.1:2379]"),
 )
 tls_option = click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
-#: Options of commands that query a running job; see ``running``.
+#: Options of commands that query a running job (see ``running``).
 running_job_options = together(tls_option, job_options)
 
-#: Options for checkpoints and for the reassignment of tasks.
+#: Options about checkpoints, and about taking tasks from trainers.
 master_options = together(
     click.option("--checkpoint-increments", type=int, help="Most increments in a row; 0 disables increments [8]"),
     click.option("--checkpoint-keep-every", type=int, help="Keep every Nth checkpoint forever; 0 disables this [0]"),

@@ -48,7 +48,7 @@ def plot(runs: tuple[Path, ...], names: tuple[str, ...], axis: Axis, output: Pat
 
 
 def labelled(runs: Iterable[Path]) -> dict[str, Path]:
-    """Map the shortest unique path suffix of each run to the run."""
+    """Map the shortest unique suffix of each run's path to the run."""
     paths = list(dict.fromkeys(run.absolute() for run in runs))
     deepest = max(len(path.parts) for path in paths)
     for count in range(1, deepest + 1):

@@ -1,4 +1,4 @@
-"""Options of ``flightedl submit`` that change pods, as pod templates."""
+"""Options of ``flightedl submit`` that change pods, converted to pod templates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pod_options = together(
 
 
 def templates_of(given: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
-    """Return the templates described by options, followed by those from files.
+    """Return the templates that follow from options, then those from files.
 
     Raises:
         UsageError: an option or a file is invalid.
@@ -65,7 +65,7 @@ def templates_of(given: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         ),
     ]
     if account := given["service_account"]:
-        # The autoscaler needs permissions and has its own account.
+        # The autoscaler needs permissions, so it has an account of its own.
         found.append(PodTemplate(ROLES[:-1], {"spec": {"serviceAccountName": account}}))
     return (*found, *map(_of_file, given["pod_templates"]))
 

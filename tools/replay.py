@@ -72,7 +72,7 @@ def _line(found: Replayed) -> str:
 
 
 def _difference(difference: Difference) -> str:
-    """Return a readable description of a difference."""
+    """Return a description of a difference, for people."""
     lines = [
         f"{difference.process}, {difference.core}: event {difference.number}, at {difference.at:.3f} s, differs",
         f"  event:     {_json(difference.event)}",

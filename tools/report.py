@@ -1,6 +1,6 @@
-"""HTML report on a job's status and problems, as one file to share.
+"""A report on a job's status and problems, as one HTML file that can be shared.
 
-The page loads no external resources. Passwords in URLs are removed; error messages from scripts are included unchanged.
+The page loads no external resources. Passwords in URLs are removed; error messages of scripts are included as they are.
 """
 
 from __future__ import annotations

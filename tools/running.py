@@ -1,4 +1,4 @@
-"""Access to the running job selected by a command's options."""
+"""Access to the running job that a command's options select."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from flightedl.launch.status import JobStatus
 
 
 def running_job(options: Mapping[str, Any]) -> JobStatus:
-    """Return access to the job selected by ``running_job_options``."""
+    """Return access to the job that ``running_job_options`` select."""
     return JobStatus(settings(CommonSettings, **options), SystemClock())

@@ -1,4 +1,4 @@
-"""Generator of the protocol's schemas in ``schemas/`` from the code that implements the protocol."""
+"""Generator of the protocol's schemas in ``schemas/``, from the code that implements the protocol."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def show(reply: StatusReply, console: Console) -> None:
 
 
 def facts(reply: StatusReply) -> list[tuple[str, str]]:
-    """Return the names and values of the lines about the whole job."""
+    """Return the names and values of those lines that concern the whole job."""
     tasks = reply.tasks
     last = "" if reply.epochs is None else f" of {reply.epochs}"
     found = [("job", reply.job), ("state", reply.state)]
@@ -93,13 +93,13 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
 
 
 def group_of(reply: StatusReply) -> list[tuple[str, str]]:
-    """Return a description of the group that receives the data, or an empty string if there is no group."""
+    """Return a description of the group that reads the data, or an empty string if there is no group."""
     group = reply.group
     return [] if group is None else [("group", f"{group.ranks} ranks, {group.phase}, start {group.starts}")]
 
 
 def rows_of(counts: TableCounts) -> str:
-    """Describe a table. The numbers of waiting, evicted and refused rows are included only if they are not 0."""
+    """Describe a table. The numbers of waiting, evicted and rejected rows are left out if they are 0."""
     found = f"{counts.rows:,} rows, {counts.size_bytes / (1 << 20):,.1f} MiB"
     if counts.reads:
         found += f", {counts.hits / counts.reads:.0%} of reads found one"
@@ -122,7 +122,7 @@ def processes(reply: StatusReply) -> Table:
     for trainer in sorted(reply.trainers, key=lambda each: (each.name or each.trainer, each.trainer)):
         state = f"waiting for {trainer.waiting_for}" if trainer.waiting_for else f"holds {trainer.holding} tasks"
         where = f"{trainer.host} pid {trainer.pid}" if trainer.pid else trainer.host
-        # Show the id, too, because the master's log and the list of failed tasks refer to it.
+        # Include the id, because the master's log and the list of failed tasks refer to it.
         table.add_row(
             trainer.name or trainer.trainer,
             f"{where}, {trainer.trainer}" if trainer.name else where,
@@ -138,7 +138,7 @@ def _where(server: ServerStatus) -> str:
 
 
 def _path(trainer: TrainerStatus) -> str:
-    """Return a description of the transport of a trainer's values: shared memory, TCP or both."""
+    """Return a description of how a trainer's values are transported: shared memory, TCP or both."""
     shared, sent = trainer.shared_pservers, trainer.pservers - trainer.shared_pservers
     if shared and sent:
         return f", values in shared memory to {shared} of {trainer.pservers} pservers"

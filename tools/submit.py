@@ -63,7 +63,7 @@ _COUNT = re.compile(r"(?P<least>[0-9]+)(\.\.(?P<most>[0-9]+))?")
 
 
 class _SubmitCommand(ScriptCommand):
-    """Command that rejects options that only ``flightedl run`` has. Other unknown options go to the script."""
+    """A command that rejects options that only ``flightedl run`` has. Other unknown options go to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         of_run, own = ({name for each in one.params for name in each.opts} for one in (run, self))
@@ -135,7 +135,7 @@ def submit(script_or_module: str, arguments: tuple[str, ...], **given: Any) -> i
     objects = render(job)
     require_common_place(job.checkpoint, objects)
     if given["dry_run"]:
-        # The objects have no owner references, because the Job's UID is unknown before its creation.
+        # The objects have no owner references, because the Job's UID is unknown until it is created.
         click.echo(as_yaml([*objects[1:], objects[0]]), nl=False)
         for line in how_to_make_secrets(job):
             click.echo(f"# {line}")
@@ -163,7 +163,7 @@ def how_to_make_secrets(job: ClusterJob) -> list[str]:
 
 
 def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
-    """Show a job's progress and output until the job ends. Returns the exit code."""
+    """Show a job's progress and output until the job ends. Return the exit code."""
     clock = SystemClock()
     started_at = clock.now()
     trainer_labels = labels_of(job.job, "trainer")
@@ -220,7 +220,7 @@ def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> Clus
 
 
 def count_of(text: str) -> tuple[int, int | None]:
-    """Parse a number or a range such as ``2..20``. Returns the smallest number and, for a range, the largest."""
+    """Parse a number or a range such as ``2..20``. Return the smallest number and, for a range, the largest."""
     match = _COUNT.fullmatch(text)
     if match is None or (match["most"] and int(match["most"]) < int(match["least"])):
         raise UsageError(f"--trainers is {text!r}, but must be a number or a range such as 2..20")

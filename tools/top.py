@@ -61,7 +61,7 @@ def top(**options: Any) -> None:
 
 
 class View:
-    """Terminal view of the master's latest replies."""
+    """A terminal view of the master's latest replies."""
 
     def __init__(self) -> None:
         self._status: StatusReply | None = None
@@ -71,7 +71,7 @@ class View:
         self._rates: deque[float] = deque(maxlen=_RATES)
 
     def refresh(self, job: JobStatus) -> None:
-        """Query the master again. If the query fails, keep the last replies and show the error."""
+        """Query the master again. If this fails, keep the last replies and show the error."""
         try:
             self.ask(job)
         except FlightedlError as error:
@@ -116,7 +116,7 @@ class View:
 
 
 def waits(status: StatusReply) -> Iterable[str]:
-    """Yield a line for each waiting round, with the trainers that it waits for."""
+    """Yield a line for each waiting round, with the trainers for which it waits."""
     names = {trainer.trainer: trainer.name or trainer.trainer for trainer in status.trainers}
     for server in status.pservers:
         if server.waits_for and server.waits_s >= _EVERY_S:
@@ -133,6 +133,6 @@ def times(status: StatusReply) -> Iterable[str]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a one-line plot, scaled from 0 to the highest value."""
+    """Return a plot of one line, scaled from 0 to the highest value."""
     highest = max(values, default=0.0) or 1.0
     return "".join(_BARS[round(value / highest * (len(_BARS) - 1))] for value in values)

@@ -1,4 +1,4 @@
-"""Benchmarks. They measure ratios within one run on one machine, because timings vary between machines and over time.
+"""Benchmarks. They measure ratios within one run on one machine, because absolute times are not comparable.
 
 * ``dense``: push, optimizer and pull, compared with bare Flight
 * ``sparse``: steps with embedding tables, compared with the floor
@@ -6,13 +6,13 @@
 * ``modules``: a step of a PyTorch module, compared with DDP
 * ``queue``: the cost of dispatching a task
 * ``data``: reading training data, compared with other libraries
-* ``scale``: predicted cost of large jobs, from measurements of small jobs
+* ``scale``: predicted cost of large jobs, based on measurements of small ones
 * ``recovery``: the time from kill -9 until a job works again
-* ``bare``, ``floor``, ``floor_rows``: reference steps with bare Flight and in plain Python
-* ``trainer``, ``tables``: processes that do steps with parameters and with embedding tables
+* ``bare``, ``floor``, ``floor_rows``: reference implementations of a step, with bare Flight and in plain Python
+* ``trainer``, ``tables``: processes that make steps with parameters and with embedding tables
 
-A benchmark starts each side's processes with ``workers``. ``sides`` makes the sides run steps alternately and prints
-their times, so that a ratio compares adjacent runs. Benchmarks for developers are in the repository's ``benchmarks/``.
+A benchmark starts the processes of each side with ``workers``. ``sides`` lets the sides make steps in turn and prints
+their times, so that a ratio compares runs that follow each other. Benchmarks for developers are in ``benchmarks/``.
 """
 
 from __future__ import annotations

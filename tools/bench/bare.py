@@ -1,8 +1,8 @@
-"""Reference for steps, on bare pyarrow.flight: a DoExchange of 1 MiB batches in lockstep, and a plain optimizer loop.
+"""Reference for steps with bare pyarrow.flight: a DoExchange of 1 MiB batches in lockstep, and a plain optimizer loop.
 
-Clients and servers run in separate processes with the product's settings (``config.tuned_environment``,
-``process.tuning``, and servers under ``SCHED_BATCH``). A server holds one array, and has no blocks, batch identities or
-checks. A client splits its array evenly between the servers.
+Clients and servers run in separate processes with the same settings as the product's (``config.tuned_environment``,
+``process.tuning``, and servers under ``SCHED_BATCH``). A server has one array, and no blocks, batch identities or
+checks. A client divides its array evenly among the servers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _batch(values: Floats) -> pa.RecordBatch:
 
 
 class BareServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Server that applies each batch to the corresponding slice of its array and returns the slice."""
+    """A server that applies each batch to the matching slice of its array, and returns the slice."""
 
     def __init__(self, location: str, element_count: int, optimizer: str) -> None:
         from flightedl.kernels.compiled import kernel_for
@@ -120,7 +120,7 @@ def run_client(element_count: int, addresses: list[str]) -> None:
 
 
 def run_server(element_count: int, optimizer: str) -> None:
-    """Print the server's address, and serve until standard input ends."""
+    """Print the server's address, then serve until standard input ends."""
     tuning.apply()
     tuning.avoid_preemption()
     server = BareServer("grpc://127.0.0.1:0", element_count, optimizer)

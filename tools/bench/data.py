@@ -1,9 +1,9 @@
-"""``flightedl bench data``: compare reading data in a job with common libraries for reading files.
+"""``flightedl bench data``: reading of data in a job, compared with common libraries that read files.
 
-Each side is a process that reads the same file repeatedly; the sides take turns. A trainer's time includes everything
-that a job does for a batch: assigning tasks, reading ahead, and reporting. ``overlap`` is the time of a pass in which a
-step sleeps for each batch, divided by the time of reading alone or of sleeping alone, whichever is longer; 1 is the
-optimum.
+Each side is a process that reads the same file repeatedly, and the sides take turns. A trainer's time includes
+everything that a job does for a batch: assigning tasks, reading ahead, and reporting. ``overlap`` is the duration of a
+pass in which a step sleeps after each batch, divided by the duration of only reading or only sleeping, whichever is
+longer. The optimum is 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .workers import next_order, ready, report
 
 _RECORDS, _BATCH, _PIECE = 200_000, 1000, 25_000
 _SAMPLES, _SAMPLE_BATCH, _SAMPLE_BYTES = 1920, 64, 10_000
-#: Memory for reading ahead, less than two passes over a file would take.
+#: Memory for reading ahead. It holds less than two passes over a file.
 _AHEAD_MB = 16
 _STEP_S = 0.004
 _PYTHON_S = 0.002
@@ -48,11 +48,11 @@ _NAMES = ("tar", "parquet", "arrow", "csv")
 
 @dataclass(frozen=True, slots=True)
 class OfFormat:
-    """Results for one format: each side's records per second, and ratios."""
+    """Results for one format: each side's records per second, and ratios between the sides."""
 
     format: str
     records_per_s: dict[str, float]
-    #: Records per second, divided by those of pyarrow (or, for tar, of Python's tarfile).
+    #: Records per second, divided by those of pyarrow, or of Python's tarfile for tar archives.
     by_pyarrow: float
     overlap: float
 
@@ -62,13 +62,13 @@ class Found:
     """All figures."""
 
     formats: tuple[OfFormat, ...]
-    #: Batches per second with a transform of 2 ms in two readers, divided by those in one reader.
+    #: Batches per second with a 2 ms transform in two readers, divided by those in one reader.
     two_readers: float
     cores: int
 
 
 def write(directory: Path) -> dict[str, Path]:
-    """Write the same records in each format, and samples of 10 kB to a tar archive. Returns the files."""
+    """Write the same records in each format, and samples of 10 kB to a tar archive. Return the files."""
     random = np.random.default_rng(0)
     table = pa.table(
         {
@@ -97,7 +97,7 @@ def batch_size(name: str) -> int:
 
 
 def use(batch: pa.RecordBatch) -> None:
-    """Read every value, so that libraries that map files or decode lazily have to load the data."""
+    """Read every value, so that libraries that map files or decode lazily must load the data."""
     for column in batch.columns:
         if pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
             pc.sum(column)
@@ -114,7 +114,7 @@ def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _passes(batches: Iterator[Any], count: int, take: Callable[[Any], object]) -> None:
-    """Run and time passes of ``count`` batches as ordered: reading, reading with sleeping steps, or sleeping alone."""
+    """Run and time passes of ``count`` batches as ordered: only reading, reading with sleeps, or only sleeping."""
     ready()
     while (order := next_order())[0]:
         passes, choice = order
@@ -135,7 +135,7 @@ def _passes(batches: Iterator[Any], count: int, take: Callable[[Any], object]) -
 
 
 def run_job(path: str, size: int, count: int, readers: int) -> None:
-    """Read a file as a job's only trainer; with ``readers``, apply a slow transform."""
+    """Read a file as a job's only trainer. If ``readers`` is given, apply a slow transform."""
     more: dict[str, Any] = {"transform": slow, "readers": readers} if readers else {}
     with fe.connect() as job:
         data = job.dataset(path, batch_size=size, epochs=None, read_ahead_mb=_AHEAD_MB, **more)
@@ -206,7 +206,7 @@ def run_webdataset(path: str, count: int) -> None:
 
 
 class Bench:
-    """Jobs with one trainer each, on a shared etcd."""
+    """Jobs with one trainer each, which share an etcd."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
@@ -223,7 +223,7 @@ class Bench:
 
 
 def measure_format(name: str, path: Path, *, turns: int) -> OfFormat:
-    """Measure all sides of a format, in turn."""
+    """Measure all sides of a format in turn."""
     records = _SAMPLES if name == "tar" else _RECORDS
     count = records // batch_size(name)
     with contextlib.ExitStack() as stack:
@@ -249,7 +249,7 @@ def measure_format(name: str, path: Path, *, turns: int) -> OfFormat:
 
 
 def measure_readers(path: Path, *, turns: int) -> float:
-    """Return the rate with two readers, divided by the rate with one reader."""
+    """Return the rate with two readers, divided by the rate with one."""
     with contextlib.ExitStack() as stack:
         bench = Bench(stack)
         sides = [Side(bench.side(path, _BATCH, _TRANSFORMED, readers), [], 0) for readers in (1, 2)]
@@ -258,7 +258,7 @@ def measure_readers(path: Path, *, turns: int) -> float:
 
 
 def print_found(found: Found) -> None:
-    """Print a table and sentences with the results."""
+    """Print a table, and sentences about the results."""
     sides = list(dict.fromkeys(side for each in found.formats for side in each.records_per_s))
     rows = [
         (

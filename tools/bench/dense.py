@@ -27,7 +27,7 @@ from .sides import Measured, Side, begin, measuring, print_json, print_table, sa
 from .trainer import MODES, Workload, train
 from .workers import started
 
-#: Number of records in a row group of the benchmark's dataset.
+#: Number of records in each row group of the benchmark's dataset.
 RECORDS_PER_TASK = 1 << 12
 BY_TCP = "flightedl by TCP"
 _IN_MEMORY = ("shared", "lent")
@@ -45,7 +45,7 @@ STANDARD: dict[str, Workload] = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One line of the table. Each throughput ratio is (median, lowest, highest) over all turns."""
+    """A line of the table. Each throughput ratio is (median, lowest, highest) over all turns."""
 
     workload: Workload
     bare: Measured
@@ -59,7 +59,7 @@ class Comparison:
 
 
 def records(directory: Path, tasks: int = 16) -> Path:
-    """Return a dataset with ``tasks`` tasks, which is written if it does not exist."""
+    """Return a dataset with ``tasks`` tasks. It is written unless it exists."""
     path = directory / "records.parquet"
     if not path.exists():
         pq.write_table(pa.table({"k": np.arange(RECORDS_PER_TASK * tasks)}), path, row_group_size=RECORDS_PER_TASK)
@@ -99,7 +99,7 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
 
 
 def compare(workload: Workload, *, turns: int, steps: int, directory: Path) -> Comparison:
-    """Measure all sides alternately, ``steps`` steps at a time."""
+    """Measure all sides in turn, ``steps`` steps at a time."""
     is_shared = workload.path in _IN_MEMORY
     with contextlib.ExitStack() as stack:
         sides = [

@@ -1,13 +1,12 @@
-"""The floor of a small step: plain Python code that does only what every step has to do.
+"""The floor of a small step: plain Python code that does only what every step must do.
 
 * ``line``: a server with one thread (epoll) and Unix sockets. It applies no batch twice, runs SGD, and answers with the
-  new values; with a barrier it answers when all clients have pushed. The client checks that its gradient is finite and
-  copies the values.
-* ``flight``: the same server over TCP, with one DoExchange per client and the values in the metadata of Flight's
-  messages.
+  new values; with a barrier, it answers only when all clients have pushed. The client checks that its gradient is
+  finite, and copies the values.
+* ``flight``: the same server over TCP, with one DoExchange per client, and values in the metadata of Flight's messages.
 * ``rows`` (in ``floor_rows``): lookups and pushes of an embedding table.
 
-The floor has no leases, views, recovery, recording or metrics. The product's ratio to the floor shows what these cost.
+The floor has no leases, views, recovery, recording or metrics. The product's ratio to the floor shows what they cost.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def floor_side(kind: str, clients: int = 1, *, is_sync: bool = False) -> Iterato
 
 
 def receive(connection: socket.socket, into: memoryview) -> bool:
-    """Fill ``into`` from the connection. Returns False if the other side closed the connection first."""
+    """Fill ``into`` from the connection. Return False if the other side has closed the connection."""
     received = 0
     while received < len(into):
         got = connection.recv_into(into[received:])
@@ -59,7 +58,7 @@ def receive(connection: socket.socket, into: memoryview) -> bool:
 
 @contextlib.contextmanager
 def listening() -> Iterator[tuple[socket.socket, str]]:
-    """Listen on a Unix socket, and yield its path."""
+    """Listen on a Unix socket. Yields its path."""
     with tempfile.TemporaryDirectory(prefix="flightedl-floor-") as directory, socket.socket(socket.AF_UNIX) as listener:
         path = str(Path(directory) / "line")
         listener.bind(path)
@@ -73,7 +72,7 @@ def _floats(data: Any) -> npt.NDArray[np.float32]:
 
 
 class _LineServer:
-    """State of the server: values, applied batches, and the clients that are waiting for the end of their round."""
+    """State of the server: values, applied batches, and the clients that wait for the end of their round."""
 
     def __init__(self, barrier: int) -> None:
         self._barrier = barrier
@@ -109,7 +108,7 @@ class _LineServer:
 
 
 def serve_lines(barrier: int) -> None:
-    """Print the socket's path, and serve until standard input ends."""
+    """Print the socket's path, then serve until standard input ends."""
     server, connections = _LineServer(barrier), dict[int, tuple[socket.socket, memoryview, Any, bytearray]]()
     poller = select.epoll()
     with listening() as (listener, path):
@@ -140,7 +139,7 @@ def serve_lines(barrier: int) -> None:
 
 
 def step_by_line(path: str) -> None:
-    """Run steps as ordered, over a Unix socket."""
+    """Make steps as ordered, over a Unix socket."""
     message, reply = bytearray(_LENGTH), bytearray(_LENGTH)
     body, came, view = _floats(message), _floats(reply), memoryview(reply)
     gradient, values = np.random.default_rng(0).random(COUNT, np.float32), np.zeros(COUNT, np.float32)
@@ -172,16 +171,16 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def serve_flight(_barrier: int) -> None:
-    """Print the port, and serve until standard input ends."""
+    """Print the port, then serve until standard input ends."""
     server = _FlightServer("grpc://127.0.0.1:0")
     print_line(server.port)
     sys.stdin.read()
-    # Do not shut down: that would wait for clients that disconnected without closing their streams.
+    # Do not shut down, because that would wait for clients that disconnected without closing their streams.
     os._exit(0)
 
 
 def step_by_flight(port: str) -> None:
-    """Run steps as ordered, over Flight."""
+    """Make steps as ordered, over Flight."""
     client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"step"))
     gradient, header = np.random.default_rng(0).random(COUNT, np.float32), bytes(_HEADER.size)

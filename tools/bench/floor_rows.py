@@ -1,8 +1,8 @@
-"""The floor of a step with an embedding table: lookup, and push with row-wise Adagrad, over one Unix socket.
+"""The floor of a step with an embedding table: a lookup, and a push with row-wise Adagrad, over one Unix socket.
 
-The client finds the distinct ids, requests their rows and copies them to all positions. Then it sums the gradients of
+The client finds the distinct ids, requests their rows, and copies them to all positions. Then it sums the gradients of
 equal ids, checks that the sums are finite, and pushes them. The server has a hash table of ids with open addressing,
-and two arrays. All loops are compiled. The kind of an order is the number of a workload, which must have a single
+and two arrays. All loops are compiled. The kind of an order is the number of a workload, which must have exactly one
 table.
 """
 
@@ -37,7 +37,7 @@ def _hashed(number: Any) -> Any:
 
 @_compiled
 def _rows_of(keys: Any, slots: Any, held: Any, ids: Any, out: Any) -> Any:
-    """Write each id's row number to ``out``, and assign the next rows to new ids. Returns the number of rows."""
+    """Write each id's row number to ``out``, assigning the next free rows to new ids. Return the number of rows."""
     mask = keys.size - 1
     for i in range(ids.size):
         place = np.int64(_hashed(ids[i]) & np.uint64(mask))
@@ -127,7 +127,7 @@ class _Table:
 
 
 def run_server(workloads: list[TableWorkload], _option: str) -> None:
-    """Print the socket's path, and serve one client until it disconnects."""
+    """Print the socket's path, then serve one client until it disconnects."""
     most = max(workload.ids for workload in workloads)
     tables = [_Table(group, most) for group in groups_of(workloads)]
     with listening() as (listener, path):

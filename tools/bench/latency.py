@@ -1,7 +1,7 @@
 """``flightedl bench latency``: steps and rounds of small models, compared with the floor, gloo and bare Flight.
 
-Each result is a ratio to a reference that runs alternately, and has a limit. Ratios are comparable between machines,
-but times are not.
+Each result is the ratio to a reference that is measured in turn with it, and has a limit. Ratios can be compared
+between machines; times cannot.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CLIENTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A ratio with its limit, which is a minimum if ``is_at_least`` and otherwise a maximum."""
+    """A ratio and its limit, which is a minimum if ``is_at_least``, otherwise a maximum."""
 
     what: str
     ours: str
@@ -59,7 +59,7 @@ def by_floor(what: str, times: Sequence[Sequence[float]], limit: float) -> Bar:
 
 
 def when_busy(what: str, ours: Side, turns: int, limit: float) -> Bar:
-    """Compare a step while each core runs a busy loop with a step on the idle machine, alternately."""
+    """Compare a step on a machine where each core runs a busy loop with a step on the idle machine."""
     quiet, busy = [], []
     for _ in range(turns):
         quiet.append(ours.run(_STEPS))
@@ -70,7 +70,7 @@ def when_busy(what: str, ours: Side, turns: int, limit: float) -> Bar:
 
 
 def sync_steps(directory: Path, turns: int) -> list[Bar]:
-    """Measure a synchronous round of two trainers."""
+    """Measure a round of two trainers in sync mode."""
     what = f"{COUNT} parameters, sync, 2 trainers"
     with (
         flightedl_side(Workload(mb=_SMALL_MB, trainers=2, mode="sync"), directory) as ours,
@@ -91,7 +91,7 @@ def sync_steps(directory: Path, turns: int) -> list[Bar]:
 
 
 def async_steps(directory: Path, turns: int) -> list[Bar]:
-    """Measure a step of one trainer on the pserver's host."""
+    """Measure a step of one trainer on the same host as the pserver."""
     what = f"{COUNT} parameters, async, 1 trainer"
     with flightedl_side(Workload(mb=_SMALL_MB), directory) as ours, floor_side("line") as floor:
         times = take_turns([ours, floor], turns, [_STEPS, _FLOOR_STEPS])
@@ -146,7 +146,7 @@ MEASURES: dict[str, Callable[[Path, int], list[Bar]]] = {
 def latency(*, measures: Sequence[str], turns: int, wants_json: bool) -> None:
     """Compare steps and rounds of small models with the floor, gloo and bare Flight.
 
-    Runs the given MEASURES, or all of them if none is given. "sync" requires PyTorch, because it uses gloo.
+    Runs the given MEASURES, or all of them. "sync" requires PyTorch, because it uses gloo.
     """
     found: list[Bar] = []
     if "sync" in (measures or MEASURES):

@@ -1,8 +1,8 @@
 """``flightedl bench torch``: a step of a PyTorch module in a job, compared with the module alone and with DDP.
 
-One trainer is compared with the module alone with PyTorch's fused Adam, and two trainers with two DDP processes over
-gloo. Each job has one pserver, and each process uses one thread. All sides use the same network and batch, and run
-alternately.
+One trainer is compared with the module alone, using PyTorch's fused Adam, and two trainers with two DDP processes over
+gloo. Each job has one pserver, and each process uses one thread. All sides have the same network and batches, and take
+turns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RATE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ModuleSteps:
-    """Times of a step of a model of ``mb`` MiB, in ms. Ratios are flightedl's time divided by the reference's.
+    """Times, in ms, of a step of a model of ``mb`` MiB, and ratios: flightedl's time divided by the reference's.
 
     One trainer is compared with the module alone, and two trainers with two DDP processes.
     """
@@ -53,7 +53,7 @@ class ModuleSteps:
 
 
 def network(mb: float) -> Any:
-    """Return a small convolutional network with last layers of such a width that it has ``mb`` MiB."""
+    """Return a small convolutional network whose last layers are wide enough for a total of ``mb`` MiB."""
     import torch
     from torch import nn
 
@@ -87,12 +87,12 @@ def _step_of(module: Any, optimizer: Any = None) -> Callable[[], None]:
 
 
 def train_alone(mb: float) -> None:
-    """Run steps of the module alone, as ordered."""
+    """Make steps of the module alone, as ordered."""
     serve(_step_of(network(mb)))
 
 
 def train_parallel(mb: float, rank: int, world: int, port: int) -> None:
-    """Run steps as ordered, as one DDP process."""
+    """Make steps as ordered, as one DDP process."""
     from torch import nn
 
     net = network(mb)
@@ -101,19 +101,19 @@ def train_parallel(mb: float, rank: int, world: int, port: int) -> None:
 
 
 def train_on_a_job(mb: float, dataset: str) -> None:
-    """Run steps as ordered. A step's time includes getting its batch."""
+    """Make steps as ordered. The time of a step includes getting its batch."""
     net = network(mb)
     with fe.connect() as job:
         step = _step_of(net, fe.torch.Optimizer(net, job, fe.Adam(), mode=fe.Sync()))
         data = job.dataset(dataset, batch_size=1, epochs=None)
         ready()
-        # Each order has a separate loop, because otherwise the rounds of other trainers would wait for an idle trainer.
+        # Each order has its own loop, because otherwise the rounds of other trainers would wait for an idle trainer.
         while count := next_order()[0]:
             report(*run_steps(data, step, count))
 
 
 def all_reduce(element_count: int, rank: int, world: int, port: int) -> None:
-    """Run steps as ordered: average the gradients with gloo, and run plain SGD in each process."""
+    """Make steps as ordered: average the gradients with gloo, and run plain SGD in each process."""
     import torch
 
     torch.set_num_threads(1)
@@ -139,7 +139,7 @@ def join_gloo(rank: int, world: int, port: int) -> None:
 
 
 def gloo_side(function: Callable[..., None], size: float, world: int, stack: contextlib.ExitStack) -> Side:
-    """Start a gloo group's processes, which run ``function(size, rank, world, port)``, without waiting for them."""
+    """Start the processes of a gloo group, without waiting for them. They run ``function(size, rank, world, port)``."""
     environment = child_environment(**TORCH_ENVIRONMENT)
     workers = [stack.enter_context(started(function, size, 0, world, 0, environment=environment))]
     port = int(workers[0].line())
@@ -164,7 +164,7 @@ def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleStep
             gloo_side(train_parallel, mb, 2, stack),
             Side([stack.enter_context(each) for each in ours[1:]], [], size),
         ]
-        # Importing PyTorch takes seconds, so start all processes at the same time.
+        # Start all processes at the same time, because importing PyTorch takes seconds.
         for side in sides:
             side.wait_until_ready()
         times = take_turns(sides, turns, [steps] * len(sides))

@@ -1,9 +1,8 @@
 """``flightedl bench queue``: cost of a dispatch, and how it grows with the number of tasks.
 
-Runs several real masters with one real etcd, one master for each number of tasks, and measures them alternately. Their
-datasets are synthetic: the benchmark publishes only an index, and trainers read no records. A *dispatch* is the call
-that a trainer makes between two tasks. It reports the last task and fetches the next task; both are durable when the
-call returns.
+Several masters, one for each number of tasks, share one etcd and are measured in turn. Their datasets are synthetic:
+the benchmark publishes only an index, and trainers read no records. A *dispatch* is the call that a trainer makes
+between two tasks. It reports the last task and gets the next one; both are durable when the call returns.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _STATE_BYTES = 3000
 
 @dataclass(frozen=True, slots=True)
 class OfTasks:
-    """Results for one master, identified by its number of tasks."""
+    """Results for one master, which its number of tasks identifies."""
 
     tasks: int
     start_s: float
@@ -85,7 +84,7 @@ class Found:
     trainers: int
     one_per_s: float
     all_per_s: float
-    #: Dispatches per second of all trainers, divided by those of a single trainer.
+    #: Dispatches per second of all trainers together, divided by those of a single trainer.
     group_commit: float
 
 
@@ -113,7 +112,7 @@ class Bench:
         self._coordinator = EtcdCoordinator(etcd, clock=SystemClock())
 
     def start_master(self, task_count: int) -> tuple[Child, float]:
-        """Start a master whose dataset has ``task_count`` tasks. Returns it and the seconds until it answered."""
+        """Start a master whose dataset has ``task_count`` tasks. Return it, and the seconds until it answered."""
         job = job_of(task_count)
         index = invented_index(task_count)
         declared = DatasetDeclaration(urls=[f"/invented/{task_count}"], batch_size=10, epochs=None, shuffle=True)
@@ -164,7 +163,7 @@ class _Asking:
         self.assignment: Assignment | None = None
 
     def dispatch(self) -> None:
-        """Report the last task, and get the next task."""
+        """Report the last task and get the next one."""
         last = self.assignment
         finished = (
             [] if last is None else [FinishedTask(epoch=last.epoch, position=last.position, attempt=last.attempt)]
@@ -182,7 +181,7 @@ class _Asking:
         self.assignment = reply.assignments[0]
 
     def work(self, times: int, started: threading.Barrier, seconds: list[float]) -> None:
-        """Wait until all trainers have started, then dispatch repeatedly. Appends the seconds of each dispatch."""
+        """Wait until all trainers have started, then dispatch repeatedly. Append the seconds of each dispatch."""
         started.wait()
         for _ in range(times):
             begun = time.perf_counter()
@@ -196,7 +195,7 @@ class _Asking:
 
 
 def run_trainers(etcd: str, job: str, count: int) -> None:
-    """Run ``count`` trainers as threads with separate connections. They dispatch concurrently, as often as ordered."""
+    """Run ``count`` trainers as threads with separate connections, which dispatch concurrently, as often as ordered."""
     process_tuning.apply()
     clock = SystemClock()
     coordinator = EtcdCoordinator(etcd, clock=clock)
@@ -250,7 +249,7 @@ def run_bare(etcd: str, address: str) -> None:
 
 
 def run_server() -> None:
-    """Print the server's address, and serve until standard input ends."""
+    """Print the server's address, then serve until standard input ends."""
     process_tuning.apply()
     server = _BareServer("grpc://127.0.0.1:0")
     print_line(f"127.0.0.1:{server.port}")
@@ -260,8 +259,7 @@ def run_server() -> None:
 
 def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, directory: Path) -> Found:
     """Measure all masters in one run."""
-    # All jobs stay in their first epoch, because speculative attempts and a smaller state at its end would change the
-    # results.
+    # All jobs stay in their first epoch. At its end, copies of tasks and a smaller state would change the results.
     dispatches = max(min(dispatches, (min(sizes) - trainers) // (turns + 1)), 1)
     of_each = max(dispatches // trainers, 1) * 4
     needed = trainers + (turns + 1) * (dispatches + trainers * of_each)
@@ -276,7 +274,7 @@ def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, di
         stack.callback(lambda: children.stop([child for child, _ in masters.values()], 2.0))
         ones = [Side(begin(stack, run_trainers, etcd, job_of(size), 1), [], 0) for size in sizes]
         # All trainers hold a task in every job, so that the states have the same size. The trainers run in two
-        # processes, so that the benchmark does not measure contention for an interpreter's lock.
+        # processes, so that the benchmark does not measure how they compete for an interpreter's lock.
         shares = [share for share in (trainers // 2, trainers - trainers // 2) if share]
         for size in sizes:
             crowd = [begin(stack, run_trainers, etcd, job_of(size), share)[0] for share in shares]
@@ -306,7 +304,7 @@ def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, di
 
 
 def print_found(found: Found) -> None:
-    """Print a table and sentences with the results."""
+    """Print a table, and sentences about the results."""
     layouts = ("{0.tasks:,}", "{0.dispatch_ms:.2f}", "{0.state_bytes:,}", "{0.memory_mb:.0f}", "{0.start_s:.2f}")
     rows = [[layout.format(one) for layout in layouts] for one in found.masters]
     columns = ("tasks", "dispatch ms", "state bytes", "master's peak MB", "start s")

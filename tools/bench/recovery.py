@@ -1,21 +1,20 @@
 """``flightedl bench recovery``: the time for which a job stops when a process is killed or frozen.
 
-In a real asynchronous job (etcd, masters, pservers, and trainers with endless data and tasks of half a second), one
-process at a time is killed with SIGKILL or frozen with SIGSTOP, after the job has recovered from the previous fault.
-These times are measured:
+In a real job in async mode (etcd, masters, pservers, and trainers with endless data and tasks of half a second), one
+process at a time is killed with SIGKILL or frozen with SIGSTOP, each time after the job has recovered from the previous
+fault. These times are measured:
 
-* pserver: time until its replacement has loaded the checkpoint and accepted a push
-* trainer: time until the master has returned its tasks to the queue
-* master: time until its successor reports another finished task, and the longest time between two accepted pushes of a
-  trainer in that period
+* pserver: until its replacement has loaded the checkpoint and accepted a push
+* trainer: until the master has returned its tasks to the queue
+* master: until its successor reports another finished task, and the longest time between two accepted pushes of a
+  trainer until then
 
-The launcher notices the death of its child processes and ends their leases at once. On a cluster there may be no such
-launcher. Trainers and masters are therefore also killed while the launcher does not end leases, so that only the expiry
-of the lease reveals the death. Frozen processes, too, are noticed only when their leases expire, and in addition they
-leave calls in progress unanswered.
+The launcher notices when one of its child processes dies, and ends the process's leases at once. A cluster may have no
+such launcher. Trainers and masters are therefore also killed while the launcher does not end leases, so that the death
+is noticed only when the lease expires. A frozen process, too, is noticed only then, and it also leaves calls
+unanswered.
 
-Afterwards, the number of tasks finished in minutes with one kill each is compared with the number in as many minutes
-without kills.
+After that, the number of tasks finished in minutes with one kill each is compared with the number in minutes without.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ _POLL_S = 0.01
 _PATIENCE_S = 90.0
 _STANDBY_STARTS_S = 3.0
 _JOB = "recovery"
-#: Directory of the files that contain the times of accepted pushes.
+#: Directory of the files with the times of accepted pushes.
 _INSTANTS = "instants"
 _INSTANT = struct.Struct("d")
 _RECORDS, _RECORDS_PER_TASK = 20_000, 20
-#: Simulated computation time of a batch (one record), so that a task of 20 batches takes about half a second.
+#: Simulated computing time of a batch (one record), so that a task of 20 batches takes about half a second.
 _PAUSE_S = 0.02
 
 
@@ -100,8 +99,8 @@ _MEASURED = [
 def train(directory: str) -> None:
     """Train endlessly, and record the time at which each push was accepted.
 
-    A push is accepted when every pserver has acknowledged it; in async mode ``model.step`` then returns. The times are
-    those of the machine's monotonic clock, and each trainer process writes its own file.
+    A push is accepted when every pserver has acknowledged it, which in async mode is when ``model.step`` returns. Times
+    are those of the machine's monotonic clock. Each trainer process writes a file of its own.
     """
     kind = f"ledger-{_RECORDS}-{_RECORDS_PER_TASK}"
     data = prepared_directory(
@@ -121,7 +120,7 @@ def train(directory: str) -> None:
 
 
 def accepted_pushes(instants: Path) -> dict[str, list[float]]:
-    """Return the times of accepted pushes, by trainer; trainers without accepted pushes are left out."""
+    """Return the times of accepted pushes by trainer, without trainers that have none."""
     found: dict[str, list[float]] = {}
     for path in instants.iterdir():
         data = path.read_bytes()
@@ -132,7 +131,7 @@ def accepted_pushes(instants: Path) -> dict[str, list[float]]:
 
 
 def longest_pause(pushes: list[float], began: float, ended: float) -> float:
-    """Return the longest time between two accepted pushes that overlaps with the period from ``began`` to ``ended``.
+    """Return the longest time between two accepted pushes that overlaps the period from ``began`` to ``ended``.
 
     Args:
         pushes: Ascending times of the pushes, the first of them before ``began``. The time after the last also counts.
@@ -144,7 +143,7 @@ def longest_pause(pushes: list[float], began: float, ended: float) -> float:
 
 
 class Watcher:
-    """Observer of a running job, which also kills and freezes its processes."""
+    """Observer of a running job, which also kills and freezes the job's processes."""
 
     def __init__(self, cluster: LocalCluster, status: JobStatus, instants: Path, stack: ExitStack) -> None:
         self._cluster = cluster
@@ -186,7 +185,7 @@ class Watcher:
         return found
 
     def _until(self, look: Callable[[], _T | None], what: str) -> _T:
-        """Call until the answer is not None, and return it. Raises TimeoutError if that takes too long."""
+        """Call until the answer is not None. Return the answer. Raises TimeoutError if this takes too long."""
         deadline = time.monotonic() + _PATIENCE_S
         while (found := look()) is None:
             if (outcome := self._cluster.outcome()) is not None:
@@ -197,7 +196,7 @@ class Watcher:
         return found
 
     def settle(self) -> None:
-        """Wait until all processes are working and standby processes have had time to start."""
+        """Wait until all processes are working, and standby processes have had time to start."""
         time.sleep(_STANDBY_STARTS_S)
 
         def works() -> bool | None:
@@ -211,7 +210,7 @@ class Watcher:
 
     @contextmanager
     def _taken_out(self, pid: int, way: _Way) -> Iterator[float]:
-        """Kill or freeze a process, and yield the time. A frozen process is resumed when the block ends."""
+        """Kill or freeze a process. Yields the time. A frozen process is resumed when the block ends."""
         self._cluster.revokes_leases = way.revokes_leases
         began = time.monotonic()
         os.kill(pid, way.signal)
@@ -270,7 +269,7 @@ class Watcher:
             return time.monotonic() - began
 
     def without_master(self, way: _Way) -> tuple[float, float]:
-        """Return the seconds until the next task is done, and the longest pause of a trainer until then."""
+        """Return the seconds until the next task is done, and the longest pause of a trainer up to then."""
         job = self._seen_job()
         assert job.master is not None, "the status names no master"
         generation = job.master.generation
@@ -308,7 +307,7 @@ class _Figures:
     paused: list[float] = field(default_factory=list)
 
     def measure(self, watcher: Watcher, times: int, roles: Sequence[str], say: Callable[[str], None]) -> None:
-        """Kill and freeze each kind of process ``times`` times, and let the job recover each time."""
+        """Kill and freeze each kind of process ``times`` times. Let the job recover after each time."""
         for number in range(times):
             for role, way in [each for each in _MEASURED if each[0] in roles]:
                 watcher.settle()
@@ -339,7 +338,7 @@ class _Figures:
 
 
 def _goodput(watcher: Watcher, minutes: int, window_s: float, say: Callable[[str], None]) -> str:
-    """Compare the numbers of tasks finished in time windows with one kill and without kills, alternately."""
+    """Compare the numbers of tasks finished in periods with one kill and in periods without kills, in turn."""
     done = {False: 0, True: 0}
     for number in range(2 * minutes):
         has_kill = number % 2 == 1

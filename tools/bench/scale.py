@@ -1,10 +1,9 @@
-"""``flightedl bench scale``: cost of a step for each process, and predictions for larger jobs.
+"""``flightedl bench scale``: the cost of a step in each process, and predictions for larger jobs.
 
-The constants of a cost model are fitted to measurements of small jobs. The model's predictions for larger jobs are
-compared with measurements on this machine, and the load of the job that the options describe is computed. The model is
-linear (see ``docs/scale.md``): the cost of a trainer's step has a constant part, a part for each parameter server and a
-part for each byte. The master's cost grows with the number of requests, and etcd's cost with the number of processes
-that have a lease.
+The constants of a cost model are fitted to measurements of small jobs. Its predictions for larger jobs are compared
+with measurements on this machine, and the load of the job given by the options is computed. The model is linear (see
+``docs/scale.md``): the cost of a trainer's step has a constant part, a part per parameter server, and a part per byte.
+The master's cost grows with the number of requests, and etcd's with the number of processes that hold a lease.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MB, GB = 1 << 20, 1e9
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Numbers of a job's processes, and the bytes that a trainer's step pushes to and pulls from all servers."""
+    """Numbers of a job's processes, and the bytes that a trainer pushes and pulls per step, to and from all servers."""
 
     trainers: int
     pservers: int
@@ -51,17 +50,17 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Processor time of a job, in seconds."""
+    """Processor time that a job uses, in seconds."""
 
     shape: Shape
-    #: Time that a step takes in its trainer.
+    #: Time of a step in its trainer.
     trainer_s: float
-    #: Time that a step takes in all parameter servers together.
+    #: Time of a step in all parameter servers together.
     servers_s: float
-    #: Time that the master and etcd use per second.
+    #: Time per second in the master and in etcd.
     master_s: float
     etcd_s: float
-    #: Rates of all trainers together: steps, and requests to the master.
+    #: Rates of all trainers together: of steps, and of requests to the master.
     steps_per_s: float
     requests_per_s: float
 
@@ -70,30 +69,30 @@ class Seen:
 class Constants:
     """Constants of the linear model, in seconds of processor time."""
 
-    #: Trainer: per step, per server in a step, per GB pushed and pulled.
+    #: Of a trainer: per step, per server in a step, per GB pushed and pulled.
     step_s: float
     step_server_s: float
     trainer_gb_s: float
-    #: Server: per message of one trainer, per GB pushed and pulled.
+    #: Of a server: per message of one trainer, per GB pushed and pulled.
     message_s: float
     server_gb_s: float
     #: Master: per second, per request.
     master_s: float
     request_s: float
-    #: etcd: per second, and per second for each process with a lease.
+    #: Of etcd: per second, and per second for each process with a lease.
     etcd_s: float
     etcd_process_s: float
 
     def trainer_cpu_s(self, shape: Shape) -> float:
-        """Return the time that a step takes in its trainer."""
+        """Return the time of a step in its trainer."""
         return self.step_s + self.step_server_s * shape.pservers + self.trainer_gb_s * shape.moved_gb
 
     def servers_cpu_s(self, shape: Shape) -> float:
-        """Return the time that a step takes in all servers together."""
+        """Return the time of a step in all servers together."""
         return self.message_s * shape.pservers + self.server_gb_s * shape.moved_gb
 
     def master_cpu_s(self, requests: float) -> float:
-        """Return the time that the master uses per second for ``requests`` requests per second."""
+        """Return the time per second in the master, at ``requests`` requests per second."""
         return self.master_s + self.request_s * requests
 
     def etcd_cpu_s(self, processes: int) -> float:
@@ -101,7 +100,7 @@ class Constants:
 
 
 def fitted(seen: Sequence[Seen], more: Sequence[Seen] = ()) -> Constants:
-    """Return the non-negative constants that best fit the measurements.
+    """Return the non-negative constants that fit the measurements best.
 
     Args:
         seen: Measurements of shapes with different numbers of servers and bytes.
@@ -122,12 +121,12 @@ def fitted(seen: Sequence[Seen], more: Sequence[Seen] = ()) -> Constants:
 
 
 def requests_per_s(trainers: int, task_s: float) -> float:
-    """Return the rate of requests to the master: requests for tasks, and progress reports."""
+    """Return the rate of requests to the master, which are requests for tasks and reports of progress."""
     return trainers * (1 / task_s + 1 / report_every_s(trainers))
 
 
 def processes_of(shape: Shape) -> int:
-    """Return the number of processes with a lease: trainers, servers and a master."""
+    """Return the number of processes with a lease: the trainers, the servers and a master."""
     return shape.trainers + shape.pservers + 1
 
 
@@ -148,11 +147,11 @@ def _least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Machines of a predicted job. Each number of cores is for a single process."""
+    """The machines of a predicted job. A number of cores is that of a single process."""
 
     trainer_cores: float = 2.0
     server_cores: float = 8.0
-    #: The master uses one core at most, because Python runs one thread at a time.
+    #: The master uses at most one core, because Python runs one thread at a time.
     master_cores: float = 1.0
     etcd_cores: float = 4.0
     #: Network bandwidth of each machine, in each direction.
@@ -163,7 +162,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Utilization of a resource, described by ``text``. Above 1 the resource is overloaded."""
+    """Utilization of a resource, which ``text`` describes. Above 1, the resource is overloaded."""
 
     what: str
     text: str
@@ -175,18 +174,18 @@ class Job:
     """A job whose load is predicted."""
 
     shape: Shape
-    #: Bytes of the model, including slots.
+    #: Bytes of the model, including the optimizer's slots.
     stored_bytes: float
-    #: Time from the start of one step of a trainer to the start of the next.
+    #: Time from the beginning of a trainer's step to the beginning of the next one.
     step_s: float
     task_s: float
     ttl_s: float = 5.0
 
 
 def loads(job: Job, cost: Constants, machines: Machines) -> list[Load]:
-    """Return the utilization of all resources, with the busiest first.
+    """Return the utilization of all resources, busiest first.
 
-    The load of a server's Python is an upper bound, because it includes gRPC's part of the time for a message.
+    The load of a server's Python code is an upper bound, because it includes gRPC's share of the time for a message.
     """
     shape = job.shape
     steps_per_s = shape.trainers / job.step_s
@@ -226,14 +225,14 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-#: Shapes of the jobs to whose measurements the constants are fitted.
+#: Shapes of the jobs whose measurements the constants are fitted to.
 SMALL = (Shape(1, 1, MB // 16), Shape(1, 4, MB // 16), Shape(4, 1, MB // 16), Shape(1, 1, 64 * MB))
 #: Shapes of the jobs whose measurements are compared with the predictions.
 LARGE = (Shape(2, 1, 64 * MB), Shape(2, 2, 16 * MB), Shape(4, 2, 64 * MB), Shape(8, 4, MB), Shape(8, 4, 64 * MB))
 
 
 def seen(shape: Shape, turns: int, directory: Path) -> Seen:
-    """Measure a job of this shape with SGD, in async mode, over TCP as between machines."""
+    """Measure a job of this shape with SGD in async mode, over TCP as between machines."""
     workload = Workload(mb=shape.step_bytes / MB, trainers=shape.trainers, pservers=shape.pservers, path="tcp")
     steps = max(default_steps(workload), 20)
     with flightedl_side(workload, directory) as side:

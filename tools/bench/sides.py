@@ -1,4 +1,4 @@
-"""Sides of a comparison: their processes, their alternating runs, and the output of the results."""
+"""Sides of a comparison: their processes, their turns, and the output of the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.table import Table
 from ..options import Decorator, together
 from .workers import Worker, cpu_s, resident_bytes, started
 
-#: Time limit for an interpreter to start.
+#: Time limit for starting an interpreter.
 _LOOPS_START_S = 0.2
 
 
@@ -28,24 +28,24 @@ _LOOPS_START_S = 0.2
 class Measured:
     """Measurements of one side."""
 
-    #: Median wall time of a step of one trainer.
+    #: Median wall time of a trainer's step.
     step_s: float
     #: Bytes pushed and pulled per second by all trainers together.
     bytes_per_s: float
     #: Processor time of all trainers and servers per GB pushed and pulled.
     cpu_s_per_gb: float
-    #: Largest resident memory of one server.
+    #: Largest resident memory of a server.
     server_bytes: int
-    #: Processor time that a step takes in its trainer.
+    #: Processor time of a step in its trainer.
     trainer_cpu_s: float = 0.0
-    #: Processor time that a step takes in all servers together.
+    #: Processor time of a step in all servers together.
     server_cpu_s: float = 0.0
     #: Steps per second of all trainers together.
     steps_per_s: float = 0.0
 
 
 class Side:
-    """The workers of one side, and the servers whose processor time is included in the measurements.
+    """The workers of one side, and the servers whose processor time is measured with them.
 
     Args:
         workers: Processes that execute orders.
@@ -73,7 +73,7 @@ class Side:
         self._server_bytes = 0
 
     def forget(self) -> None:
-        """Discard all measurements, because they belong to the warm-up."""
+        """Discard all measurements, because they were made during the warm-up."""
         self._trainer_cpu_s: list[float] = []
         self._server_cpu_s: list[float] = []
         self._medians: list[float] = []
@@ -86,7 +86,7 @@ class Side:
             one.answer()
 
     def run(self, step_count: int) -> float:
-        """Run steps in all workers. Returns the median time of a step."""
+        """Make steps in all workers. Return the median time of a step."""
         before = sum(map(cpu_s, self.server_pids))
         for one in self._workers:
             one.order(step_count, self._choice)
@@ -101,7 +101,7 @@ class Side:
         return self._medians[-1]
 
     def measured(self) -> Measured:
-        """Return the medians of all runs since ``forget``."""
+        """Return the medians of all runs since the last ``forget``."""
         step_s = statistics.median(self._medians)
         moved = 2 * self._size_bytes
         each_s = map(sum, zip(self._trainer_cpu_s, self._server_cpu_s, strict=True))
@@ -111,7 +111,7 @@ class Side:
             statistics.median(each_s) / (moved / 1e9),
             self._server_bytes,
             statistics.median(self._trainer_cpu_s),
-            # A turn takes only a few ticks of the processor-time clock, so the mean is more precise than the median.
+            # The clock for processor time ticks only a few times per turn, so the mean is more precise than the median.
             statistics.fmean(self._server_cpu_s),
             statistics.median(self.rates),
         )
@@ -136,13 +136,13 @@ def begin(
 
 
 def take_turns(sides: Sequence[Side], turns: int, steps: Sequence[int]) -> list[list[float]]:
-    """Warm up all sides, then run them alternately. Returns each side's seconds per step, by turn."""
+    """Warm up all sides, then let them take turns. Return each side's seconds per step, by turn."""
     for side, count in zip(sides, steps, strict=True):
         side.run(max(2, count // 2))
         side.forget()
     times: list[list[float]] = [[] for _ in sides]
     for turn in range(turns):
-        # The order alternates, so that no side benefits if the machine becomes slower.
+        # The order of the sides alternates, so that none benefits if the machine becomes slower.
         order = list(zip(sides, times, steps, strict=True))
         for side, found, count in order if turn % 2 == 0 else reversed(order):
             found.append(side.run(count))
@@ -159,7 +159,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Return the median and quartiles of two or more values."""
+        """Return the median and the quartiles of two or more values."""
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median, low, high)
 
@@ -168,7 +168,7 @@ class Spread:
 
 
 def ratio(times: Sequence[float], others: Sequence[float]) -> float:
-    """Return the median ratio of one side's times to another side's times in the same turns."""
+    """Return the median ratio of one side's times to another's in the same turns."""
     return statistics.median(one / other for one, other in zip(times, others, strict=True))
 
 
@@ -186,7 +186,7 @@ def busy_cores() -> Iterator[None]:
 
 
 def measuring(turns: int, least: int = 1) -> Decorator:
-    """Add the options that all benchmarks have, ``--turns`` and ``--json``."""
+    """Add the options that all benchmarks have: ``--turns`` and ``--json``."""
     kind, text = click.IntRange(min=least), "Turns of each side."
     return together(
         click.option("--json", "wants_json", is_flag=True, help="Print JSON."),
@@ -205,7 +205,7 @@ def print_json(found: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
-    """Print a table. Columns with numbers in ``left`` are left-aligned, all others right-aligned."""
+    """Print a table. Columns whose numbers are in ``left`` are left-aligned, the others right-aligned."""
     Console(highlight=False, width=180).print(table_of(title, columns, rows, left))
 
 

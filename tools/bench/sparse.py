@@ -1,7 +1,7 @@
 """``flightedl bench sparse``: lookup, push and optimizer of embedding tables between a trainer and a pserver.
 
 The sides are the product, the product with prefetched rows, the floor (``floor_rows``), and peers that a caller adds.
-All sides are started together and measured alternately for each workload, so a ratio compares neighboring runs.
+All sides start together and take turns with each workload, so a ratio compares runs that follow each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .sides import Side, begin, measuring, print_json, print_table, ratio, say, 
 from .tables import Group, TableWorkload, train
 from .workers import Worker, started
 
-#: Seconds of one side's turn with one workload.
+#: Seconds of a side's turn with one workload.
 _TURN_S = 0.4
 _OURS, _AHEAD = "flightedl", "flightedl, prefetched rows"
 
@@ -34,7 +34,7 @@ _OURS, _AHEAD = "flightedl", "flightedl, prefetched rows"
 class RowPeer:
     """Another system. Its ``server(workloads, option)`` prints an address for ``client(workloads, address, option)``.
 
-    If there is no ``server``, the client gets only the workloads and starts its own server.
+    If there is no ``server``, the client gets only the workloads, and starts a server itself.
     """
 
     name: str
@@ -48,11 +48,11 @@ FLOOR = RowPeer("floor", floor_rows.run_client, floor_rows.run_server)
 
 @dataclass(frozen=True, slots=True)
 class OfSide:
-    """Measurements of one side's steps of one workload. Ratios are medians over the turns."""
+    """Measurements of one side's steps with one workload. Ratios are medians over the turns."""
 
     side: str
     step_s: float
-    #: Processor time of trainer and server per step. Other programs on the machine affect it least.
+    #: Processor time of trainer and server per step, which other programs on the machine affect least.
     cpu_s: float
     #: Ids per second, including repetitions.
     ids_per_s: float
@@ -61,13 +61,13 @@ class OfSide:
     ratio_ahead: float
     #: Time of this side divided by the floor's time.
     by_floor: float | None = None
-    #: For flightedl only: its time divided by its time for another workload with the same number of ids.
+    #: For flightedl only: its time divided by its time with another workload that has the same number of ids.
     by_other: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A workload, the measurements of all sides, and the workload whose time flightedl's time is compared with."""
+    """A workload, the measurements of all sides, and the workload with which flightedl's time is compared."""
 
     workload: TableWorkload
     name: str
@@ -102,7 +102,7 @@ def _peer_side(peer: RowPeer, workloads: Sequence[TableWorkload]) -> Iterator[tu
 def compare(
     wanted: Sequence[tuple[TableWorkload, bool]], *, turns: int, directory: Path, peers: Sequence[RowPeer]
 ) -> list[Compared]:
-    """Measure all workloads. A workload's bool is True if the peers take part in it."""
+    """Measure all workloads. Each comes with a bool, which is True if the peers take part in it."""
     workloads = [workload for workload, _ in wanted]
     sizes = [4 * workload.ids * workload.group.dim for workload in workloads]
     sides: dict[tuple[int, str], Side] = {}
@@ -167,7 +167,7 @@ def _compared(
 
 
 def _reference(number: int, workloads: Sequence[TableWorkload]) -> int | None:
-    """Return the workload to compare with: one table, with the same total number of rows or with the fewest."""
+    """Return the workload to compare with: one table with the same number of rows, or else the fewest rows."""
     mine = workloads[number]
     alike = [
         place
@@ -184,8 +184,8 @@ def standard(
 ) -> list[tuple[TableWorkload, bool]]:
     """Return the workloads, each with True if the peers take part in it.
 
-    Unless ``is_full``, the peers take part only in workloads with one table and the fewest rows, and workloads with
-    many tables or many rows use only uniform ids and the first dimension.
+    Unless ``is_full`` is true, the peers take part only in workloads with one table and the fewest rows. Workloads with
+    many tables or rows then have only uniform ids and the first dimension.
     """
     fewest, most, first_dim = min(rows), max(rows), dims[0]
     found: dict[TableWorkload, bool] = {}
@@ -262,7 +262,7 @@ def run(
     peers: Sequence[RowPeer],
     wants_json: bool,
 ) -> None:
-    """Run the standard workloads of (rows, dims, ids, is_full) with the given peers, and print the results."""
+    """Run the standard workloads of (rows, dims, ids, is_full) with these peers, and print the results."""
     rows, dims, ids, is_full = chosen
     workloads = standard(
         is_full=is_full,

@@ -1,6 +1,6 @@
-"""Steps with embedding tables: a trainer, and ids and gradients that are the same for all sides.
+"""Steps with embedding tables: a trainer, and the ids and gradients, which are the same for all sides.
 
-The kind of an order is the number of a workload. Numbers from ``len(workloads)`` on are the same workloads with
+The kind of an order is the number of a workload. Numbers from ``len(workloads)`` on denote the same workloads with
 prefetched rows (``data.prefetching``).
 """
 
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 RATE, EPS = 0.05, 1e-8
 #: Exponent of the skewed ids.
 ZIPF = 1.05
-#: Number of distinct steps, which are run repeatedly.
+#: Number of distinct steps, which are repeated.
 _STEPS = 8
 #: Number of rows that each step adds while the tables are being filled.
 _FILL = 1 << 16
@@ -34,7 +34,7 @@ _FILL = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Group of tables that a step uses, with ``rows`` rows in total."""
+    """The tables that a step uses, with ``rows`` rows in total."""
 
     tables: int
     rows: int
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class TableWorkload:
-    """Steps with a group of tables. ``ids`` is the number of ids per step in all tables, including repetitions."""
+    """Steps with a group of tables. ``ids`` is the number of ids per step in all tables, with repetitions."""
 
     group: Group
     ids: int
@@ -67,7 +67,7 @@ class TableWorkload:
 
 
 def skewed(random: np.random.Generator, order: Ids, count: int) -> Ids:
-    """Draw ids from a bounded power law by inverting its distribution. ``order`` contains the ids by rank."""
+    """Draw ids from a bounded power law by inverting its distribution. ``order`` lists the ids by rank."""
     rows, power = len(order), 1 - ZIPF
     ranks = ((random.random(count) * (rows**power - 1) + 1) ** (1 / power)).astype(np.int64)
     found: Ids = order[np.clip(ranks, 1, rows) - 1]
@@ -85,7 +85,7 @@ def steps_of(workload: TableWorkload) -> list[list[Ids]]:
 
 
 def gradients_of(workload: TableWorkload) -> list[Floats]:
-    """Return the gradients for each table's ids. They are the same in every step."""
+    """Return the gradients for the ids of each table. They are the same in every step."""
     random = np.random.default_rng(1)
     shape = (workload.ids_of_one, workload.group.dim)
     return [0.01 * random.standard_normal(shape, np.float32) for _ in range(workload.group.tables)]
@@ -103,7 +103,7 @@ class _Loop:
         self._ids = next(self._steps)
 
     def ahead(self) -> dict[Any, Callable[[object], Ids]]:
-        """Return, for each table, a function that returns the ids of the next step."""
+        """Return a function for each table that returns the ids of the next step."""
         return {table: partial(self._next_ids, place) for place, table in enumerate(self._tables)}
 
     def _next_ids(self, place: int, _batch: object) -> Ids:
@@ -119,7 +119,7 @@ class _Loop:
 
 
 def train(workloads: list[TableWorkload], dataset: str) -> None:
-    """Fill the tables, and run steps as ordered."""
+    """Fill the tables, then make steps as ordered."""
     with fe.connect() as job:
         data = job.dataset(dataset, batch_size=1, epochs=None)
         optimizer, groups = fe.RowAdagrad(lr=RATE, eps=EPS), dict[Group, list[Any]]()

@@ -1,7 +1,7 @@
 """Trainer of the benchmarks: a user's loop with steps of a given size, in a job with real processes.
 
 A step is a complete iteration of the loop: getting the batch, pushing, pulling, and closing the batch. Gradients are in
-the trainer's own memory, as a real model's would be. If they do not fit, all trainers map a single file of gradients.
+the trainer's own memory, as a real model's would be. If they do not fit, all trainers map one file of gradients.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MODES: dict[str, Mode] = {
     "backup": Sync(backup=1),
     "deterministic": Sync(deterministic=True),
 }
-#: Maximum total size of all trainers' gradients up to which each trainer has its own copy.
+#: Maximum size of all trainers' gradients together with which each trainer has a copy of its own.
 _OWN_GRADIENTS_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Workload of a comparison: ``parameters`` float32 arrays of equal size, ``mb`` MiB in total."""
+    """The workload of a comparison: ``parameters`` float32 arrays of equal size, with ``mb`` MiB in total."""
 
     mb: float = 64.0
     parameters: int = 1
@@ -43,8 +43,8 @@ class Workload:
     mode: str = "async"
     wire: str = ""
     integrity: str = "auto"
-    #: Transport of the values: "shared" is memory that both sides map, "lent" is shared memory without a copy in the
-    #: trainer, "tcp" is a network stream, and "auto" is the job's default, which here is shared memory.
+    #: Transport of the values. "shared" is memory that both sides map, "lent" is shared memory without a copy in the
+    #: trainer, "tcp" is a network stream, and "auto" is the job's default, which is shared memory here.
     path: str = "auto"
 
     @property
@@ -83,14 +83,14 @@ def train(workload: Workload, dataset: str, gradients_file: str) -> None:
         if workload.path == "lent":
             model.lend_to(lambda _name, _start, _values: None)
         ready()
-        # Each order has a separate loop. Otherwise an idle trainer would remain a member of synchronous rounds, and a
-        # trainer that joined later and still has steps to do would wait for it.
+        # Each order has its own loop. Otherwise an idle trainer would remain a member, and rounds of trainers that
+        # still have steps to make would wait for it.
         while count := next_order()[0]:
             report(*run_steps(data, partial(model.step, gradients), count))
 
 
 def run_steps(data: fe.Dataset, step: Callable[[], object], count: int) -> tuple[list[float], float]:
-    """Run ``count`` iterations, then leave the loop. Returns the seconds of each, and their total processor time."""
+    """Make ``count`` iterations, then leave the loop. Return the seconds of each, and their total processor time."""
     seconds: list[float] = []
     begun, cpu_s = 0.0, time.process_time()
     for _ in data:

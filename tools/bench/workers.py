@@ -1,9 +1,9 @@
-"""Processes of a benchmark: starting them, giving them orders, and measuring their processor time and memory.
+"""Processes of a benchmark: they are started, given orders, and measured for processor time and memory.
 
 ``started`` runs a function in a separate process. Some of these processes are workers. An order to a worker is a line
-with a number of steps and their kind. The worker answers with a line of JSON: the wall time of each step, the process's
-processor time for all steps, and the number of threads that run steps concurrently. A worker ends when its standard
-input ends.
+with a number of steps and their kind. The worker answers with a line of JSON that contains the wall time of each step,
+the process's processor time for all steps, and the number of threads that make steps concurrently. A worker ends when
+its standard input ends.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from flightedl.errors import JobFailedError, UsageError
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = resource.getpagesize()
-#: Indices of fields in ``/proc/PID/stat``, counted from the field after the program's name.
+#: Indices of fields in ``/proc/PID/stat``, counted from the field after the name of the program.
 _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21
 
 
 def print_line(value: object) -> None:
-    """Send the benchmark a line, such as the port of this server."""
+    """Send a line to the benchmark, such as the port of this server."""
     sys.stdout.write(f"{value}\n")
     sys.stdout.flush()
 
 
 def ready(servers: Sequence[int] = ()) -> None:
-    """Report that this worker is ready for orders, with the server processes that it started."""
+    """Report that this worker is ready for orders, and which server processes it has started."""
     print_line(json.dumps({"servers": list(servers)}))
 
 
 def next_order() -> tuple[int, int]:
-    """Wait for an order. Return the number of steps to run and their kind; 0 steps end the worker."""
+    """Wait for an order. Return the number of steps and their kind; an order of 0 steps ends the worker."""
     count, choice, *_ = *map(int, sys.stdin.readline().split()), 0, 0
     return count, choice
 
@@ -56,7 +56,7 @@ def report(seconds: Sequence[float], cpu_s: float, threads: int = 1) -> None:
 
 
 def serve(*steps: Callable[[], object], servers: Sequence[int] = ()) -> None:
-    """Run steps as ordered until standard input ends. Each order selects one of the functions."""
+    """Make steps as ordered until standard input ends. Each order selects one of the functions."""
     ready(servers)
     while True:
         count, choice = next_order()
@@ -73,7 +73,7 @@ def serve(*steps: Callable[[], object], servers: Sequence[int] = ()) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process that runs one of a benchmark's functions."""
+    """A process that runs one function of a benchmark."""
 
     process: subprocess.Popen[str]
 
@@ -85,7 +85,7 @@ class Worker:
             self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Wait for the answer to the previous order, or for the report that the process is ready."""
+        """Wait for the answer to the last order, or for the report that the process is ready."""
         line = self.line()
         if not line:
             raise JobFailedError(f"a benchmark process ended with code {self.process.wait()}: see its output above")
@@ -99,7 +99,7 @@ class Worker:
 
 
 def program_of(function: Callable[..., object], *arguments: object) -> list[str]:
-    """Return the command line of an interpreter that calls a module's function with arguments passed as JSON."""
+    """Return the command line of an interpreter that calls a function of a module, with the arguments as JSON."""
     return [__name__, function.__module__, function.__name__, msgspec.json.encode(arguments).decode()]
 
 
@@ -134,7 +134,7 @@ def cpu_s(pid: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the current resident memory of a process."""
+    """Return the resident memory of a process."""
     return int(_stat(pid)[_RESIDENT_PAGES]) * _PAGE_BYTES
 
 
@@ -145,7 +145,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    # The program's name is enclosed in parentheses, but may itself contain spaces and parentheses.
+    # The program's name is in parentheses, but may itself contain spaces and parentheses.
     return _read(_PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 

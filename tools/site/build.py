@@ -11,7 +11,7 @@ import flightedl
 
 from .pages import write_source
 
-#: Lowest level of headings that can be link targets.
+#: Lowest level of headings that can be targets of links.
 _ANCHOR_LEVELS = 4
 
 
@@ -22,7 +22,7 @@ def settings() -> dict[str, Any]:
         "release": flightedl.__version__,
         "extensions": ["myst_parser", "sphinx_copybutton"],
         "root_doc": "index",
-        # Otherwise, the dashes of options would be joined.
+        # Otherwise, the two dashes of an option would become one.
         "smartquotes": False,
         "html_theme": "furo",
         "html_title": f"flightedl {flightedl.__version__}",
@@ -35,7 +35,7 @@ def settings() -> dict[str, Any]:
 
 
 def build(site: Path, work: Path) -> int:
-    """Build the site. Returns 0, or 1 if any page has a broken link or another problem."""
+    """Build the site. Return 0, or 1 if any page has a broken link or another problem."""
     from sphinx.application import Sphinx
 
     shutil.rmtree(work, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Pages of the site, in their order, and their adaptation.
+"""The pages of the site, their order, and their adaptation.
 
-The site consists of copies of the pages in docs/ and of a few other pages. In a copy, a link to another page leads to
-that page of the site, and a link to a source file becomes plain text. Drawings become part of the page, so that they
-have the colors of its theme. Under some headings the copy also has a section of the reference, which is generated.
+The site consists of copies of the pages in docs/ and of some other pages. In a copy, a link to another page leads to
+that page's copy, and a link to a source file becomes plain text. Drawings become part of the page, so that they have
+the colors of its theme. Under some headings, a generated section of the reference is inserted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from .reference import GENERATED
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Heading in the table of contents -> paths of the pages from the root. A page named index.md lists all other pages of
+#: Heading in the table of contents -> paths of its pages, from the root. A page named index.md stands for all pages in
 #: its directory.
 CONTENTS: dict[str, tuple[str, ...]] = {
     "Start here": ("docs/start.md", "README.md"),
@@ -54,7 +54,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
 
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 _PICTURE = re.compile(r"^!\[(?P<text>[^\]]*)\]\((?P<path>[^)\s]+)\)$", re.MULTILINE)
-#: The language and the group of an example. Only the language is kept for the site.
+#: The language and the group of an example. The site keeps only the language.
 _FENCE = re.compile(r"^(```[a-z]+) [a-z-]+$", re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -110,7 +110,7 @@ def with_reference(page: str, text: str) -> str:
 
 
 def tree(pages: tuple[str, ...], directory: str = "", *options: str) -> str:
-    """Return a hidden table of contents of these pages, for a page in a directory of the site."""
+    """Return a hidden table of contents with these pages, for a page in a directory of the site."""
     names = (posixpath.relpath(name_of(page).removesuffix(".md"), directory or ".") for page in pages)
     return "\n".join(("", "```{toctree}", *options, ":hidden:", "", *names, "```", ""))
 

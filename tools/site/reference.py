@@ -1,14 +1,14 @@
-"""Sections of the reference, which are generated.
+"""Generated sections of the reference.
 
-The site inserts them under the headings of two pages, which themselves have what the code does not say: reasons,
+The site inserts them under the headings of two pages. The pages themselves contain what the code does not say: reasons,
 examples and output.
 
-* ``docs/api.md``: under a heading with names such as ``job.dataset``, their signatures and docstrings
+* ``docs/api.md``: under a heading with names such as ``job.dataset``, the signatures and docstrings of these names
 * ``docs/commands.md``: under a heading such as ``flightedl run``, the options with their help
 
-``docs/settings.md`` itself contains its tables, because there is no command that prints them. They consist of the
-comments in ``flightedl.config``; ``python -m flightedl_tools.site.reference`` writes them. Everything is Markdown, so
-that it can be checked without Sphinx.
+``docs/settings.md`` itself contains its tables, because no command prints them. They come from the comments in
+``flightedl.config``, and ``python -m flightedl_tools.site.reference`` writes them. Everything is Markdown, so that it
+can be checked without Sphinx.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "won": (Once,),
     "cluster": (LocalCluster,),
 }
-#: Heading -> the settings in its section, excluding those of the class's bases.
+#: Heading -> class of the settings in its section, without the settings of the class's bases.
 SETTINGS: dict[str, type[config.CommonSettings]] = {
     "All processes": config.CommonSettings,
     "Masters and pservers": config.ServerSettings,
@@ -65,19 +65,19 @@ _ROLE = re.compile(r":\w+:`~?(?:[\w.]+\.)?(\w+)`")
 _ITEM = re.compile(r"(\*{0,2}\w+): ")
 _NUMBER = re.compile(r"(INTEGER|FLOAT)( RANGE)?")
 _TABLE = re.compile(r"(?:\|.*\n)+")
-#: Longer signatures have one line for each argument.
+#: Longer signatures have one line per argument.
 _WIDTH = 100
 
 
 def api(heading: str) -> str:
-    """Return signatures and docstrings of the names in a heading of the API page."""
+    """Return the signatures and docstrings of the names in a heading of the API page."""
     names = [name for name in _CODE.findall(heading) if re.fullmatch(r"[a-z]+\.\w+", name)]
     values = {name: value_of(name) for name in names}
     return "\n\n".join(described(name, value) for name, value in values.items() if value is not None)
 
 
 def value_of(name: str) -> Any:
-    """Return the object with a documented name, such as ``job.dataset``. None for attributes of instances."""
+    """Return the object with a documented name, such as ``job.dataset``; None for attributes of instances."""
     owner, _, member = name.partition(".")
     owners = KINDS.get(owner, (flightedl,))
     return next((getattr(each, member) for each in owners if hasattr(each, member)), None)
@@ -94,7 +94,7 @@ def described(name: str, value: Any) -> str:
 
 
 def signature(name: str, value: Any) -> str:
-    """Return the signature of a function or class, with the types of arguments and results."""
+    """Return the signature of a function or class, with the types of its arguments and result."""
     found = inspect.signature(value)
     is_silent = found.return_annotation in {inspect.Parameter.empty, "None", None}
     returned = "" if is_silent else f" -> {found.return_annotation}"
@@ -152,7 +152,7 @@ def _inline(text: str) -> str:
 
 
 def _items(body: str) -> str:
-    """Convert ``name: text`` items to a list. Paragraphs of an item that are items themselves form a list in it."""
+    """Convert ``name: text`` items to a list. An item's paragraphs that are themselves items form a nested list."""
     items: list[list[str]] = []
     for line in body.splitlines():
         if line[:1].strip():
@@ -172,7 +172,7 @@ def _named(item: str) -> str:
 
 
 def commands(heading: str) -> str:
-    """Return usage and options of the command in a heading of the commands page."""
+    """Return the usage and options of the command in a heading of the commands page."""
     name = heading.strip("`").removeprefix("flightedl ")
     if name not in COMMANDS:
         return ""
@@ -209,7 +209,7 @@ def _cell(text: str) -> str:
 
 
 def settings(heading: str) -> str:
-    """Return the table of a section of the settings page: variables, defaults and meanings."""
+    """Return the table of a section on the settings page: variables, defaults and meanings."""
     kind = SETTINGS[heading]
     rows = []
     for name, text in comments(kind).items():
@@ -220,7 +220,7 @@ def settings(heading: str) -> str:
 
 
 def with_settings(text: str) -> str:
-    """Return the text of the settings page with the current tables."""
+    """Return the text of the settings page with up-to-date tables."""
     for heading in SETTINGS:
         before, title, section = text.partition(f"\n## {heading}\n")
         introduction, rest = _TABLE.split(section, maxsplit=1)
@@ -241,7 +241,7 @@ def comments(kind: type) -> dict[str, str]:
     return found
 
 
-#: Page -> function that returns the section for one of its headings; empty for other headings.
+#: Page -> function that returns the section for a heading of the page, or an empty string if there is none.
 GENERATED: Mapping[str, Callable[[str], str]] = {
     "docs/api.md": api,
     "docs/commands.md": commands,
