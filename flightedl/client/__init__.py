@@ -12,7 +12,7 @@
 * ``progress``: the trainer's reports to the master, to Prometheus and to files
 * ``once``: names that only one trainer can claim
 
-All decisions are made in ``domain.trainer``; this package contains the threads and connections around them.
+``domain.trainer`` makes all decisions; this package contains the threads and connections that carry them out.
 
 One batch at a time is *current* (``CurrentBatch``). The dataset opens a batch before the user's code receives it, and
 closes it when the user's code requests the next one; in between, gradients are pushed under the batch's identity. A

@@ -1,8 +1,8 @@
 """Validate the script's arguments and convert them to declarations.
 
-A wrong argument raises a UsageError before anything is sent. The message is one sentence: the argument's name, its
-value, and a valid alternative. Unambiguous variants are accepted: NumPy scalars, paths as well as strings, a single
-name instead of a list of names, and the name or class of an optimizer or mode whose settings all have defaults.
+A wrong argument raises a UsageError before anything is sent. The message is one sentence: it contains the argument's
+name, its value, and a valid alternative. Unambiguous variants are accepted: NumPy scalars, paths as well as strings, a
+single name instead of a list of names, and the name or class of an optimizer or mode whose settings all have defaults.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = npt.NDArray[np.generic]
 
 _AT_LEAST_ONE = Limits(at_least=1)
 _NOT_NEGATIVE = Limits(at_least=0)
-#: Seeds are sent as JSON numbers, and other languages parse these as 64-bit integers.
+#: Seeds are sent as JSON numbers, which programs in other languages parse as 64-bit integers.
 _SEED = Limits(at_least=-(2**63), at_most=2**63 - 1)
 _OF_MIXTURES = {"epochs", "columns", "filter", "format", "records_per_task", "on_corrupt", "steps_per_batch"}
 _NAMES = "a column's name, or a list of names"
@@ -103,8 +103,8 @@ def indexed_declaration(
 ) -> tuple[DatasetDeclaration, ByIndex]:
     """Return the declaration for the arguments of ``job.indexed``, and the transform that turns indices into elements.
 
-    Without rounds, a batch never spans two tasks, so by default a task contains a whole number of batches. With rounds,
-    the batch size may change, so tasks do not depend on it.
+    Without rounds, a batch never spans two tasks, so a task contains a whole number of batches by default. With rounds,
+    the batch size may change between starts, so the default task size does not depend on it.
 
     Raises:
         UsageError: one of them is of the wrong type or out of range.
@@ -197,7 +197,7 @@ def by_name(what: str, value: Any, example: str) -> Mapping[str, Any]:
 
 
 def metrics_of(values: Any, what: str = "metrics") -> dict[str, float]:
-    """Return a dict of numbers by name; arrays and tensors with one element are converted to numbers."""
+    """Return a dict from name to number. Arrays and tensors with one element are converted to numbers."""
     return {
         name_of("the name of a metric", name): _number(f"the metric {name!r:.80}", value)
         for name, value in by_name(what, values, '{"loss": 0.5}').items()
@@ -226,7 +226,7 @@ def _conditions(value: Any) -> list[tuple[str, str, Any]]:
 
 
 def _compared(value: Any) -> Any:
-    """Return the value of a filter condition as plain JSON."""
+    """Return the value that a filter condition compares with, as plain JSON."""
     plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(plain, list | tuple | set | frozenset):
         return [_compared(part) for part in (plain if isinstance(plain, list | tuple) else sorted(plain, key=repr))]

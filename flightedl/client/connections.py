@@ -24,12 +24,12 @@ from flightedl.rpc.identity import ServerIdentity
 
 Result = TypeVar("Result")
 
-#: Maximum seconds that a single call may block the user's thread. Bounds the delay of Ctrl-C.
+#: Maximum duration of a single call on the user's thread, in seconds. It bounds the delay of Ctrl-C.
 SLICE_S = 4.0
 
 
 class Servers:
-    """Connections to the job's servers, at most one to each. A connection is replaced together with its server.
+    """Connections to the job's servers, at most one per server. When a server is replaced, so is its connection.
 
     Args:
         job: The job's name.
@@ -149,7 +149,7 @@ class Servers:
 
 
 def persistently(waiting: Waiting, attempt: Callable[[], Result]) -> Result:
-    """Call ``attempt``, which must be idempotent, until it succeeds or raises an error that is not worth retrying.
+    """Call ``attempt``, which must be idempotent, until it succeeds or raises an error that cannot be retried.
 
     Raises:
         UnavailableError: ``waiting`` gave up.

@@ -16,8 +16,8 @@ Guarantees of ``once``:
   appears, ``publish`` and ``save_model(once=...)`` do the same. So a trainer that has lost the name does not replace a
   file.
 
-No guarantee covers other side effects, such as sending mail or writing a file by other means. Some time passes between
-the check and the file's appearance; on an object store, it is the duration of the upload.
+Other side effects, such as sending mail or writing a file by other means, are not guarded. Some time passes between the
+check and the file's appearance; on an object store, it is the duration of the upload.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flightedl.ports import Absent, Coordinator, CreatedAt, Put
 
 
 class Once:
-    """Result of claiming a name, truthy if this trainer holds it. Its methods fence work done under the name.
+    """Result of claiming a name, truthy if this trainer holds it. Its methods fence the work done under the name.
 
     Attributes:
         name: The name.
@@ -130,7 +130,7 @@ class OnceNames(TrainerNames):
         return entry is not None and entry.create_revision == generation
 
     def keep(self) -> None:
-        """Make all held names permanent, because the session is ending cleanly."""
+        """Make all held names permanent. Called when the session ends cleanly."""
         held = self.registration.held
         for key in sorted(self._won):
             try:

@@ -1,7 +1,7 @@
 """This trainer's participation in its job: tasks, membership in the view, and the current batch.
 
-``domain.trainer`` decides what to send and request; this module calls the master. The feed's thread fetches tasks while
-the user's thread works on a batch.
+``domain.trainer`` decides what to send and request; this module makes the calls to the master. The feed's thread
+fetches tasks while the user's thread works on a batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flightedl.rpc.request_stream import RequestStream
 
 
 class Participation:
-    """The parts of the session that the dataset and the parameters (``Scope``) and the feed (``fetch``) use.
+    """Interface of the session for the dataset and the parameters (``Scope``) and for the feed (``fetch``).
 
     Args:
         registration: This trainer's registration.
@@ -148,7 +148,7 @@ class Participation:
         return states
 
     def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
-        """Record that the user acknowledged a batch without a model. It does not count if its task was revoked."""
+        """Record that the user acknowledged a batch without a model. If its task was revoked, it does not count."""
         self.probe.turn(PUSH)
         self._current = None
         if is_counted:
@@ -182,7 +182,7 @@ class Participation:
         return decode(self._servers.master().action("join", encode(request), timeout_s=SLICE_S), JoinReply)
 
     def require_lease(self) -> None:
-        """Register again if the lease has ended. With a model, don't: its pservers would reject this trainer.
+        """Register again if the lease has ended, unless a model exists: its pservers would reject this trainer.
 
         Raises:
             UnavailableError: etcd was unreachable for too long.
@@ -198,7 +198,7 @@ class Participation:
     # the tasks
 
     def require_final(self, index: int, generation: int) -> None:
-        """Require that this pserver's values are final. Called for values read after the job's end.
+        """Require that this pserver has the final values. Called for values that are read after the job's end.
 
         Raises:
             NotReadyError: not known yet; look up the pserver again.

@@ -1,15 +1,14 @@
-"""Time that a trainer's loop spends waiting for data, in the script, and communicating with the parameter servers.
+"""Time that a trainer's loop spends in the script, waiting for data, and communicating with parameter servers.
 
 Communication has three phases. The trainer *pushes* until every pserver has acknowledged the whole gradient. Then it
 *waits* until the first values arrive, which in synchronous mode happens when the other members of the round have
 pushed. Then it *pulls* until all values have arrived. Values that arrive together with acknowledgments are counted as
-part of the push; this is the case in asynchronous mode, and in rounds of small values that close within two
-milliseconds.
+part of the push; this happens in asynchronous mode, and in rounds of small values that close within two milliseconds.
 
-Times are recorded once and used by several readers. The user's thread switches between activities (:class:`StepProbe`);
-the threads that communicate with pservers record the phases (``waiting.Conversation``). The progress report and the
-metrics page show the sums, a tracer receives the phases, and ``waiting.Waits`` detects a pserver that does not answer.
-An activity's time is added when the activity ends.
+Each time is recorded once, for several readers. The user's thread switches between activities (:class:`StepProbe`); the
+threads that communicate with pservers record the phases (``waiting.Conversation``). The progress report and the metrics
+page show the sums, a tracer receives the phases, and ``waiting.Waits`` detects a pserver that does not answer. An
+activity's time is added when the activity ends.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from collections.abc import Callable, Mapping
 
 from flightedl.client.waiting import Conversation
 
-#: Activities of the loop. "data" is waiting for the next batch or for membership; "script" is running the user's code.
+#: Activities of the loop: "data", which is waiting for the next batch or for membership, and "script", which is running
+#: the user's code.
 DATA, SCRIPT = "data", "script"
-#: Activities that involve the parameter servers; also the phases of a conversation with one of them.
+#: Activities that communicate with the parameter servers, which are also the phases of a conversation with one of them.
 PUSH, WAIT, PULL = "push", "wait", "pull"
 
 
 class StepProbe:
-    """Seconds that a trainer's loop spent in each activity. One thread writes; one other thread calls ``take``.
+    """Seconds that a trainer's loop spent in each activity. One thread writes; another one calls ``take``.
 
     Args:
         now: The process's clock, in seconds.
@@ -38,7 +38,7 @@ class StepProbe:
         self.doing = ""
         #: Seconds per activity since the loop began. Only one thread writes them, so no lock is needed.
         self._seconds: dict[str, float] = {}
-        #: The conversation with each pserver, by the pserver's index.
+        #: Conversations with the pservers, by the pserver's index.
         self.conversations: list[Conversation] = []
         #: Seconds that ``take`` has returned.
         self._taken: dict[str, float] = {}
@@ -56,7 +56,8 @@ class StepProbe:
     def transferred(self, then: str) -> None:
         """End the PUSH activity and begin the activity ``then``.
 
-        The times of its phases are those of the longest conversation, because the loop continues when all have ended.
+        Its phases have the times of the longest conversation, because the loop continues when all conversations have
+        ended.
         """
         all_of_them = self.conversations
         longest = all_of_them[0] if len(all_of_them) == 1 else max(all_of_them, key=_total_s)
@@ -76,7 +77,7 @@ class StepProbe:
         return {what: more for what, seconds in total.items() if (more := seconds - taken.get(what, 0.0))}
 
     def give_back(self, seconds: Mapping[str, float]) -> None:
-        """Add seconds that could not be reported; the next ``take`` includes them."""
+        """Add seconds that could not be reported, so that the next ``take`` includes them."""
         self._taken = {what: taken - seconds.get(what, 0.0) for what, taken in self._taken.items()}
 
 

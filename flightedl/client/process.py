@@ -1,7 +1,8 @@
-"""Components of a trainer process, except its data and model, which are opened and closed in order.
+"""The components of a trainer process other than its data and its model, opened and closed in order.
 
-The order is: the recording, etcd, the registration (a lease on this trainer's id), the directory that follows etcd, and
-the connections to the servers. The registration ends first, so that other processes notice immediately.
+The components are opened in this order: the recording, etcd, the registration (a lease on this trainer's id), the
+directory that follows etcd, and the connections to the servers. The registration is closed first, so that other
+processes notice immediately.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class TrainerProcess:
             Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir, chosen.integrity, chosen.same_host
         )
         self.servers = Servers(chosen.job, self.directory, connector, self._waits.calls)
-        #: Time that the script's loop spends in each activity.
+        #: The time that the script's loop spends in each activity.
         self.probe = StepProbe(self.clock.now)
         self._waits.watch(self.probe.conversations)
         logged = LoggedValues(chosen, self.trainer, self.clock)
@@ -152,7 +153,7 @@ class TrainerProcess:
         return RequestStream("tasks", self.clock)
 
     def task_feed(self, fetch: Fetch, requests: RequestStream, evaluation: str = "") -> TaskFeed:
-        """Return a feed of the training data's or an evaluation's tasks."""
+        """Return a feed of tasks, either of the training data or of an evaluation."""
         feed = recorded(self.recorder, {"trainer": self.trainer, "evaluation": evaluation}, Feed, self._cover_s)
         return TaskFeed(fetch, requests.close_idle, self.clock, feed=feed)
 

@@ -1,12 +1,12 @@
 """A trainer's reports of its progress: to the master, on the metrics page, and in files in the output directory.
 
 The user's thread counts batches and collects the values of ``job.log``, which takes a microsecond per call. Another
-thread reports changes twice a second, or less often if the master requests that. It reports at least every few seconds
-even without changes, so that a hanging script can be told from a stopped process. If the master requests them, it also
+thread reports changes twice a second, or less often if the master requests that. Even without changes, it reports every
+few seconds, so that a hanging script can be distinguished from a stopped process. On the master's request, it also
 sends the stack traces of the trainer's threads.
 
-The same thread writes the files. If the directory is not writable, it reports this once, and training continues without
-files.
+The reporting thread also writes the files. If the directory is not writable, it reports this once, and training
+continues without files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Maximum number of seconds between two reports, even if nothing has changed.
+#: Maximum seconds between two reports, even if nothing has changed.
 _SIGN_OF_LIFE_S = 5.0
 
 
@@ -51,14 +51,14 @@ class Totals:
     idle_batches: int = 0
     records: int = 0
     skipped_records: int = 0
-    #: Seconds of each activity of the loop that have been reported to the master; see ``probe``.
+    #: Seconds of the loop's activities that have been reported to the master; see ``probe``.
     profile: dict[str, float] = field(default_factory=dict)
     #: Name -> the most recently logged value.
     logged: dict[str, float] = field(default_factory=dict)
 
 
 class ProgressReporter:
-    """Sends changes since the previous report. Unsent changes become part of the next report. Thread-safe.
+    """Sends the changes since the previous report. Changes that could not be sent are reported later. Thread-safe.
 
     Args:
         send: Sends a message to the master, and returns its reply.
@@ -105,7 +105,7 @@ class ProgressReporter:
         self._thread.start()
 
     def batch(self, records: int, is_idle: bool = False) -> None:
-        """Count a batch. ``is_idle`` tells that the batch did not contribute to the model."""
+        """Count a batch. Set ``is_idle`` if the batch did not contribute to the model."""
         totals = self._totals
         totals.batches += 1
         totals.records += records
@@ -121,7 +121,7 @@ class ProgressReporter:
             self._totals.skipped_records += records
 
     def metrics(self, values: Mapping[str, SupportsFloat], weight: float, epoch: int | None = None) -> None:
-        """Add metrics with their batch's weight and epoch (counted from 0; None if the metrics belong to no batch).
+        """Add metrics of a batch with this weight and epoch (counted from 0), or metrics without a batch (None).
 
         Raises:
             UsageError: there are too many different names.
@@ -138,7 +138,7 @@ class ProgressReporter:
             self._logged.add(numbers, weight, epoch, totals.batches, totals.records)
 
     def waiting_for(self, reason: str) -> None:
-        """Set the reason for the current wait; empty if the trainer is not waiting."""
+        """Set the reason why the trainer is waiting; empty if it is not waiting."""
         self._waiting_for = reason[:500]
 
     def figures(self, slack_s: float) -> Figures:
@@ -255,7 +255,7 @@ def require_files(chosen: TrainerSettings) -> None:
 
 
 class LoggedValues:
-    """Files with one trainer's logged values. Thread-safe, but only one thread may write the files.
+    """Files with one trainer's logged values. Thread-safe, but only one thread may write them.
 
     Args:
         chosen: The settings.
@@ -269,12 +269,12 @@ class LoggedValues:
         self._gathering = Gathering(trainer, clock.now())
         self._epoch = 1
         directory = Path(chosen.output_dir)
-        #: Writer of the files; None if none are requested, or after writing has failed.
+        #: Writer of the files; None if no files are requested, or if writing has failed.
         self._points = PointFile(directory, trainer) if chosen.output_dir else None
         self._events = EventFile(directory, trainer) if chosen.tensorboard else None
 
     def add(self, values: Mapping[str, float], weight: float, epoch: int | None, batches: int, records: int) -> None:
-        """Add a batch's values and epoch (from 0, or None). ``batches`` and ``records`` count finished ones."""
+        """Add the values of a batch in this epoch (from 0, or None). ``batches`` and ``records`` are finished ones."""
         if self._points is None:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""A trainer's registration: its id, its lease, and the replacement of a lost lease.
+"""A trainer's registration: its id, its lease, and the recovery from a lost lease.
 
 If a trainer is frozen or disconnected for longer than its lease, the job considers it dead and assigns its tasks to
 other trainers. When it continues, it registers again: its id is the same, its generation is new, and work under the old
@@ -39,7 +39,7 @@ class Registration:
         self._ttl_s = ttl_s
         self._name = name
         self._lock = threading.Lock()
-        #: True if ``renewed`` has yet to report the current generation.
+        #: True if ``renewed`` has not reported the current generation yet.
         self._is_news = False
         self._held = self._claim()
 
@@ -69,7 +69,7 @@ class Registration:
         return self._held.generation
 
     def renewed(self) -> bool:
-        """Register again if the lease was lost. For each new generation, only the first call returns True.
+        """Register again if the lease was lost. Only the first call after that returns True.
 
         Raises:
             UnavailableError: etcd is unreachable, or the old key still exists; call again.

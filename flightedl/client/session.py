@@ -146,7 +146,7 @@ class Job:
         steps_per_batch: int = 1,
         **reading: Unpack[ReadingOptions],
     ) -> Any:
-        """Declare the job's training data; call this in every trainer. Iterating yields this trainer's share.
+        """Declare the job's training data in every trainer. Iterating over the result yields this trainer's share.
 
         With ``group``, the trainers are the ranks of one training run whose model is managed elsewhere, for example by
         DDP or FSDP. They read the data in rounds of one batch per rank, and all ranks get the same number of batches.
@@ -154,8 +154,8 @@ class Job:
         gets as much data as it can process.
 
         With ``follow``, files that match the patterns later are added as new tasks, permanently and in order of
-        arrival. The master scans every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and adds a file once it has not
-        changed between two scans, so that a file is not added while it is being written. Names that begin with ``_`` or
+        arrival. The master scans every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and adds a file only if it has not
+        changed between two scans, so files that are still being written are not added. Names that begin with ``_`` or
         ``.`` are ignored. The last epoch ends when the directory of each pattern contains a file named ``_END``, or
         when a trainer calls ``Dataset.end``. Earlier epochs end as soon as all existing tasks are done.
 
@@ -269,7 +269,7 @@ class Job:
     ) -> Any:
         """Declare training data whose elements a function returns by index. Use this instead of ``dataset``.
 
-        Intended for map-style datasets, such as those of PyTorch: ``job.indexed(len(ds), ds.__getitem__, ...)``. The
+        This suits map-style datasets, such as those of PyTorch: ``job.indexed(len(ds), ds.__getitem__, ...)``. The
         master assigns only indices, so every trainer must have the same elements. Epochs, groups and positions work as
         they do for files.
 
@@ -433,7 +433,7 @@ class Job:
         return self._model.look_up(ids)
 
     def step(self) -> None:
-        """Send the gradients that were pushed to tables for the current batch, like ``model.step`` without a model.
+        """Send the row gradients that were pushed for the current batch, like ``model.step`` without dense gradients.
 
         Raises:
             UsageError: no batch is current, or it was already pushed.
@@ -456,8 +456,8 @@ class Job:
     ) -> dict[str, float]:
         """Evaluate on other data, together with all trainers that call this. Training is not affected.
 
-        The callers share the batches; a single caller measures all of them. The call returns when every batch has been
-        measured, and all callers get the same result. Later callers get this result immediately.
+        The callers divide the batches among themselves; a single caller measures all of them. When every batch has been
+        measured, the calls return the same result to all callers. Later calls return this result immediately.
 
         Args:
             urls: URLs or globs of the data, as for ``dataset``.
@@ -488,7 +488,7 @@ class Job:
     def log(self, **metrics: SupportsFloat) -> None:
         """Report metrics of the current batch. ``status`` and the progress bar show their means, weighted by records.
 
-        With an output directory, the metrics are also written to files; see ``curves.files``.
+        If there is an output directory, the metrics are also written to files in it; see ``curves.files``.
         """
         current = self._participation.current
         values = arguments.metrics_of(metrics)
@@ -500,7 +500,9 @@ class Job:
             self._process.progress.metrics(values, 1)
 
     def wait_for_end(self) -> None:
-        """Wait until the trainers have completed every task of every epoch, which they also have when a loop ends.
+        """Wait until the trainers have completed every task of every epoch.
+
+        They have also done so when a loop has ended.
 
         Afterwards, ``model.pull`` returns the final values. If a pserver then dies and loses batches, ``model.pull``
         raises BegunAnewError, and restarted trainers repeat these batches.
@@ -526,8 +528,8 @@ class Job:
 
         The master assigns no further tasks, and the remaining data is not used. Each trainer's loop ends when the
         trainer has finished the tasks that it has begun (at most two); a trainer may also leave its loop immediately.
-        Any trainer may call this, and may call it repeatedly. Ending early is not an error, and ``--resume`` can
-        continue from the last checkpoint.
+        Any trainer may call this method, even repeatedly. Ending early is not an error, and ``--resume`` can continue
+        from the last checkpoint.
 
         Work that was lost with a pserver is repeated before the job ends, so at least one trainer should stay in its
         loop. If no trainer requests this work for 30 s, the job fails and names the tasks.
@@ -610,7 +612,7 @@ class Job:
             raise UsageError(self._closed)
 
     def _shares_model(self) -> bool:
-        """True if the script and other trainers may be training one model."""
+        """True if this script's trainer and other trainers may be training one model."""
         is_known = self._model.is_declared or self._data.explicit_done or self._once.is_used
         return is_known or self._data.is_of_group or has_process_group()
 
@@ -666,7 +668,7 @@ class Job:
 
 
 def has_process_group() -> bool:
-    """True if torch.distributed is initialized, or a launcher has given this process a rank."""
+    """True if torch.distributed is initialized, or if a launcher has given this process a rank."""
     is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)
     names = os.environ.keys()  # noqa: TID251 - set by other launchers, such as torchrun
     return is_initialized() or not names.isdisjoint({"RANK", "WORLD_SIZE"})

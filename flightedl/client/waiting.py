@@ -1,4 +1,4 @@
-"""Tell the user what the program is waiting for, and end waits that take too long.
+"""Tell the user what the program is waiting for, and end a wait that takes too long.
 
 A waiting thread is often blocked in a call to a frozen or disconnected server. Therefore another thread checks all
 waits (``Waits.look``) and reports which server has not answered. It cannot abort the call, which has its own deadline
@@ -19,7 +19,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
 class Waiting:
-    """A wait of the user's thread. It prints each new reason, after a silence, and finally raises an error.
+    """A wait of the user's thread. After a silence, it prints each new reason, and finally raises an error.
 
     Args:
         clock: The process's clock.
@@ -65,17 +65,17 @@ class Waiting:
         self._pause_s = _FIRST_PAUSE_S
         self._start = clock.now()
         self._trouble_since: float | None = self._start
-        #: The reason that is currently reported (empty if none), and the reason that was printed last.
+        #: The reason that is currently being reported (empty if there is none), and the reason that was printed last.
         self.reported = self._printed = ""
         self._ended = ended
         self._job_over = job_over
-        #: Server that the current attempt is calling, and the start of the call; None between attempts.
+        #: Server that the current attempt is calling, and the time at which the call began; None between attempts.
         self._called: tuple[str, float] | None = None
-        #: Held while reporting, because the waiting thread and the checking thread both report.
+        #: Held while a reason is reported, because the waiting thread and the checking thread both report.
         self._lock = threading.Lock()
 
     def since(self, began: float) -> Waiting:
-        """Set the start of this wait to an earlier time, at which the first attempt was made. Returns the wait."""
+        """Set the start of this wait to an earlier time, at which the first attempt was made. Return the wait."""
         self._start = self._trouble_since = began
         return self
 
@@ -92,7 +92,7 @@ class Waiting:
                 self._tell_user(f"{called[0]} to answer", now - self._start)
 
     def pause(self) -> None:
-        """Sleep a third longer than last time, so the total wait is at most about a third too long."""
+        """Sleep, each time a third longer, so that the total wait is at most about a third too long."""
         self._clock.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 4 / 3, _LONGEST_PAUSE_S)
 
@@ -149,7 +149,7 @@ class Waiting:
 
 
 class Conversation:
-    """Phases of the conversations with one pserver, of which at most one is open. Only one thread may write.
+    """Phases of conversations with one pserver. At most one conversation is open, and only one thread may write.
 
     Args:
         index: Index of the pserver.
@@ -167,11 +167,11 @@ class Conversation:
         self.phase = ""
         #: Seconds of each phase of the most recent conversation.
         self.seconds: dict[str, float] = {}
-        #: Start of the conversation's first request; None once that request has ended.
+        #: Time at which the conversation's first request began; None after that request has ended.
         self.asked_at: float | None = None
         #: The thread of the conversation.
         self.thread = 0
-        #: Wait that reports the first request to the user if it takes long.
+        #: The wait that reports the first request to the user if that request takes long.
         self.waiting: Waiting | None = None
 
     def begin(self, phase: str) -> None:
@@ -217,7 +217,7 @@ class Waits:
         self._conversations: Sequence[Conversation] = ()
 
     def watch(self, conversations: Sequence[Conversation]) -> None:
-        """Also check the conversations in this collection."""
+        """Also check these conversations."""
         self._conversations = conversations
 
     def begin(self) -> Waiting:
@@ -266,6 +266,5 @@ class Waits:
             self._open[waiting.thread] = each.waiting = waiting
             waiting.look()
             if each.asked_at != asked_at:
-                # The answer arrived while the wait was being reported, so the waiting thread may not have seen the
-                # report.
+                # The answer has arrived during the report, so the waiting thread may not have seen the report.
                 waiting.over()

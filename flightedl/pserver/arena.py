@@ -1,8 +1,9 @@
 """Memory allocator for the blocks' arrays: values, optimizer slots and accumulators.
 
 Arrays are aligned, and cut from slabs. A slab is large enough for huge pages, which NumPy requests for arrays of 4 MiB
-or more; with 4 KiB pages, address translation would take much of the time of a pass over the arrays. Values are placed
-in memory that trainers on the same host can map (``values``), as long as there is room. Slots never are.
+or more; with 4 KiB pages, address translation would take much of the time of a pass over the arrays. As long as there
+is room, values are placed in memory that trainers on the same host can map (``values``). Slots are always in private
+memory.
 
 Slabs are never freed. When the memory of moved values or released blocks has no readers left, it is reused for arrays
 of the same size.
@@ -39,9 +40,9 @@ class Arena:
         self._values: Array = np.empty(0, np.uint8) if values is None else values
         self.size_bytes = 0
         self._lock = threading.Lock()
-        #: Unused end of the newest slab.
+        #: The unused part of the newest slab.
         self._slab: Array = np.empty(0, np.uint8)
-        #: Former arrays of values, each with the readers that may still use it.
+        #: Former arrays of values, each with the readers that may still be using it.
         self._left: list[tuple[Array, Sequence[weakref.ref[Array]]]] = []
         #: Arrays of slots and accumulators that belonged to released blocks.
         self._released: list[Array] = []
@@ -59,7 +60,7 @@ class Arena:
         return array
 
     def release(self, values: Array, readers: Sequence[weakref.ref[Array]], others: Sequence[Array]) -> None:
-        """Accept the arrays of released blocks for reuse. The values may be read until all ``readers`` are dead."""
+        """Make the arrays of released blocks available for reuse. Values may be read until all ``readers`` are dead."""
         with self._lock:
             self._left.append((values, readers))
             self._released += others
@@ -70,8 +71,8 @@ class Arena:
         with self._lock:
             target = self._values_of(values.nbytes, values.dtype)
         copy_past_cache(target.view(np.uint8), values.view(np.uint8))
-        # Not before the copy: the readers might end, and another move could then overwrite these values during the
-        # copy.
+        # Do this only after the copy. Otherwise, the readers might end, and another move could overwrite these values
+        # while they are being copied.
         with self._lock:
             self._left.append((values, readers))
         return target

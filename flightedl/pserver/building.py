@@ -1,4 +1,4 @@
-"""Allocate the spans of a shard plan: adjacent blocks whose arrays one kernel call can update."""
+"""Allocation of a shard plan's spans, which consist of adjacent blocks that one kernel call can update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flightedl.pserver.spans import ArraySpan
 
 
 class SpanMaker:
-    """Factory for a pserver's spans. All values are initially zero.
+    """Factory for the spans of a pserver. All values are initially zero.
 
     Args:
         plan: Shard plan of the model.
@@ -68,9 +68,10 @@ class SpanMaker:
 def kernels_of(
     parameters: Sequence[ParameterSpec], tables: Sequence[TableSpec], optimizer: Optimizer, wire: str
 ) -> list[Callable[[], object]]:
-    """Return functions, each of which compiles one kernel of a model or loads it from numba's cache.
+    """Return functions, each of which compiles one of a model's kernels or loads it from numba's cache.
 
-    Together they cover all kernels that a pserver runs, including those for checkpoints, recovery and eviction.
+    Together, the functions cover all kernels that a pserver runs, including those for checkpoints, recovery and
+    eviction.
     """
     rules = dict.fromkeys((optimizer.for_parameter(spec.name), spec.storage_dtype) for spec in parameters)
     of_rows = dict.fromkeys((table.optimizer, table.dtype) for table in tables)
@@ -92,7 +93,7 @@ def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[
     rules = [optimizer.for_parameter(plan.parameters[plan.block(n).parameter].name) for n in run]
     start = 0
     for place in range(1, len(run) + 1):
-        # LAMB's norms are computed per block.
+        # LAMB computes its norms per block.
         if place == len(run) or rules[place] != rules[start] or isinstance(rules[start], LAMB):
             yield run[start:place]
             start = place

@@ -1,4 +1,4 @@
-"""Wake threads that wait for a version: once per message that causes changes, not once per block."""
+"""Notification of threads that wait for a version: once per message that causes changes, not once per block."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Changes:
         self._changed = threading.Condition()
         #: Number of threads in ``wait``.
         self._waiting = 0
-        #: Number of announcements so far; an argument of ``wait``.
+        #: Number of announcements so far. ``wait`` takes it as an argument.
         self.count = 0
-        #: Set if the current message has changed blocks. They are announced at the end of the message.
+        #: Set if the current message has changed blocks. The change is announced at the end of the message.
         self.has_news = False
-        #: Called for each announcement, in addition to waking threads, unless it is None.
+        #: Called for each announcement, in addition to waking the waiting threads; None to call nothing.
         self.wake: Callable[[], None] | None = None
 
     def announce(self) -> None:
-        """Announce changes since the last announcement, if any, to all waiting threads."""
+        """Announce all changes since the previous announcement to the waiting threads."""
         if not self.has_news:
             return
         # Reset the flag before waking the threads, so that later changes are announced again.

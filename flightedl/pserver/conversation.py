@@ -54,7 +54,7 @@ class Answers(Protocol):
     meter: Meter
 
     def shard(self, plan_hash: str) -> Shard:
-        """Return the shard. Raises FencedError if it has a different plan."""
+        """Return the shard. Raises FencedError if the shard has a different plan."""
         ...
 
     def require_lease(self) -> None: ...
@@ -62,11 +62,11 @@ class Answers(Protocol):
 
 @dataclass(slots=True)
 class _Begun:
-    """A step that has been received, but not answered completely."""
+    """A step that has been received completely, but not answered completely."""
 
     session: StepSession
     checksums: bool
-    #: Answers that are sent with the next message.
+    #: Answers that are sent together with the next message.
     pieces: list[OutgoingBlocks]
     began: float
     deadline: float
@@ -76,7 +76,7 @@ class _Begun:
     moment: float = 0.0
 
 
-#: What the loop hands back: a request, a step to finish, a signal, an error, or None at the end of the stream.
+#: Object that the loop hands back: a request, a step to finish, a signal, an error, or None at the end of the stream.
 Handed = Received | _Begun | _Word | BaseException | None
 
 
@@ -101,7 +101,7 @@ class Conversation:
         self._is_small = False
         #: A step that the loop keeps until a round closes.
         self._parked: _Begun | None = None
-        #: Time at which the loop must check the parked step.
+        #: Time at which the loop must check the parked step; None without one.
         self.due_at: float | None = None
         #: The stream's line; None until it has one.
         self._line = stream.line
@@ -156,7 +156,7 @@ class Conversation:
             self._call.is_resting = False
 
     def _rest(self) -> _Begun | None:
-        """Return the parked step and forget it. If no step is parked, the stream ends normally."""
+        """Remove and return the parked step. If no step is parked, the stream ends normally."""
         parked, self._parked, self.due_at = self._parked, None, None
         if parked is None:
             self._stream.end_at_rest()
@@ -188,7 +188,7 @@ class Conversation:
                 return
             stream.write(pieces, checksums=checksums)
             # Free this message's memory, so that the next message reuses it while it is in the cache. Also drop the
-            # values, because an update first copies values that are still referenced.
+            # references to its values, because an update copies values that are still referenced.
             del parts, pieces
             if session.has_all:
                 break
@@ -197,7 +197,7 @@ class Conversation:
 
     def _drain(self, session: StepSession, deadline: float, *, checksums: bool) -> None:
         for pieces in while_wanted(session.drain(self._clock, deadline), self._call):
-            # A separate end message would cost as much as this message does.
+            # A separate end message would cost as much as this message.
             end = STEP_END if session.is_over else b""
             self._stream.write(pieces, end, checksums=checksums, may_wait=True)
         if not session.is_over:

@@ -23,13 +23,13 @@ from flightedl.pserver.rows.stored import CutRows
 if TYPE_CHECKING:
     from flightedl.pserver.rows.span import RowSpan
 
-#: Number of blocks that the copying thread stays ahead of a push, to avoid waiting for the push's locks.
+#: Number of blocks by which the copying thread stays ahead of a push, so that it need not wait for the push's locks.
 _LEAD = 4
 Array = npt.NDArray[np.generic]
 
 
 class CopyMemory:
-    """Memory for copies, reused for each snapshot. Contains one array for each array of a block."""
+    """Memory for copies, reused for each snapshot. It contains one array for each array of a block."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[int, int], Array] = {}
@@ -39,7 +39,7 @@ class CopyMemory:
         return [self._copied(number, place, array) for place, array in enumerate(arrays)]
 
     def reserve(self, number: int, place: int, size: int, dtype: np.dtype[np.generic]) -> None:
-        """Allocate and touch memory for the copy of one of a block's arrays, unless it exists."""
+        """Allocate and touch memory for the copy of one array of a block, unless this has been done."""
         if (number, place) not in self._arrays:
             array = np.empty(size, dtype)
             np.copyto(array, 0)
@@ -54,7 +54,7 @@ class CopyMemory:
 
 
 class SnapshotCopier:
-    """Copies for one snapshot in progress. Thread-safe.
+    """Copies for a snapshot in progress. Thread-safe.
 
     Args:
         numbers: Numbers of the shard's blocks and buckets.
@@ -85,11 +85,11 @@ class SnapshotCopier:
         self._are_rows_dropped = False
         self._left = len(numbers)
         self._changed = threading.Condition()
-        #: By block number: 1 if the block is due and has not been copied.
+        #: For each block number: 1 if the block is due and has not been copied.
         self._due = bytearray(max(numbers, default=-1) + 1)
         #: Block at which the copying thread resumes its search.
         self._next = 0
-        #: Reason why the copies can never be completed; empty if they can.
+        #: Reason why the copies can never be completed; empty if there is none.
         self._given_up = ""
         self.is_complete = threading.Event()
         if not numbers:
@@ -103,7 +103,7 @@ class SnapshotCopier:
             self._changed.notify_all()
 
     def copy(self, place: Block, copy: CopyBlocks, arrays: Sequence[Array], lead: int | None = None) -> None:
-        """Copy a block, as the protocol decided. The caller holds the lock of the block's span.
+        """Copy a block, as decided by the protocol. The caller holds the lock of the block's span.
 
         Args:
             place: The block's position in its parameter.
@@ -140,7 +140,7 @@ class SnapshotCopier:
                 self._changed.notify_all()
 
     def next_due(self) -> int | None:
-        """Return the due block to copy next, just ahead of a push in progress. None if no block is due."""
+        """Return the due block to copy next, just ahead of a push in progress. Return None if no block is due."""
         with self._changed:
             found = self._due.find(1, self._next)
             found = self._due.find(1) if found < 0 else found

@@ -1,4 +1,4 @@
-"""Copies of a shard's blocks for cuts. The protocol decides when to copy a block, under the lock of the block's span.
+"""Copies of a shard's blocks for cuts. The protocol decides when to copy a block, under the lock of its span.
 
 Several cuts may be in progress. Each has a ``SnapshotCopier``, which holds the memory of its copies.
 """
@@ -83,7 +83,7 @@ class Copying:
             return None if self.held.soundness.is_lost else self.held.protocol.end_cut(copies.cut)
 
     def drop(self, copies: SnapshotCopier) -> None:
-        """Abandon these copies: no more blocks are copied."""
+        """Abandon these copies: no more blocks are copied for them."""
         with self.held.deciding:
             self._drop(copies)
 

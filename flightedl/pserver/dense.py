@@ -1,4 +1,4 @@
-"""Store for parameters: the arrays of a pserver's blocks, in spans (see ``spans``). Also validates received values."""
+"""Store for parameters: the arrays of a pserver's blocks, in spans (see ``spans``). Validates received values."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class DenseStore:
 
     def __init__(self, plan: ShardPlan, index: int, optimizer: Optimizer, wire: str, *, shares_memory: bool) -> None:
         self._plan = plan
-        #: Shared memory for values, as long as it has room; None if values are in private memory.
+        #: Shared memory for values, used as long as it has room; None if values are in private memory.
         self.memory = _shared_memory(plan, index) if shares_memory else None
         self._arena = Arena(None if self.memory is None else self.memory.values)
         self._maker = SpanMaker(plan, optimizer, wire, self._arena)
         spans = self._maker.spans_of(index)
         self.spans: dict[int, ArraySpan] = {number: span for span in spans for number in span.numbers}
-        #: Maximum number of slots of any block.
+        #: Maximum number of slots per block.
         self.slot_count = max((len(span.slots) for span in spans), default=0)
         self.restored: dict[int, tuple[int, int]] = {}
 
@@ -52,7 +52,6 @@ class DenseStore:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of values, slots and accumulators."""
         return self._arena.size_bytes
 
     def span(self, number: int) -> ArraySpan:
@@ -96,8 +95,8 @@ class DenseStore:
             GradientError: An element is NaN or infinite.
         """
         gradient = span.incoming(data) if span.wire else np.frombuffer(data, span.values.dtype)
-        # If 16-bit floats precede the elements in the message, the elements may not be aligned with the words that were
-        # checked.
+        # If 16-bit floats precede these elements in the message, the elements may not be aligned with the words that
+        # were checked.
         if is_finite and not span.wire and gradient.flags.aligned:
             return gradient
         if not span.kernels.all_finite(gradient):
@@ -166,7 +165,7 @@ class DenseStore:
             np.copyto(slot[at], saved)
 
     def finish_restore(self) -> None:
-        """Nothing to do: each block is complete once its record has been restored."""
+        """Nothing to do: each block is complete as soon as its record has been restored."""
 
     # moving blocks
 

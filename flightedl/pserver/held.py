@@ -1,7 +1,7 @@
 """The stores of a shard, with their block protocol and locks.
 
-Lock order: the lock for all spans; the spans' locks in ascending order; ``deciding``, held while the protocol decides
-about shared state; the lock of the changes. No lock is held while waiting or sending.
+Locks are acquired in this order: the lock for all spans; the spans' locks in ascending order; ``deciding``, which is
+held while the protocol decides about shared state; the lock of the changes. No lock is held while waiting or sending.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Held:
         self.soundness = soundness
         self.deciding = threading.Lock()
         #: Held, together with the locks of all spans, while spans are added or removed. The parts of a split span share
-        #: its lock.
+        #: one lock.
         self._all = threading.Lock()
         extents = [
             *(Extent(span.numbers) for span in distinct(dense.spans)),
@@ -68,7 +68,7 @@ class Held:
         return [*distinct(self.dense.spans), *distinct(self.rows.spans)]
 
     def span(self, number: int) -> Any:
-        """Return the span of a block. It may be split concurrently. Raises the same errors as ``Store.span``."""
+        """Return the span of a block, which may be split concurrently. Raises the same errors as ``Store.span``."""
         return self.store(number).span(number)
 
     @contextlib.contextmanager

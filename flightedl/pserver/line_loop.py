@@ -1,9 +1,9 @@
 """The thread that serves small steps on all lines. It receives, decides and answers without blocking.
 
 With one thread per stream, passing the GIL from thread to thread would cost more than the work itself. Therefore the
-handler thread of a stream lends its conversation to this loop while the steps are small. It waits until the loop hands
-back a large message, a large answer, an error, or the end of the line. If a small step must wait for its round, the
-loop parks it, and answers it when blocks have changed.
+handler thread of a stream lends its conversation to this loop while the steps are small. The handler thread waits until
+the loop hands back a large message, a large answer, an error, or the end of the line. If a small step must wait for its
+round, the loop parks it, and answers it when blocks have changed.
 
 The loop runs as long as any stream for steps is open.
 """
@@ -27,7 +27,7 @@ class Lent(Protocol):
     @property
     def fileno(self) -> int: ...
 
-    #: Time by which a parked step must be checked; None if no step is parked.
+    #: Time by which the parked step must be checked; None if no step is parked.
     due_at: float | None
 
     def receive(self) -> bool:
@@ -35,7 +35,7 @@ class Lent(Protocol):
         ...
 
     def look(self, now: float) -> bool:
-        """Send what is available of the parked step's answer. Return False if the conversation was handed back."""
+        """Send the available part of the parked step's answer. Return False if the conversation was handed back."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -54,15 +54,15 @@ class LineLoop:
         self._now = now
         self._streams = 0
         self._thread: threading.Thread | None = None
-        #: Held while the thread serves messages; released while it waits for them.
+        #: Held while the thread serves messages, and released while it waits for messages.
         self._lock = threading.Lock()
         self._lent: dict[int, Lent] = {}
         self._parked: set[Lent] = set()
         #: True if the loop is about to check parked steps anyway.
         self._is_awake = False
-        #: Held while another thread uses the event, and while the loop's thread closes it.
+        #: Held while another thread uses the event, and while the loop's thread closes the event.
         self._waking = threading.Lock()
-        #: Event by which other threads wake the newest thread of the loop; None after its end.
+        #: Event by which other threads wake the newest thread of the loop; None after the loop has ended.
         self._event: int | None = None
 
     def enter(self) -> None:
@@ -71,16 +71,16 @@ class LineLoop:
             self._streams += 1
 
     def leave(self) -> None:
-        """Count the end of a stream whose conversation is not lent. When the last stream ends, the thread ends, too."""
+        """Count the end of a stream whose conversation is not lent. With the last stream, the thread ends, too."""
         with self._lock:
             self._streams -= 1
             if not self._streams and self._thread is not None:
-                # Not joined: joining would register gRPC's foreign thread with Python's threading module.
+                # The thread is not joined, because that would register gRPC's foreign thread with Python's threading
+                # module.
                 self._thread = None
                 self._write_event()
 
     def lend(self, conversation: Lent) -> None:
-        """Serve the conversation until it is handed back."""
         with self._lock:
             if self._thread is None:
                 self._start()
@@ -88,7 +88,7 @@ class LineLoop:
             self._poller.register(conversation.fileno, select.EPOLLIN)
 
     def take_back(self, conversation: Lent) -> None:
-        """Stop serving a conversation. After this call, the loop does not read its line and hands nothing back."""
+        """Stop serving a conversation. After this call, the loop neither reads its line nor hands anything back."""
         with self._lock:
             self._let_go(conversation)
 
@@ -131,7 +131,7 @@ class LineLoop:
                 timeout_s = self._look() if self._parked else _LONG_S
         poller.close()
         with self._waking:
-            # Another thread of the loop may have started since.
+            # Another thread of the loop may have been started in between.
             if self._event == event:
                 self._event = None
             os.close(event)

@@ -1,6 +1,6 @@
-"""One pserver process: wiring, acquiring an index, serving, ending.
+"""A pserver process, from acquiring an index until its exit.
 
-The process first binds its server, which answers "not ready". It reads ``ps_desired``, acquires the first free
+The process first binds its server, which answers "not ready". Then it reads ``ps_desired``, acquires the first free
 ``ps/<index>``, and publishes its address and generation under that key. Once the model is declared, it builds the
 shard, loads its predecessor's values, and serves. A process that finds no free index waits as a spare.
 
@@ -32,9 +32,9 @@ from flightedl.rpc.identity import ServerIdentity
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-#: Factor by which the lease's TTL is longer while the pserver starts. On an overloaded machine, starts have taken more
-#: than a minute, with seconds between renewals. If a pserver dies during its start, ``flightedl run`` ends its lease;
-#: without ``flightedl run``, the successor waits for the longer TTL.
+#: Factor by which the TTL of the lease is longer during the start of the pserver. On an overloaded machine, a start may
+#: take more than a minute, with seconds between renewals. If a pserver dies during its start, ``flightedl run`` ends
+#: its lease; under other launchers, the successor waits until the longer TTL has passed.
 _STARTING_FACTOR = 4
 _DRAIN_POLL_S = 0.05
 
@@ -126,7 +126,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 if (held := self._claim(coordinator, index, port)) is not None:
                     return held
             reason = "a master to set the number of pservers" if desired is None else "a free index"
-            # The process counts as a ready spare only while no index is free.
+            # The process counts as a ready spare only as long as no index is free.
             self._health.beat(f"it is waiting for {reason}", is_ready=desired is not None and not free)
             if reason != said:
                 _log.info("waiting for %s", reason)

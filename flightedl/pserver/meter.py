@@ -38,16 +38,16 @@ class Meter:
         self.now = now
         self._lock = threading.Lock()
         self._messages = 0
-        #: Number of pushed blocks by outcome; the index is the outcome's number.
+        #: Number of pushed blocks, indexed by the outcome's number.
         self._rows = [0] * (max(Outcome) + 1)
         self._received_bytes = 0
         self._sent_bytes = 0
-        #: Number of open streams for steps, and how many of them use shared memory.
+        #: Number of open streams for steps; number of those that use shared memory.
         self._streams = self._shared_streams = 0
         #: (member, True if the streams use shared memory) -> number of such streams.
         self._streams_of: Counter[tuple[int, bool]] = Counter()
         self._round_closed_at: float | None = None
-        #: Member -> exponential moving average of its gradients' staleness.
+        #: Member -> exponential moving average of the staleness of its gradients.
         self._staleness: dict[int, float] = {}
         #: The argument ``what`` of the latest call of ``waits_s``, and the time of the first call with this argument.
         self._waits: tuple[object, float] = (None, 0.0)
@@ -55,7 +55,7 @@ class Meter:
     # recording
 
     def message(self, seconds: float, parts: Iterable[ReceivedBlocks], answers: Iterable[Pushed]) -> None:
-        """Count a message of a push or step that took ``seconds``, with its parts and answers."""
+        """Count a message of a push or step, which took ``seconds``, with its parts and answers."""
         with self._lock:
             self._messages += 1
             for part in parts:
@@ -69,7 +69,7 @@ class Meter:
             self.instruments.observe(PUSH_SECONDS, seconds)
 
     def sent(self, size_bytes: int) -> None:
-        """Count values that were sent later than the answer to their request."""
+        """Count values that were sent after the answer to their request."""
         with self._lock:
             self._sent_bytes += size_bytes
 
@@ -115,11 +115,11 @@ class Meter:
 
     @property
     def streams(self) -> tuple[int, int]:
-        """Number of open streams for steps, and how many of them share memory with a trainer."""
+        """Number of open streams for steps, and number of those that share memory with a trainer."""
         return self._streams, self._shared_streams
 
     def shares_memory(self) -> dict[int, bool]:
-        """Return the members that have open streams; the value is True if all of a member's streams share memory."""
+        """Return the members with open streams. The value is True if all of a member's streams share memory."""
         with self._lock:
             self._streams_of = +self._streams_of
             return {member: not self._streams_of[member, False] for member, _ in self._streams_of if member}
@@ -129,7 +129,7 @@ class Meter:
         return self._received_bytes, self._sent_bytes
 
     def staleness(self, members: Collection[int]) -> dict[int, float]:
-        """Return the mean staleness of each member's recent gradients. Forget former members."""
+        """Return the mean staleness of each member's recent gradients. Drop members that have left."""
         for gone in self._staleness.keys() - members:
             self._staleness.pop(gone, None)
         return dict(self._staleness)

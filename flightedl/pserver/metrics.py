@@ -5,7 +5,7 @@ from __future__ import annotations
 from flightedl.messages.status import PserverStatusReply
 from flightedl.process.metrics_page import Figure, Figures
 
-#: Name of a per-table metric -> (help text, field of ``TableCounts``). The metric's label is the table's name.
+#: Name of a metric with one value per table -> (help text, field of ``TableCounts``). Its label is the table's name.
 _TABLES = {
     "table_rows": ("Rows that exist.", "rows"),
     "table_size_bytes": ("Bytes of rows, slots and index.", "size_bytes"),

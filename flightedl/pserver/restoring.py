@@ -67,7 +67,7 @@ def load_newest(
     step = search.begin()
     applied: AppliedBatches | None = None
     while True:
-        #: Names of the checkpoint's files read so far; the last of them is being read.
+        #: Names of the checkpoint's files that have been read so far; the last one is still being read.
         files: list[str] = [""]
         try:
             match step:

@@ -1,9 +1,9 @@
 """Event loop of a pserver's lifecycle: passes events to ``domain.pserver.life`` and carries out its effects.
 
-Theory of operation. The lifecycle decides under one lock, and while holding it, no thread accesses blocks or waits. The
-directory is read under the same lock, so the lifecycle never sees an older state after a newer one. A separate thread
-carries out slow effects (building, loading, waiting, reading etcd) one at a time; until they are complete, requests are
-answered with "not ready". Once the lifecycle permits them, pushes and pulls go directly to the ``Shard``.
+Theory of operation. The lifecycle decides under a lock. No thread waits or accesses blocks while holding this lock. The
+directory is read under it, too, so the lifecycle never sees an older state after a newer one. Slow effects (building,
+loading, waiting, reading etcd) are carried out by a separate thread, one at a time. Until they are complete, requests
+are answered with "not ready". Once the lifecycle permits them, pushes and pulls go directly to the ``Shard``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from flightedl.recording.writer import Recorder
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
-#: Maximum wait for another process to compile a kernel; compiling takes several seconds of CPU time.
+#: Maximum seconds to wait for another process to compile a kernel, which takes several seconds of CPU time.
 _COMPILING_PATIENCE_S = 60.0
 _CATCH_UP_S = 5.0
 _SETTLED = (happens.State.NO_MODEL, happens.State.WAITING, happens.State.SERVING)
@@ -104,11 +104,11 @@ class PserverService:
         self._shares_memory = shares_memory
         self._row_bytes = row_bytes
         self._is_held: Callable[[], bool] = lambda: False
-        #: Returns the number of failed calls by error code. Set once the server exists.
+        #: Returns the number of failed calls by error code. Set when the server exists.
         self.refusals: Callable[[], dict[str, int]] = dict
         self.meter = Meter(now=clock.now)
         self._storage = storage
-        #: True if only checkpoints may read all rows of a table, not requests.
+        #: True if requests may not read all rows of a table, but only checkpoints may.
         self.keeps_checkpoints = storage is not None
         self._clock = clock
         self._directory = directory
@@ -120,7 +120,7 @@ class PserverService:
         self._life = recorded(recorder, {}, PserverLife, None if storage is None else storage.url)
         #: Slow effects that the builder thread carries out. None ends the thread.
         self._work: queue.SimpleQueue[happens.Effect | None] = queue.SimpleQueue()
-        #: The builder, the only thread that compiles kernels, allocates blocks and loads checkpoints.
+        #: The builder thread: the only thread that compiles kernels, allocates blocks and loads checkpoints.
         self._builder: threading.Thread | None = None
         self._is_closing = threading.Event()
         self._turns = Turns(self._is_closing)
@@ -252,7 +252,7 @@ class PserverService:
 
     @property
     def is_built(self) -> bool:
-        """True if the blocks are allocated and restored from the checkpoint, if there is one."""
+        """True if the blocks have been allocated and, if there is a checkpoint, restored."""
         return self._life.is_visible
 
     @property
@@ -262,7 +262,7 @@ class PserverService:
 
     @property
     def is_settled(self) -> bool:
-        """True if this process is ready to serve: it has values, or needs nothing but a trainer's initial values."""
+        """True if this process is ready: it has values, or waits only for a trainer's initial values."""
         return self._life.state in _SETTLED
 
     @property
@@ -406,7 +406,7 @@ class PserverService:
         return Reading(self._keys.job_name, self._plan, shard, self._storage)
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:
-        """Return the shard for initial values. Return None if it has values, so that initial values are ignored."""
+        """Return the shard for initial values, or None if it has values, in which case new ones are ignored."""
         if not self._life.is_visible:
             self.look()
         self._life.require_blocks(plan_hash)
@@ -415,7 +415,7 @@ class PserverService:
         return self._blocks() if self._life.accepts_first_values else None
 
     def first_values_received(self, election: int) -> tuple[int, int]:
-        """Record the arrival of initial values. Return the number of blocks that have values, and of all blocks."""
+        """Record the arrival of initial values. Return the number of blocks with values, and that of all blocks."""
         shard = self._blocks()
         count = shard.initialized_count(election)
         if self._life.accepts_first_values and count == shard.block_count:
@@ -424,7 +424,7 @@ class PserverService:
         return self._life.first_value_count(election, count), shard.block_count
 
     def _load_first_rows(self, shard: Shard) -> None:
-        """Load the tables' declared initial rows, once. Another thread that sends initial values waits."""
+        """Load the tables' declared initial rows, once. A second thread that sends initial values waits."""
         if not any(table.first_rows for table in shard.rows.tables):
             return
         # Imported lazily: Parquet is slow to import, and few jobs declare initial rows.
@@ -492,7 +492,7 @@ class PserverService:
         return self._life.applied(lambda: AppliedSummary.of(self._blocks().applied()))
 
     def set_task_counts(self, request: SealRequest) -> None:
-        """Set the number of tasks in epochs. The record of an epoch takes no memory once all of its tasks are applied.
+        """Set the number of tasks in epochs. When all tasks of an epoch are applied, its record takes no memory.
 
         Raises:
             FencedError: The request belongs to a different shard plan, or comes from a deposed master.
@@ -514,7 +514,7 @@ class PserverService:
 
     @property
     def store(self) -> SharedMemory | None:
-        """Shared memory with the values, which trainers may map; None if the values are not shared."""
+        """Shared memory with the values, for trainers to map; None if the values are not shared."""
         shard = self._shard
         return None if shard is None else shard.memory
 

@@ -116,7 +116,7 @@ class Shard:
         self.dense = DenseStore(plan, index, optimizer, wire, shares_memory=shares_memory)
         self.rows = RowStore(plan, index, row_bytes)
         self._soundness = Soundness(on_lost)
-        #: Lowest bucket number. Lower numbers are parameter blocks.
+        #: Lowest number of a bucket. Lower numbers are those of parameter blocks.
         self.first_bucket = plan.block_count
         self._most_blocks = plan.block_count + plan.bucket_count
         self._held = Held(
@@ -124,7 +124,7 @@ class Shard:
         )
         self._protocol, self._deciding = self._held.protocol, self._held.deciding
         self.copying = Copying(self._held, plan.hash)
-        #: The block whose updates are counted for the status.
+        #: The block whose updates the status shows.
         self._lowest = 0
         self._spans_changed()
         #: Acquired by each reader of all rows, because there must be a cut left for checkpoints.
@@ -139,7 +139,6 @@ class Shard:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the parameter blocks in ascending order."""
         return self.dense.numbers
 
     @property
@@ -160,7 +159,7 @@ class Shard:
         return self._protocol.version_range()
 
     def waits_for(self) -> tuple[int, list[int]]:
-        """Return the lowest version at which rounds wait, and the members that they wait for; none if none waits."""
+        """Return the lowest version at which rounds wait, and the members they wait for; none if no round waits."""
         waits: list[tuple[int, list[int]]] = []
         for span in self._held.spans():
             with span.lock:
@@ -211,8 +210,8 @@ class Shard:
     def push(self, header: PushHeader, parts: Sequence[ReceivedBlocks]) -> list[Pushed]:
         """Push the parts of a message one after the other.
 
-        Normally, a part is exactly a span, and then costs no work per block. A repeated part is answered, but not
-        applied again.
+        Normally, a part is exactly a span, and its cost does not depend on the number of blocks. A repeated part is
+        answered, but not applied again.
 
         Returns:
             The answers, in the order of the parts.
@@ -266,7 +265,7 @@ class Shard:
             self._join_rows(part.blocks)
 
     def _join_rows(self, blocks: range) -> None:
-        """Join spans of buckets whose states have become equal: few buckets per push, so that pushes stay fast."""
+        """Join spans of buckets whose states have become equal, a few buckets per push, so that pushes stay fast."""
         with self.rows.lock, self._soundness:
             for border in self.rows.borders(blocks):
                 with self._deciding:
@@ -397,9 +396,9 @@ class Shard:
         return Wanted(part.blocks, part.version, self.rows.asked(part).wanted)
 
     def read(self, wanted: Wanted, member: int) -> tuple[list[OutgoingBlocks], list[Wanted]]:
-        """Return the values of a read that are available, and reads of the blocks that have not reached their version.
+        """Return the available values of a read, and reads of those blocks that have not reached their version.
 
-        If the membership has ended, the outcome is NOT_MEMBER, without values.
+        If the membership has ended, the outcome is NOT_MEMBER, and there are no values.
         """
         pieces: list[OutgoingBlocks] = []
         rest: list[Wanted] = []
@@ -423,7 +422,7 @@ class Shard:
     def values(self, numbers: range) -> Array:
         """Return the values of the first of these adjacent blocks, as many as have the same span.
 
-        They are (n,) and do not change while the result is alive.
+        The values are (n,) and do not change while the result is alive.
         """
         with self._held.locked(numbers.start) as span:
             found: Array = span.borrow(range(numbers.start, min(span.numbers.stop, numbers.stop)))
@@ -469,10 +468,10 @@ class Shard:
             self.changes.has_news = True
         return applied.reply
 
-    # blocks that move to another pserver
+    # Moves of blocks to another pserver
 
     def release(self, numbers: range) -> tuple[ReleasedBlocks, Any] | Unmovable:
-        """Remove adjacent blocks or buckets that form a span or a part of one.
+        """Remove adjacent blocks or buckets that form a span or a part of a span.
 
         Returns:
             Their state, and their values for ``adopt``; ``Unmovable`` if nothing was changed.
@@ -521,7 +520,7 @@ class Shard:
 
     def _spans_changed(self) -> None:
         self._lowest = min([*self.dense.numbers[:1], *self.rows.numbers[:1]], default=0)
-        # Wake all waiting clients: the blocks that they wait for may have left.
+        # Wake all waiting clients, because the blocks for which they wait may have left.
         self.changes.has_news = True
         self.changes.announce()
 
@@ -542,7 +541,7 @@ class Shard:
         with self._deciding:
             return self._protocol.applied()
 
-    # restoring, before the shard is used
+    # Restoring, before the shard is used
 
     def begin_restore(self) -> None:
         """Discard the records restored so far, because their checkpoint is damaged."""
@@ -561,7 +560,7 @@ class Shard:
             self.rows.restore(stored)
 
     def restored(self, applied: AppliedBatches) -> None:
-        """Complete a restore. ``applied`` contains the batches that each block has applied.
+        """Complete a restore. ``applied`` contains the applied batches of all blocks.
 
         Raises:
             CorruptError: Blocks are missing.
@@ -592,6 +591,6 @@ def _answer(span: Any, decided: Decided, asked: TableRows, *, pull: bool) -> Pus
         return Pushed(OutgoingBlocks(numbers, version, outcome, np.frombuffer(bits * count, np.uint8), starts))
     wanted = None
     if pull and decided.follows is not None:
-        # The copy is needed because the message's memory is reused before the round closes.
+        # Copy it, because the message's memory is reused before the round closes.
         wanted = Wanted(numbers, decided.follows, asked.copy() if len(asked) else asked)
     return Pushed(OutgoingBlocks(numbers, version, outcome, None, offsets), wanted)

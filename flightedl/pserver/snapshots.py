@@ -1,20 +1,20 @@
 """Checkpoint orders of a pserver: copies of its blocks, and the thread that writes the copies to files.
 
 Theory of operation. For each order there is a ``SnapshotCopier``. A thread copies the due blocks one at a time, under
-the lock of the block's span, and then writes the file. If a push is about to change a due block that has not been
-copied yet, the push copies it first; training waits only for these copies. The thread then continues a few blocks
-beyond that block, so that it runs ahead of the push on another processor. The block protocol decides when a block is
-due, and which applied batches the file lists.
+the lock of the block's span, and then writes the file. A push that is about to change a due block copies it first,
+unless the thread has done so; training waits only for these copies. The thread then continues a few blocks beyond that
+block, so that it runs ahead of the push on another processor. The block protocol decides when a block is due, and which
+applied batches the file lists.
 
 The copies' memory is touched before the first checkpoint (``prepare``) and then reused, because faulting it in page by
 page takes several times as long as copying. So a pserver that writes checkpoints needs twice the memory of its blocks.
 A newer order takes over the memory of the previous one, even if the previous file is still being written. That file is
 never reported, and its thread stops at the next block.
 
-Lock order: the locks of blocks, then that of the applied batches. No lock is held while a file is written.
+Lock order: the locks of blocks, then the lock of the applied batches. No lock is held while a file is written.
 
-Not guaranteed: that an order is completed. A newer order may replace it, or the storage may fail. The master learns
-this from ``progress`` and sends a new order.
+Not guaranteed: an order may never be completed, because a newer order replaces it or the storage fails. The master
+learns this from ``progress`` and sends a new order.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Snapshots:
         self._memory = CopyMemory()
         #: Copies of the newest order whose copying has begun; changed under the locks of all blocks.
         self._newest: SnapshotCopier | None = None
-        #: Seconds that copying took for the newest snapshot.
+        #: Duration of copying the newest snapshot, in seconds.
         self.copied_s = 0.0
-        #: Seconds that writing took for the newest snapshot.
+        #: Duration of writing the newest snapshot, in seconds.
         self.written_s = 0.0
 
     def prepare(self) -> None:

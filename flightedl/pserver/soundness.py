@@ -1,9 +1,9 @@
 """Detection of interrupted changes, after which values, slots, versions and applied batches may be inconsistent.
 
 A push first marks its batch as applied, then uses the gradient, then closes rounds. Everything that can cause a
-rejection, including lack of memory, is checked before the batch is marked. So a later exception leaves a mark without
-its gradient, or leaves some blocks one round behind others. Only a checkpoint can repair this: the process must end,
-and its successor loads one. Until then, reads, pushes and checkpoints of the blocks are rejected.
+rejection, including lack of memory, is checked before the batch is marked. So an exception after that leaves a mark
+without its gradient, or some blocks one round behind the others. Only a checkpoint can repair this: the process must
+end, and its successor loads one. Until then, reads, pushes and checkpoints of the blocks are rejected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Soundness:
 
     @property
     def is_lost(self) -> bool:
-        """True once a change has been interrupted."""
+        """True after a change has been interrupted."""
         return bool(self.lost_because)
 
     def __enter__(self) -> None:

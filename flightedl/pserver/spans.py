@@ -1,8 +1,8 @@
 """Spans: arrays of adjacent blocks that are updated together. They make many tiny parameters as cheap as one large one.
 
 The blocks of a *span* have the same history: the same version, open round and applied batches. As long as every message
-covers whole spans, which is the case in normal training, a span is checked, updated and sent as a unit. A message that
-covers only some blocks of a span splits it permanently, which costs nothing but speed.
+covers whole spans, as in normal training, a span is checked, updated and sent as a unit. A message that covers only
+some blocks of a span splits it permanently, which costs nothing but speed.
 
 **Values are sent without a copy.** A reader borrows a view of the span's memory (``borrow``), which never changes while
 the view is alive: if the values have readers, ``detach_for_write`` first moves them to other memory. So a borrowed view
@@ -97,11 +97,11 @@ class ArraySpan(SpanPlace):
     ) -> None:
         super().__init__(numbers)
         self.places = places
-        #: Start of each block and end of the last one, in elements.
+        #: Start of each block, and end of the last one, in elements.
         self.bounds: list[int] = [0, *accumulate(place.size for place in places)]
         self.wire = wire if values.dtype == np.float32 else ""
         element_bytes = item_bytes(wire, values.dtype.name)
-        #: Start of each block and end of the last one, in bytes on the wire.
+        #: Start of each block, and end of the last one, in bytes on the wire.
         self.offsets = [bound * element_bytes for bound in self.bounds]
         self.values = values
         self.slots = slots
@@ -111,13 +111,13 @@ class ArraySpan(SpanPlace):
         self.lock = lock
         #: Sum of the open round's gradients; allocated when the first gradient arrives.
         self.accumulator: Array | None = None
-        #: In deterministic mode: (batch, weight, gradient) of the open round.
+        #: (batch, weight, gradient) of each contribution to the open round; used in deterministic mode.
         self.contributions: list[tuple[Batch, float, Array]] = []
         #: Views that readers may still be using.
         self._lent: list[weakref.ref[Array]] = []
-        #: Encoded form of the current values; None unless it is kept for other readers.
+        #: The current values in encoded form; None unless they are kept for other readers.
         self._sent: Array | None = None
-        #: Cached checksums of the current values in the form in which they are sent.
+        #: Cached checksums of the current values as they are sent.
         self._checksums = Checksums()
 
     def blocks(self, rounds: BlockRounds, updates: int) -> list[BlockArrays]:
@@ -129,7 +129,7 @@ class ArraySpan(SpanPlace):
         ]
 
     def part(self, number: int) -> slice:
-        """Return the range of a block in the arrays."""
+        """Return the range that a block occupies in the arrays."""
         place = number - self.numbers.start
         return slice(self.bounds[place], self.bounds[place + 1])
 
@@ -160,7 +160,7 @@ class ArraySpan(SpanPlace):
             if self.wire:
                 values = self._outgoing(numbers)
             else:
-                # An inlined copy of ``borrow``, because every small push executes it.
+                # This is a copy of ``borrow``, inlined because every small push executes it.
                 values = self.values[:]
                 values.flags.writeable = False
                 self._lent.append(weakref.ref(values))
@@ -269,7 +269,7 @@ class ArraySpan(SpanPlace):
         self.contributions.clear()
 
     def within(self, _numbers: range, wanted: TableRows) -> TableRows:
-        """Return ``wanted`` unchanged: blocks have no rows."""
+        """Return ``wanted`` unchanged, because blocks have no rows."""
         return wanted
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:

@@ -7,8 +7,8 @@ metadata, and is answered in the same way.
 Values received in shared memory are copied before they are checked, because otherwise the trainer could change them
 after the check. The pass that copies them also checks that they are finite.
 
-Values are sent by lending them in place (``spans``) until the trainer has read them. An update that finds values lent
-moves them first. A trainer that does not acknowledge values is lent at most a few MiB, and gets copies of the rest.
+Values are sent by lending them in place (``spans``) until the trainer has read them. If an update finds values lent, it
+first moves them. A trainer that does not acknowledge values is lent at most a few MiB, and receives copies of the rest.
 
 When a stream ends, for example because its trainer was silent for too long, its loans end, too. The shared memory is
 marked before any of these values change, so that a trainer that is still reading notices and retries.
@@ -38,7 +38,7 @@ from flightedl.wire.shared_values import CopyingInbox, Outbox
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that awaited values wait for free shared memory. After that, copies are sent.
+#: Seconds that awaited values wait for free shared memory before copies are sent.
 _PATIENCE_S = 0.1
 _POLL_S = 0.00005
 #: Limits on an answer that is sent without waiting. Limiting the number of parts keeps the header small.
@@ -107,7 +107,6 @@ class StepStream(Channel):
         self._meter.stream(1)
 
     def end(self) -> None:
-        """Release the shared memory and end all loans."""
         self.serves(0)
         self._meter.stream(-1, shared=0 if self._pair is None else -1)
         if self._pair is not None and self._outbox is not None:
@@ -116,7 +115,7 @@ class StepStream(Channel):
         self._pair = self._inbox = self._outbox = self._line = None
 
     def serves(self, member: int) -> None:
-        """Record the member that sends steps on this stream; 0 if it is not a member's stream."""
+        """Record the member that sends the steps on this stream; 0 if a non-member sends them."""
         is_shared = self._pair is not None
         self._meter.stream_of(self.member, -1, is_shared=is_shared)
         self._meter.stream_of(member, 1, is_shared=is_shared)
@@ -152,7 +151,7 @@ class StepStream(Channel):
     ) -> None:
         """Send an answer; see ``encode_message``.
 
-        Set ``may_wait`` when the trainer is only reading: then first wait briefly until it has read earlier values.
+        Set ``may_wait`` when the trainer only reads: this call then first waits briefly until earlier values are read.
         """
         if self._outbox is not None:
             if self._outbox.unconsumed:
@@ -208,8 +207,8 @@ class StepStream(Channel):
         return message
 
     def decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
-        # This message will usually update values that were lent by earlier answers. Take back those that the trainer
-        # has read, so that they can be updated in place.
+        # This message will usually update values that earlier answers lent. Take back the values that the trainer has
+        # read, so that they can be updated in place.
         if self._outbox is not None and self._outbox.unconsumed:
             self._note_acknowledged()
         if batch is None and self._line is None and not self._is_inline:
@@ -252,7 +251,7 @@ class StepStream(Channel):
     def _note_acknowledged(self) -> None:
         if self._pair is None or self._outbox is None or not self._outbox.unconsumed:
             return
-        # A wrong acknowledgment harms only its sender, which loses values before it has read them.
+        # A wrong acknowledgment harms only its sender, which then loses values that it has not read.
         news = min(self._pair.other.consumed - self._acknowledged, self._outbox.unconsumed)
         if news > 0:
             self._acknowledged += news

@@ -1,4 +1,4 @@
-"""The pserver's side of a step, independent of the transport; also delivers values when their rounds close.
+"""The pserver's side of a step, independent of the transport. It also delivers values when their rounds close.
 
 The trainer sends a step in several messages. Each answer contains the outcomes of the message's parts, and available
 values of about the same size as the message. After the last message, answers deliver values whose rounds close before
@@ -44,7 +44,7 @@ class StepSession:
         self._header = header
         self._left = header.rows if waiting is None else 0
         self._received_bytes = 0
-        #: Requested values that have not been sent, in the order in which their gradients or rows arrived.
+        #: Requested values that have not been sent, in the order in which their rows arrived.
         self._waiting: deque[Wanted] = deque(waiting or ())
 
     @property
@@ -62,7 +62,7 @@ class StepSession:
 
     @property
     def changes(self) -> int:
-        """Count of changes to blocks. If it has changed, ``ready`` may find more values."""
+        """Count of changes of blocks. When it changes, ``ready`` may find more values."""
         return self._shard.changes.count
 
     def feed(self, parts: Sequence[ReceivedBlocks]) -> list[OutgoingBlocks]:
@@ -94,8 +94,8 @@ class StepSession:
     def _ready(self, budget_bytes: int) -> list[OutgoingBlocks]:
         found: list[OutgoingBlocks] = []
         while self._waiting and budget_bytes > 0:
-            # Rounds close roughly in the order in which their rows arrive, so the search ends at the first unavailable
-            # value.
+            # Rounds close roughly in the order in which their rows arrive, so the search ends at the first value that
+            # is unavailable.
             ready, rest = self._shard.read(self._waiting.popleft(), self._header.member)
             found += ready
             ready_bytes = sum(piece.size_bytes for piece in ready)
@@ -129,14 +129,14 @@ class StepSession:
         return found
 
     def drain(self, clock: Clock, deadline: float) -> Iterator[list[OutgoingBlocks]]:
-        """Yield the values that have not been sent; see ``awaited_values``."""
+        """Yield the values that have not been sent yet; see ``awaited_values``."""
         return awaited_values(self._shard, self._header.member, self._waiting, clock, deadline)
 
 
 def pushed(
     shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks]
 ) -> tuple[list[OutgoingBlocks], list[Wanted]]:
-    """Push the parts of one message. Return their outcomes, and the reads whose values must follow."""
+    """Push the parts of one message. Return their outcomes, and reads of the values that must follow."""
     pieces: list[OutgoingBlocks] = []
     waiting: list[Wanted] = []
     for each in shard.push(header, parts):
@@ -165,8 +165,8 @@ def awaited_values(
     seen = -1
     while waiting:
         known, seen = seen, shard.changes.wait(seen, min(SLICE_S, deadline - clock.now()))
-        # Rounds close roughly in the order in which their rows arrived, so a few unavailable values end the search. If
-        # nothing has changed for a while, there is time to check all values.
+        # Rounds close roughly in the order in which their rows arrived, so the search ends after a few unavailable
+        # values. After a while without changes, there is time to check all values.
         patience = len(waiting) if known in {-1, seen} else _LOOK_AHEAD
         pieces: list[OutgoingBlocks] = []
         missing: list[Wanted] = []

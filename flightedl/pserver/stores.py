@@ -1,8 +1,8 @@
 """Interface between a shard and its two stores: ``dense`` for parameters, ``rows.store`` for embedding tables.
 
-A shard decides under the lock of a span, and the span's store carries out the decision. A *span* contains adjacent
-blocks or buckets that have the same history. A store splits and joins its spans when the block protocol does so. A
-block's number determines its store.
+A shard decides under the lock of a span, and the span's store carries out the decision. A *span* consists of adjacent
+blocks or buckets with the same history. A store splits and joins its spans together with the block protocol. The number
+of a block determines its store.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class Wanted(NamedTuple):
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """Answer to a push to adjacent blocks, and a read of the values that must follow."""
+    """Answer to a push of adjacent blocks, and the read of values that must follow the answer."""
 
     piece: OutgoingBlocks
     wanted: Wanted | None = None
 
 
 class Span(Protocol):
-    """Values of adjacent blocks with the same history. Only the holder of ``lock`` may call methods."""
+    """Values of adjacent blocks with the same history. Methods may be called only while holding ``lock``."""
 
     numbers: range
     is_split: bool
     lock: threading.Lock
-    #: Start of each block and end of the last one, in bytes on the wire; empty for buckets.
+    #: Start of each block, and end of the last one, in bytes on the wire; empty for buckets.
     offsets: Sequence[int]
 
     def get_ready(self, needs: Needs, received: Any) -> Any:
-        """Allocate all memory that a push may need. Return ``received``, copied if it must outlive the message.
+        """Allocate all memory that a push may need. Return ``received``, or a copy if it must outlive the message.
 
         Raises:
             MemoryError: There is not enough memory; nothing was changed.
@@ -56,7 +56,7 @@ class Span(Protocol):
         ...
 
     def carry_out(self, effect: AddGradient | Update, received: Any, *, has_checksum: bool = False) -> None:
-        """Change the values, as the protocol decided.
+        """Change the values as decided by the protocol.
 
         Args:
             effect: The protocol's decision.
@@ -68,32 +68,30 @@ class Span(Protocol):
     def piece(
         self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
     ) -> OutgoingBlocks:
-        """Return the values of some of the blocks, or rows. ``is_for_many`` caches them for other readers."""
+        """Return the values of some of the blocks, or rows. With ``is_for_many``, keep them for other readers."""
         ...
 
     def within(self, numbers: range, wanted: TableRows) -> TableRows:
-        """Return the part of the rows that belongs to these buckets."""
+        """Return the part of the rows that is in these buckets."""
         ...
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Copy blocks for a cut before they change. Raises MemoryError if they could not all be copied."""
+        """Copy blocks for a cut before they change. Raises MemoryError if some could not be copied."""
         ...
 
     def parts(self, into: Sequence[range], version: int) -> list[Self]:
-        """Return a span for each range of blocks, with the corresponding part of the values, at this version."""
+        """Return a span for each range of blocks, with the corresponding values, which have this version."""
         ...
 
 
 class Store(Protocol):
-    """Spans of parameters or of tables. Each span has a lock; after a split, its parts share the lock."""
+    """The spans of parameters, or those of tables. Each span has a lock; the parts of a split span share one."""
 
-    #: Block number -> span. Without the span's lock, the span may be split concurrently.
+    #: Block number -> span. Unless the span's lock is held, the span may be split concurrently.
     spans: dict[int, Any]
 
     @property
-    def size_bytes(self) -> int:
-        """Memory of the values and their state, in bytes."""
-        ...
+    def size_bytes(self) -> int: ...
 
     def name_of(self, number: int) -> str: ...
 
@@ -128,7 +126,7 @@ class Store(Protocol):
         ...
 
     def restore(self, stored: Any) -> None:
-        """Restore one record of a checkpoint. Must not be called once the store is in use.
+        """Restore one record of a checkpoint. Must be called before the store is used.
 
         Raises:
             CorruptError: The record does not match the blocks, tables or optimizers.
@@ -136,17 +134,15 @@ class Store(Protocol):
         ...
 
     @property
-    def restored(self) -> Mapping[int, tuple[int, int]]:
-        """Block number -> (version, updates) of the restored blocks."""
-        ...
+    def restored(self) -> Mapping[int, tuple[int, int]]: ...
 
     def finish_restore(self) -> None:
-        """Complete a restore. Called after all records have been restored and the spans have been split."""
+        """Complete a restore, after all records have been restored and the spans have been split."""
         ...
 
 
 def split_span(store: Store, split: Split, version: int) -> None:
-    """Split a store's span, which has this version, as the protocol has split it. The caller holds the lock."""
+    """Split a span of a store in the way the protocol has split it. It has this version. The caller holds the lock."""
     if len(split.into) > 1:
         span = store.spans[split.span]
         parts = span.parts(split.into, version)

@@ -1,4 +1,4 @@
-"""A trainer's data: tasks from the master, read into batches.
+"""A trainer's data: the trainer receives tasks from the master and reads them as batches.
 
 * ``job_data``: training data and evaluations of one session; ``options``: settings that control reading
 * ``dataset``: the loop over this trainer's batches; ``feed``: thread that fetches and reports tasks

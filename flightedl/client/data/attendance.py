@@ -1,10 +1,10 @@
 """Membership of this rank in the current start of its group: the rank joins, reports its rounds, and leaves.
 
-A rank starts rounds only while its lease is valid by its own clock, and only until the master declares this start of
-the group over. Rounds do not require a running master, but a rank that was frozen for seconds asks the master before it
-starts another round. A thread reports the newest round a few times a second. If the previous start ended because a rank
-died, every rank reports each round before starting it, until it has passed the records at which that rank died. This
-tells the master which records kill ranks.
+A rank may start rounds while its lease is valid by its own clock, until the master declares this start of the group
+over. Rounds do not require a running master, but a rank that was frozen for seconds asks the master before it starts
+another round. A thread reports the newest round a few times a second. If the previous start ended because a rank died,
+every rank reports each round before starting it, until it has passed the records at which that rank died. This tells
+the master which records kill ranks.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 _REPORT_S = 0.5
 #: Reporting interval while rounds are watched, as a fraction of the normal interval.
 _WATCHED_PART = 0.1
-#: Rounds are watched for this many seconds beyond a dead rank's last report, because the rank may have trained on.
+#: Seconds for which rounds are watched after a dead rank's last report, because the rank may have trained further.
 _WATCHED_S = 2.0
 #: Minimum time to live of a rank's lease, because a script that loads a model may block other threads for seconds. A
 #: long lease costs nothing: the next start of the group does not wait for leases of the previous start.
 _LEASE_S = 30.0
-#: Number of reporting intervals without a reply after which a rank asks the master before it starts a round.
+#: Number of reporting intervals after which a rank without a reply asks the master before it starts a round.
 _UNCONFIRMED_PART = 4
 _CONFIRM_S = 0.5
 #: Timeout in seconds for the last report of a rank whose script has raised an exception.
 _RAISED_S = 2.0
-#: Matches error messages that are caused by the end of another rank.
+#: Pattern of error messages that a rank raises because another rank has ended.
 _OF_OTHERS = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe|TCPStore", re.IGNORECASE)
 
 
@@ -60,7 +60,7 @@ def is_own_failure(error: BaseException) -> bool:
 
 
 class GroupAttendance:
-    """Membership of one rank in one start of its group.
+    """Membership of one rank in a single start of its group.
 
     Args:
         process: This process.
@@ -84,9 +84,9 @@ class GroupAttendance:
         self._has_finished = False
         #: The most recent round, to be included in the next report.
         self._place: GroupPlaceRequest | None = None
-        #: Seconds between two reports; time of the last report to which a master replied.
+        #: Interval between two reports in seconds, and the time of the last report to which a master replied.
         self._every_s, self._confirmed_at = _REPORT_S, 0.0
-        #: Reason why this rank must not start another round; empty if it may.
+        #: Reason why this rank must not start another round; empty if it may start one.
         self._over = ""
         self._closing = threading.Event()
         self._reporter = threading.Thread(target=self._report, name="flightedl-group", daemon=True)
@@ -175,7 +175,7 @@ class GroupAttendance:
             if not self._ask("group_at", place, GroupPlaceReply).is_current:
                 self._over = OVER_TEXT
         elif now - self._confirmed_at > _UNCONFIRMED_PART * self._every_s:
-            # No report was confirmed in time: either this process was frozen, or no master is running.
+            # No report has been confirmed for some time: either this process was frozen, or no master is running.
             self._confirm(place, _CONFIRM_S)
             self._confirmed_at = max(self._confirmed_at, now)
         self._require_lease()

@@ -1,8 +1,8 @@
-"""The user's ``for batch in data``: reads tasks in batches, and reports finished tasks.
+"""The user's ``for batch in data``, which reads tasks in batches and reports finished tasks.
 
-A reader thread (``read_ahead``) reads the next chunk in advance, so reading overlaps with computing. It does so across
-the ends of epochs, too: it reads tasks that the master has only promised, and releases their batches once the tasks are
-assigned (``reading``).
+A reader thread (``read_ahead``) reads the next chunk in advance, so reading overlaps with computing. This also works
+across the ends of epochs: the thread reads tasks that the master has promised, and releases their batches when the
+tasks are assigned (``reading``).
 
 The iterator opens each batch, which ensures that this trainer is a member and that its values are fresh. It yields the
 batch, and closes it when the script requests the next one. ``domain.trainer.readings`` decides which batch is next,
@@ -73,9 +73,9 @@ _STARVED = object()
 
 LoopOf = Callable[[], BatchLoop]
 AcknowledgedOf = Callable[[], AcknowledgedLoop]
-#: Receives the column of ids of each table, and a function that returns the next batch if it has been read.
+#: Receives the column of ids for each table, and a function that returns the next batch if it has been read.
 LookAhead = Callable[[Mapping[Table, Column], Callable[[], pa.RecordBatch | None]], None]
-#: Yields None where the inner loop yields ``_STARVED``.
+#: Like the inner loop, but yields None instead of ``_STARVED``.
 Loop = Generator[pa.RecordBatch | None, None, None]
 
 
@@ -119,7 +119,7 @@ class Dataset:
         self._trouble_of_files = trouble_of_files
         self._require_lease = require_lease
         self.explicit_done = explicit_done
-        #: State of the current loop with ``explicit_done``; otherwise None.
+        #: State of the current loop if the script acknowledges batches; otherwise None.
         self._acknowledged: AcknowledgedLoop | None = None
         self._is_finished = False
         #: Weak reference to the current loop. Only the script holds a strong one, so the loop ends as soon as the
@@ -147,12 +147,12 @@ class Dataset:
 
     @property
     def record_count(self) -> int:
-        """Number of records in an epoch, over all trainers. With ``follow``, as of the declaration."""
+        """Number of records in an epoch, over all trainers. With ``follow``, this is the number at the declaration."""
         return self._declared.record_count
 
     @property
     def task_count(self) -> int:
-        """Number of tasks in an epoch, over all trainers. With ``follow``, as of the declaration."""
+        """Number of tasks in an epoch, over all trainers. With ``follow``, this is the number at the declaration."""
         return self._declared.task_count
 
     @property
@@ -218,7 +218,7 @@ class Dataset:
     def end(self) -> None:
         """End the last epoch of a dataset declared with ``follow``, after the files that exist now have been read.
 
-        Returns when these files have become tasks. A file named ``_END`` in their directory has the same effect.
+        Returns when these files have become tasks. Creating a file ``_END`` in their directory has the same effect.
 
         Raises:
             UsageError: the dataset was declared without ``follow``.
@@ -228,8 +228,8 @@ class Dataset:
     def prefetching(self, columns: Mapping[Table, Column]) -> Self:
         """Make each step also fetch the rows for the next batch, if that batch has been read by then.
 
-        A lookup of exactly these ids then costs no round trip. In synchronous mode it returns the same rows as without
-        prefetching; in other modes it returns the rows as they were immediately after the step.
+        A lookup of exactly these ids then needs no round trip. In synchronous mode, it returns the same rows as without
+        prefetching; in other modes, it returns the rows as they were immediately after the step.
 
         Args:
             columns: Table -> the column of the batches with its ids, or a function that computes them from a batch, as
@@ -264,7 +264,7 @@ class Dataset:
             yield batch
 
     def _leave_loop(self, loop: Loop | None) -> None:
-        """Return the tasks of a loop that the script has left, for example by Ctrl-C in a notebook, to the master."""
+        """Return the tasks of an abandoned loop to the master, for example after Ctrl-C in a notebook."""
         if loop is not None:
             loop.close()
         self.close()
@@ -330,7 +330,6 @@ class Dataset:
                     step = loop.next_step()
 
     def _acknowledged_batches(self) -> Loop:
-        """Yield the batches of a dataset with ``explicit_done``, and None in place of ``_STARVED``."""
         loop = self._acknowledged = self._acknowledged_of()
         with self._begun() as feed:
             step: LoopStep = loop.next_step()
@@ -354,7 +353,6 @@ class Dataset:
                     step = loop.next_step()
 
     def _kept(self, item: Item) -> readings.Item:
-        """Store the records of an item until its batch can no longer be repeated."""
         read, records = item
         if not isinstance(read, ReadBatch):
             return read
@@ -435,7 +433,7 @@ class Dataset:
 
 
 def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
-    """Return the task to the master. Raise the error again unless the data may have caused it."""
+    """Return the task to the master. Raise the error again if the data cannot have caused it."""
     error = failure.error
     if isinstance(error, ChangedFileError | UnusableTransformError):
         raise error

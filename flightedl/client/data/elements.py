@@ -1,4 +1,4 @@
-"""Elements of a map-style dataset, which the script's function ``get`` returns by index, combined into batches.
+"""Batches of elements of a map-style dataset. The script's function ``get`` returns the elements by index.
 
 ``ByIndex`` is a transform from batches of indices to batches of elements. Like any transform, it runs in the reader
 thread or in reader processes.
@@ -112,7 +112,7 @@ def _column(name: str, values: Any) -> pa.Array:
 
 
 def _built(values: Any) -> pa.Array:
-    """Return one column with the values of all elements. Arrays and tensors of equal shape become tensors."""
+    """Return one column with the values of all elements. Arrays and tensors must have equal shapes."""
     if hasattr(values, "__array__"):
         stacked = np.asarray(values)
     elif len(values) and _is_array(values[0]):
@@ -121,7 +121,7 @@ def _built(values: Any) -> pa.Array:
         return pa.array(values)
     if stacked.ndim > 1 and stacked.dtype != np.bool_:
         return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(stacked))
-    # Arrow stores booleans as bits, so the column cannot share memory with a tensor.
+    # Arrow stores booleans as bits, so a tensor cannot share their memory.
     column = pa.array(stacked.ravel())
     for size in reversed(stacked.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)

@@ -1,4 +1,4 @@
-"""This trainer's share of an evaluation: fetch tasks, measure their batches with the user's function, and report sums.
+"""This trainer's share of an evaluation: it fetches tasks, measures their batches, and reports sums.
 
 One thread reads and measures while the feed fetches the next task. The master adds up the sums of all trainers.
 """
@@ -31,7 +31,7 @@ def run(
     waiting: Waiting,
     advanced: Callable[[], None],
 ) -> None:
-    """Measure tasks until all tasks of the evaluation have been measured. Call ``advanced`` after each batch.
+    """Measure this trainer's tasks. Return when all trainers' tasks are done. ``advanced`` is called after each batch.
 
     Raises:
         Exception: ``measure`` raised it; the task is reported as failed at that batch.

@@ -1,7 +1,7 @@
 """Background thread that fetches tasks from the master and reports them, so that the next task arrives in time.
 
-``domain.trainer.feed`` decides which tasks to hold, request and report. The thread in this module talks to the master.
-While tasks are short, the thread sends its requests on one stream, and closes the stream after a second without
+``domain.trainer.feed`` decides which tasks to hold, request and report. The thread in this module communicates with the
+master. While tasks are short, the thread sends its requests on one stream, and closes the stream after a second without
 requests.
 """
 
@@ -15,8 +15,7 @@ from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, Over, Rest, W
 from flightedl.messages.tasks import Assignment, TasksReply
 from flightedl.ports import Clock
 
-#: Must be far shorter than the minimum time after which the master considers a trainer stuck
-#: (``config.STUCK_FLOOR_S``).
+#: Must be far below the minimum time after which the master considers a trainer stuck (``config.STUCK_FLOOR_S``).
 _CONFIRM_AFTER_S = 2.0
 _CONFIRM_S = 5.0
 
@@ -49,8 +48,8 @@ class TaskFeed:
         self._changed = threading.Condition()
         #: Under the lock.
         self._feed = Feed(cover_s) if feed is None else feed
-        #: False if the task was revoked or returned; the caller then drops its remaining batches and does not report it
-        #: as finished. Takes no lock: a single dict lookup is atomic.
+        #: False if the task has been revoked or returned. The caller then drops its remaining batches and does not
+        #: report it as finished. Takes no lock: a single dict lookup is atomic.
         self.is_held = self._feed.is_held
         self._thread = threading.Thread(target=self._run, name="flightedl-tasks", daemon=True)
         self._thread.start()
@@ -58,9 +57,9 @@ class TaskFeed:
     # for the reader
 
     def next(self, timeout_s: float) -> AssignedTask | None:
-        """Return the next task, or None after ``timeout_s``, at the end, or if a promised task can be read instead.
+        """Return the next task. Return None after ``timeout_s``, at the end, or if a promised task can be read instead.
 
-        While two tasks are unreported, no further task is returned.
+        While two finished tasks are unreported, no further task is returned.
 
         Raises:
             Exception: the error that ended the feed.
@@ -80,7 +79,6 @@ class TaskFeed:
 
     @property
     def is_done(self) -> bool:
-        """True if the trainers have completed all epochs."""
         with self._changed:
             return self._feed.is_done
 
@@ -117,9 +115,9 @@ class TaskFeed:
     def batch_done(self, task: AssignedTask, number: int) -> None:
         """Report one batch as done, in a job without pservers.
 
-        If the last report is more than ``_CONFIRM_AFTER_S`` old, wait for the master's reply. The master revokes tasks
-        only from trainers that have not reported for a long time, so after the reply ``is_held`` is true if and only if
-        the batch counts. Returns without a reply if the master is unreachable.
+        If the previous report is more than ``_CONFIRM_AFTER_S`` old, wait for the master's reply. The master revokes
+        tasks only from trainers that have not reported for a long time, so after a reply, ``is_held`` is true exactly
+        if the batch counts. If the master is unreachable, this method returns without a reply.
         """
         feed, now = self._feed, self._clock.now()
         with self._changed:
@@ -149,7 +147,7 @@ class TaskFeed:
             self._changed.notify_all()
 
     def retire(self, kept: AssignedTask | None) -> None:
-        """Accept no more tasks. Return held tasks to the master; ``kept`` a moment later unless it is reported."""
+        """Accept no more tasks. Return the held ones to the master, but wait a moment for the report on ``kept``."""
         with self._changed:
             self._feed.retire(kept, self._clock.now())
             self._changed.notify_all()
@@ -178,7 +176,6 @@ class TaskFeed:
         self._rest()
 
     def _next_ask(self) -> Ask | None:
-        """Wait for the next request to send. Return None after the last one."""
         while True:
             with self._changed:
                 now = self._clock.now()

@@ -6,7 +6,7 @@ position is what ``state_dict`` returns. By default, every yielded round is comm
 user commits rounds.
 
 A position belongs to the model that was trained up to it, so save both in one checkpoint and load them together. The
-model is then trained on every record once, regardless of the batches that the ranks received after the checkpoint.
+resumed training then uses every record once, regardless of batches that ranks received after the checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLOSE_S = 2.0
 #: Maximum number of uncommitted batches. They are kept in memory.
 _UNCOMMITTED_LIMIT = 1000
 _KEY = "flightedl_data"
-#: Rank 0 logs a warning if more than this fraction of the records was decoded more than once.
+#: Rank 0 logs a warning if it finds that more than this fraction of the records was decoded more than once.
 _DECODED_TWICE = 0.05
 
 
@@ -162,7 +162,7 @@ class GroupDataset:
 
     @property
     def current(self) -> tuple[int, int] | None:
-        """Number of records in the current batch, and its epoch; None if no batch is current."""
+        """Number of records and epoch of the current batch; None if no batch is current."""
         return None if self._handed_out is None else (self._row_count, self._handed_out.epoch)
 
     @property
@@ -265,7 +265,7 @@ class GroupDataset:
     def close(self) -> None:
         self._stopping.set()
         if self._reader is not None:
-            # Do not wait for a transform that is running in a reader process; it may never return.
+            # Do not wait for a transform in a reader process, because it may never return.
             self._reader.join(_CLOSE_S if self._transforming.has_readers else None)
         self._transforming.close()
 
@@ -324,7 +324,7 @@ class GroupDataset:
 
     def _end_epoch(self, end: EpochEnd) -> None:
         self._summary = end
-        # Reading an index costs nothing, and an element is never read twice.
+        # Reading indices costs nothing, and no element is read twice.
         is_decoded = self._declared.declaration.format != Indices.name
         twice = end.decoded / max(end.records, 1) - 1 if is_decoded else 0.0
         if self._rank == 0 and (end.left_out or end.repeated or twice > _DECODED_TWICE):

@@ -79,7 +79,7 @@ class JobData:
         self._closing = threading.Event()
         self._files = PatientFiles(FsspecFiles(), Persistence(PATIENT, process.clock, self._closing))
         self._dataset: Dataset | None = None
-        #: Data of a group; if this is set, ``_dataset`` is not.
+        #: Data of a group. Only one of this field and ``_dataset`` is set.
         self._group: GroupDataset | NumberedDataset | None = None
         self._attendance: GroupAttendance | None = None
         #: Feed of the current evaluation.
@@ -131,7 +131,7 @@ class JobData:
             batch_size=declaration.batch_size,
             remainder=remainder,
         )
-        # Ranks that read the same data must still be different ranks of their group's start.
+        # Ranks may read the same data, but must still be different ranks of the group's start.
         launched = rank_and_size("auto")
         plan = f"batch_size={declaration.batch_size}, remainder={remainder!r} and {world_size} data ranks"
         self._attendance = GroupAttendance(process, *(ranks if launched == (0, 1) else launched), plan)
@@ -266,7 +266,7 @@ class JobData:
 
     @property
     def group_batch(self) -> tuple[int, int] | None:
-        """Number of records in the current batch of a rank's loop, and its epoch; None if no batch is current."""
+        """Number of records and epoch of the current batch in a rank's loop; None if no batch is current."""
         return None if self._group is None else self._group.current
 
     def leave_group(self, error: BaseException | None) -> None:
@@ -275,7 +275,6 @@ class JobData:
             self._attendance.leave(error)
 
     def close(self) -> None:
-        """Return the held tasks to the master and stop reading."""
         self._closing.set()
         if self._dataset is not None:
             self._dataset.close()

@@ -1,7 +1,6 @@
 """Batches by number (``domain.groups.numbered``): the script requests the batches that its model needs next.
 
-A thread reads the next batch in advance. It assumes that the distance to the next number is the same as the previous
-one.
+A thread reads the next batch in advance, assuming that batch numbers continue to increase by the same amount.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from flightedl.messages.declarations import DeclaredDataset
 
 
 class NumberedDataset:
-    """Training data for scripts whose model counts its batches, as torchft's does.
+    """Training data for scripts whose model counts batches, as models do with torchft.
 
     Args:
         declared: The dataset.
@@ -48,9 +47,9 @@ class NumberedDataset:
         self._batch_done = batch_done
         self._waiting = waiting
         self._trouble_of_files = trouble_of_files
-        #: One thread, because the reader is not thread-safe.
+        #: A single thread, because the reader is not thread-safe.
         self._reader = ThreadPoolExecutor(1, "flightedl-reader")
-        #: Number and round of the batch being read ahead, and the future that returns the batch.
+        #: Number and round of the batch that is being read ahead, and a future that returns the batch.
         self._ahead: tuple[int, Round, Future[pa.RecordBatch]] | None = None
         self._number: int | None = None
         self._step: Round | None = None
@@ -63,7 +62,6 @@ class NumberedDataset:
 
     @property
     def record_count(self) -> int:
-        """Records of one epoch."""
         return self._declared.record_count
 
     @property
@@ -73,7 +71,7 @@ class NumberedDataset:
 
     @property
     def current(self) -> tuple[int, int] | None:
-        """Number of records in the most recent batch, and its epoch; None before the first batch."""
+        """Number of records and epoch of the most recent batch; None before the first batch."""
         return None if self._step is None else (self._row_count, self._step.epoch)
 
     def batch(self, number: int) -> pa.RecordBatch:

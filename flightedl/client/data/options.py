@@ -16,7 +16,7 @@ from flightedl.messages.declarations import DatasetDeclaration
 
 
 class ReadingOptions(TypedDict, total=False):
-    """They are not part of the declaration, so they may differ between trainers. ``Job.dataset`` documents them."""
+    """These options are not part of the declaration, so trainers may differ in them. ``Job.dataset`` documents them."""
 
     decode: Decode | None
     explicit_done: bool

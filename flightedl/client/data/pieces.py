@@ -19,7 +19,7 @@ from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.status import RecordRange
 from flightedl.ports import Files
 
-#: Maximum number of open tasks: the rank's own task, and a task at the end of the epoch.
+#: Maximum number of open tasks: the rank's current task, and a task at the end of the epoch.
 _OPEN = 2
 
 
@@ -68,7 +68,6 @@ class PieceReader:
         return batch
 
     def place(self, step: Round) -> str:
-        """Return a readable description of where a round's records are stored."""
         ranges: list[RecordRange] = []
         for piece in step.pieces:
             chunks = tuple(self._layout.chunks_of(piece.task))

@@ -9,7 +9,7 @@ from typing import Any
 
 from flightedl.errors import UsageError
 
-#: Pattern of the default names of independent trainers, except the first one's.
+#: Pattern that matches the default names of all independent trainers except the first one.
 _ANOTHER_TRAINER = re.compile(r"trainer-[1-9]\d*")
 _WANTED = (
     'group is "auto", "torchft", (rank, number of ranks), or one dimension of a DeviceMesh such as mesh["dp"]; '
@@ -70,7 +70,7 @@ def _of_torch() -> tuple[int, int] | None:
 
 
 def _of_jax() -> tuple[int, int] | None:
-    # Asking JAX for its processes before it is connected to a cluster would initialize it for this process alone.
+    # Asking JAX for its processes before it has connected to a cluster would initialize JAX for this process alone.
     jax = sys.modules.get("jax")
     is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", bool)
     return (jax.process_index(), jax.process_count()) if jax is not None and is_initialized() else None

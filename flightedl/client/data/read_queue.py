@@ -1,7 +1,7 @@
 """Queue of batches between the reader thread and the user's thread.
 
-A memory limit bounds the queue. Batches that were cut from one chunk share the chunk's memory, which is counted once.
-So all batches of one chunk may be queued while the reader reads the next chunk, regardless of its size.
+The queue is bounded by memory. Batches that were cut from one chunk share the chunk's memory, which is counted once. So
+the batches of one chunk can all be queued while the next chunk is being read, regardless of its size.
 
 A blocked reader continues when an eighth of the memory is free, or when only ``_REFILL_AT`` batches are left. With
 short steps, waking the reader for every batch would take longer than reading.
@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 #: Default limit on the memory used by batches that were read ahead.
 READ_AHEAD_MB = 64
-#: Interval in seconds at which a waiting thread checks whether to stop.
+#: Interval in seconds at which a waiting thread checks if it should stop.
 SLICE_S = 0.5
 _REFILL_AT = 2
 #: Bytes counted per batch in addition to its values. Limits the number of small batches that are read ahead.
@@ -40,14 +40,15 @@ class ReadQueue(Generic[Item]):
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        #: Items, each with the number of bytes freed by removing it. Both threads may test if the deque is empty.
+        #: Items, each with the number of bytes freed by removing it. Both threads may check if the deque is empty.
         self.items: deque[tuple[Item, int]] = deque()
         self._changed = threading.Condition()
-        #: Total bytes of all items ever added and ever removed. Each counter is written by only one thread.
+        #: Total bytes of all items ever added, and of all items ever removed. Each counter is written by a single
+        #: thread.
         self._put_bytes = self._taken_bytes = 0
         #: Bytes of memory that the most recently added item keeps in use.
         self._piece_bytes = 0
-        #: The blocked reader continues when at most this many bytes are in use; None if the reader is not blocked.
+        #: Memory use, in bytes, at which the blocked reader may continue; None if the reader is not blocked.
         self._wait_until: int | None = None
         self._is_waited_for = False
 
@@ -65,7 +66,7 @@ class ReadQueue(Generic[Item]):
         """
         added = new_bytes + own_bytes
         with self._changed:
-            # Holding back an item would save nothing if it shares memory with the previous item.
+            # If the item shares memory with the previous item, waiting would save nothing.
             shared = 0 if new_bytes else self._piece_bytes
             if self._wait_until is None and not self._has_room(self._limit_bytes + shared - added):
                 # The consumer removes items without the lock, and may have checked the queue before this flag was set.
@@ -84,7 +85,6 @@ class ReadQueue(Generic[Item]):
             return True
 
     def put_unless(self, stopping: threading.Event, item: Item, new_bytes: int = 0, own_bytes: int = 0) -> None:
-        """Add an item as soon as there is room. Drop it if ``stopping`` is set."""
         while not stopping.is_set() and not self.put(item, SLICE_S, new_bytes, own_bytes):
             pass
 
@@ -114,12 +114,12 @@ class ReadQueue(Generic[Item]):
 
     @property
     def first(self) -> Item | None:
-        """The oldest item, which stays in the queue, or None. Only the consumer thread may read this."""
+        """The oldest item, which stays in the queue; None if there is none. Only the consumer thread may read it."""
         return self.items[0][0] if self.items else None
 
 
 class KeptBytes:
-    """Measure of the memory that batches keep in use. Each batch is compared with its predecessor."""
+    """Measures the memory that each batch keeps in use, by comparing the batch with its predecessor."""
 
     def __init__(self) -> None:
         #: Reference to the previous batch. Prevents its memory from being reused for another batch.

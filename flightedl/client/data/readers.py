@@ -27,12 +27,12 @@ from flightedl.config import child_environment, thread_environment
 from flightedl.errors import DataError, UsageError
 from flightedl.process.shared_memory import host_mark
 
-#: Maximum number of undelivered batches per reader.
+#: Maximum number of undelivered batches for each reader process.
 _WAITING = 4
 _DEATHS_LIMIT = 3
 _CLOSE_S = 2.0
 
-#: A transformed batch, the error of its transform, or None for an item without a batch.
+#: A transformed batch, the error that its transform raised, or None for an item without a batch.
 Result: TypeAlias = pa.RecordBatch | Exception | None
 
 
@@ -75,7 +75,7 @@ class Transforming:
         return self._function is not None
 
     def put(self, batch: pa.RecordBatch | None, place: Callable[[], str], deliver: Callable[[Result], object]) -> None:
-        """Transform a batch. Deliver the result in the order of calls, possibly later and in another thread.
+        """Transform a batch, and deliver the result after those of earlier calls, possibly later and in another thread.
 
         Args:
             batch: The batch; None for an item that only keeps its place in the order.
@@ -122,10 +122,10 @@ class _Pool:
         self._function = function
         self._readers = readers
         self._lock = threading.Lock()
-        #: Notified when another job can be put, and when a reader thread can fetch a job. Separate conditions avoid
-        #: waking the wrong thread.
+        #: Notified when another job can be put, and when a reader thread can fetch a job. With two conditions, only
+        #: threads that can continue are woken.
         self._has_room, self._has_work = threading.Condition(self._lock), threading.Condition(self._lock)
-        #: All undelivered jobs, in order, and those among them that no reader has started.
+        #: All undelivered jobs, in order; and the jobs that no reader has started yet.
         self._jobs: deque[_Job] = deque()
         self._waiting: deque[_Job] = deque()
         self._is_closing = False
@@ -229,7 +229,6 @@ class _Pool:
         under_way.clear()
 
     def _finish(self, job: _Job, result: Result) -> None:
-        """Store a result. Deliver all consecutive results up to the first job that has none yet."""
         job.result, job.is_done = result, True
         with self._delivering:
             while True:

@@ -1,7 +1,7 @@
-"""Readers of tasks: all batches of an assigned task, or the first batches of a promised one. Also locates errors.
+"""Read tasks: all batches of an assigned task, or the first batches of a promised one. Also locate errors.
 
-The master decides the order of records, because this trainer's own declaration may contain a seed that takes effect
-only in a later epoch.
+The master decides the order of records, because this trainer's declaration may contain a seed that takes effect only in
+a later epoch.
 
 The master promises tasks of the next epoch before it assigns them, and the trainer reads promised tasks early. The
 script receives no batch of a task before the task is assigned, so early reading only saves time. If an early read
@@ -36,7 +36,7 @@ ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 
 
 def batches_of(files: Files, task: AssignedTask, spec: DatasetSpec, **more: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a task in order; for ``more`` see ``read_task``."""
+    """Yield the batches of a task in order. For ``more`` see ``read_task``."""
     a = task.assignment
     chunks = chunks_from_rows(a.chunks)
     return read_task(files, chunks, spec, a.seed, a.epoch, a.task, a.first_batch, a.end_batch, **more)
@@ -63,7 +63,7 @@ def report_skipped(counts: ReadCounts, report: Callable[[int], None]) -> None:
 
 
 class EarlyReads:
-    """One reader's promised tasks, as far as they have been read. Not thread-safe.
+    """Promised tasks of one reader, and what has been read of them. Not thread-safe.
 
     Args:
         read: Reads a task.

@@ -1,8 +1,8 @@
-"""List the files of a snapshot of a Delta or Iceberg table, for ``job.dataset``.
+"""List the files in a snapshot of a Delta or Iceberg table, for use with ``job.dataset``.
 
-The snapshot must always be named: all trainers of a job must declare the same files, and a trainer that joined later
-would find a newer snapshot. A snapshot is rejected if rows were deleted from it without rewriting their files, because
-the files still contain the deleted rows.
+The caller must always name the snapshot: all trainers of a job must declare the same files, but a trainer that joined
+later would find a newer snapshot. A snapshot is rejected if rows were deleted from it without rewriting their files,
+because the files still contain the deleted rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Name of a group's start. All ranks of one start use the same name, and no two starts have the same one.
 
 The launcher sets the name (``FLIGHTEDL_START``). Otherwise rank 0 publishes its generation in the group's own store:
-the store of PyTorch's initialized process group, that of torchrun's agent, or JAX's coordinator. Without a store the
-name is empty, and only the master can match ranks.
+the store of PyTorch's initialized process group, that of torchrun's agent, or JAX's coordinator. Without a store, the
+name is empty, and ranks find each other only through the master.
 """
 
 from __future__ import annotations

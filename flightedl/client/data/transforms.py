@@ -31,7 +31,7 @@ Transform = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table]
 
 #: Maximum number of batches in flight to a reader.
 UNDER_WAY = 2
-#: Length of the text, length of the batch (0 without one), and True if the batch is in newly mapped memory.
+#: Length of the text; length of the batch, or 0 without a batch; True if the batch is in newly mapped memory.
 _HEAD = struct.Struct("<IQ?")
 _LEAST_BYTES = 1 << 20
 _SCRIPT = "__flightedl_reader__"
@@ -156,7 +156,7 @@ def failed(name: str, place: str, text: str) -> DataError:
 
 
 class Channel:
-    """One end of a socket that transfers text, and batches in shared memory. Not thread-safe.
+    """One end of a socket that carries text, and batches in shared memory. Not thread-safe.
 
     Each end owns ``UNDER_WAY`` pieces of memory, one per batch in flight, and uses them in turn, because mapping new
     memory for every batch would take longer than copying. The receiver copies each batch, so its piece can be reused.
@@ -172,7 +172,7 @@ class Channel:
         self._sent = self._received = 0
 
     def send(self, text: str, batch: pa.RecordBatch | None = None) -> None:
-        """Send text and optionally a batch. At most ``UNDER_WAY`` - 1 earlier batches may still be unreceived."""
+        """Send text and optionally a batch. At most ``UNDER_WAY`` - 1 earlier batches may still be in flight."""
         body = text.encode()
         size, new = 0, None
         if batch is not None:

@@ -10,7 +10,7 @@
 * ``lending``: values that users read in place, without a copy in this process
 * ``shard_client``: requests to one pserver, and its responses
 * ``step_channel``: the stream to one pserver, which stays open between steps
-* ``layout``: all state that depends on the owners of blocks, replaced as a whole
+* ``layout``: everything that depends on the owners of blocks; replaced as a whole
 * ``loading``, ``saving``: reading values from a file or checkpoint; choosing which trainer writes a file
 
 ``model.step(gradients)`` checks the gradients and lays them out according to a ``StepPlan``. ``domain.trainer.steps``

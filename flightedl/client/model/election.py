@@ -75,7 +75,7 @@ def elect_and_initialize(
                 wait.pause()
             case step:
                 if isinstance(step, Upload) and step != uploading:
-                    # Every upload reports its own wait to the user.
+                    # Each upload has its own wait, which is reported to the user.
                     uploading, wait = step, waiting()
                 try:
                     driver.carry_out(step)
@@ -84,7 +84,7 @@ def elect_and_initialize(
 
 
 class _Driver:
-    """Performs one step of the election at a time. For the arguments see ``elect_and_initialize``."""
+    """Performs the steps of the election, one at a time. For the arguments see ``elect_and_initialize``."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _Driver:
         self._servers = servers
 
     def newest(self) -> int:
-        """Return the number of the newest election in the directory; 0 without one."""
+        """Return the number of the newest election in the directory; 0 if there is none."""
         entry = self._directory.entry(self._keys.init_params)
         return 0 if entry is None else entry.create_revision
 
@@ -128,8 +128,6 @@ class _Driver:
                 assert_never(step)
 
     def await_other(self, candidate: Candidate) -> None:
-        """Wait until the election's key has changed, but only for a short time."""
-
         def has_changed(directory: Directory) -> bool | None:
             entry = directory.entry(self._keys.init_params)
             return True if entry is None or entry.mod_revision != candidate.modified else None

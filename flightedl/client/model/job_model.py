@@ -136,7 +136,7 @@ class JobModel:
             return known
         if self._parameters is not None:
             raise UsageError(f"declare table {spec.name!r} before job.parameters, which declares the whole model")
-        kernels()  # Compile now, so that no step has to wait for it.
+        kernels()  # Compile now, so that no step has to wait for the compiler.
         table = self._tables[spec.name] = Table(spec, self._declared, self.table_counts, self)
         self._participation.before_batches = self.require_declared
         return table
@@ -369,7 +369,7 @@ class JobModel:
 
 
 def difference(known: TableSpec, declared: TableSpec) -> str:
-    """Return a text that names the settings in which two declarations of a table differ."""
+    """Return text that names the settings in which two declarations of a table differ."""
     one, other = known.to_json(), declared.to_json()
     return "; ".join(
         f"{name} is {one[name]!r:.60}, not {other[name]!r:.60}" for name in one if one[name] != other[name]

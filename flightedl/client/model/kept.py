@@ -1,21 +1,21 @@
 """Gradients that a trainer keeps between pushes: sums over several batches, and rounding errors.
 
-*Sums* accumulate the gradients of several batches until they are pushed together. There is one array for each parameter
-that has a gradient, in the gradient's dtype, but float32 for 16-bit floats. ``domain.trainer.sums`` decides which
-batches belong to a sum, their weights, the divisor, and the outcome of each batch. All arrays belong to one sum, and
-are dropped when that sum is pushed or replaced.
+*Sums* accumulate the gradients of several batches until they are pushed together. Each parameter with a gradient has
+one array, in the gradient's dtype, or in float32 for 16-bit gradients. ``domain.trainer.sums`` decides which batches
+belong to a sum, their weights, the divisor, and the outcome of each batch. The arrays belong to a single sum, and are
+dropped when it is pushed or replaced.
 
 *Error feedback* (Seide et al. 2014): the error of rounding one gradient to 16 bits is added to the next gradient.
 Rules:
 
-* A push is encoded once, before anything is sent. A repeated message therefore has the same bytes, as it must, because
-  a block that has applied the first copy answers "already applied" to the second.
+* A push is encoded only once, before anything is sent, so repeated messages have the same bytes. This is necessary
+  because a block that has applied the first copy answers "already applied" to the second.
 * A block's *residual* (the exact gradient minus the pushed one) changes once per push, when the block has answered. A
   gradient that arrived too late is computed again, and leaves the residual unchanged.
 * Residuals exist only in this trainer. If it dies, the last rounding errors are never corrected.
-* If a block had already applied the batch, because another trainer pushed it or because other blocks required a
-  repetition, the answer cannot be distinguished from the answer to a repeated message. The residual is updated in this
-  case, too. The resulting error is that of a single rounding, and does not accumulate.
+* A block may have applied the batch before, because another trainer pushed it or because it is being repeated for other
+  blocks. The block's answer is then the same as for a repeated message, so the residual is updated in this case, too.
+  The resulting error is that of a single rounding, and does not accumulate.
 
 Residuals need as much memory as the model in float32, and twice as much during a push. Gradients are rounded in pieces
 that fit into the processor's cache.
@@ -36,7 +36,7 @@ from flightedl.kernels.half_precision import ITEM_BYTES, largest
 if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
-#: Number of elements rounded at a time. Inputs and outputs of this size fit into the processor's cache.
+#: Number of elements to round at a time, so that inputs and outputs fit into the processor's cache.
 _PIECE = 1 << 15
 
 Array = npt.NDArray[np.generic]
@@ -53,7 +53,7 @@ class GradientSums:
         self._dtypes: dict[str, np.dtype[Any]] = {}
 
     def add(self, identity: object, gradients: Mapping[str, Array], weight: int) -> None:
-        """Add finite gradients, multiplied by ``weight``. Each must have its parameter's shape and dtype."""
+        """Add finite gradients, multiplied by ``weight``. A gradient must have its parameter's shape and dtype."""
         if identity != self._identity:
             self._identity, self._sums = identity, {}
         if not weight:
@@ -67,7 +67,7 @@ class GradientSums:
             total += gradient if weight == 1 else np.multiply(gradient, weight, dtype=total.dtype)
 
     def take(self, identity: object, divisors: Mapping[str, int]) -> dict[str, Array]:
-        """Return and drop the sum: a gradient for each parameter in it, divided by the parameter's divisor, if set."""
+        """Return and drop the sum: each parameter's gradient, divided by the parameter's divisor if that is set."""
         sums, self._sums = self._sums, {}
         if identity != self._identity:
             return {}
@@ -136,7 +136,7 @@ class ErrorFeedback:
         return bits, rest
 
     def settle(self, answered: Container[int], *, is_over: bool = True) -> None:
-        """Update the residuals of the blocks that have answered. ``is_over``: no more blocks will answer."""
+        """Update the residuals of the blocks that have answered. Set ``is_over`` if no more blocks will answer."""
         for name, rest in self._pending.items():
             residual = self._residuals.setdefault(name, np.zeros(rest.size, np.float32))
             for block in self._blocks_of(name):

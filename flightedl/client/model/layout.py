@@ -1,4 +1,4 @@
-"""One trainer's view of the model's placement: which pserver owns each block, and everything derived from that."""
+"""A trainer's view of the model's placement: which pserver owns each block, and everything derived from it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Owners(NamedTuple):
 
     @property
     def blocks(self) -> list[list[int]]:
-        """The blocks of each pserver as ``Steps`` expects them: the first bucket stands for all buckets."""
+        """The blocks of each pserver in the form used by ``Steps``: the first bucket represents all buckets."""
         return [
             [*(number for run in runs for number in run), *buckets[:1]]
             for runs, buckets in zip(self.runs, self.buckets, strict=True)
@@ -48,7 +48,7 @@ class ModelLayout(NamedTuple):
     pool: ThreadPoolExecutor
 
     def close(self, after: ModelLayout | None = None) -> None:
-        """Close the streams and threads that the next layout, ``after``, does not use."""
+        """Close the streams and threads that the next layout (``after``) does not use."""
         kept = [] if after is None else [shard.channel for shard in after.shards]
         for shard in self.shards:
             if shard.channel not in kept:

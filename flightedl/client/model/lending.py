@@ -3,9 +3,9 @@
 A script that trains on a device keeps the model there, so a second copy in host memory would be useless. If the trainer
 and a pserver share memory, the function reads the values in the pserver's memory, and they are never copied.
 
-A piece is a range of one parameter's values. If a stream breaks, a piece may be shown twice: its values may have
-changed while they were shown the first time, and the second time they are the same or newer. When the call that
-requested the values returns, the values shown last are consistent for every piece.
+A piece is a range of one parameter's values. If a stream breaks, a piece may be shown again, with the same or newer
+values; its values may then have changed while they were first shown. When the call that requested the values returns,
+the values shown last are consistent for every piece.
 
 The user's function may use the memory of a piece only until it returns, because it will be overwritten; a copy may be
 kept. Keeping the memory is detected and raises an error.
@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from flightedl.errors import UsageError
 
-#: Called with the parameter's name, the index of the first element in the flattened parameter, and (n,) read-only
-#: values.
+#: The user's function. Arguments: the parameter's name, the index of the first element in the flattened parameter, and
+#: (n,) read-only values.
 Show = Callable[[str, int, npt.NDArray[Any]], object]
 
 

@@ -61,9 +61,7 @@ class Scope(Sender, Protocol):
 class Listener(Protocol):
     """Listener that maintains a copy of the values, for example in a deep-learning framework's module."""
 
-    def values_arrived(self, names: Collection[str]) -> None:
-        """Copy the new values of these parameters."""
-        ...
+    def values_arrived(self, names: Collection[str]) -> None: ...
 
     def batch_ends(self, current: CurrentBatch) -> None:
         """Record that the user's code has finished the batch. If ``current.is_undone``, the batch will be repeated.
@@ -137,7 +135,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         )
         self._waiting = waiting
         self._newest_plan = newest_plan
-        #: The wait of an operation until the pservers have adopted the placement that this trainer knows.
+        #: An operation's wait until the pservers have adopted the placement that this trainer knows.
         self._finding: Waiting | None = None
         self._layout = self._laid_out(plan, owners, None)
         #: The layout that the next operation will use.
@@ -161,7 +159,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def swap(self, plan: ShardPlan) -> None:
         """Use the placement of another plan, starting with the next operation. Any thread may call this method.
 
-        An operation in progress continues with the owners with which it started.
+        An operation in progress continues to use the owners known when it started.
 
         Args:
             plan: Plan with the same blocks and another placement.
@@ -196,7 +194,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         before.close(layout)
 
     def _find_placement(self, error: FlightedlError, outgoing: Outgoing | None) -> Outgoing | None:
-        """Look up the current owners of the blocks, and return the gradients laid out accordingly."""
+        """Look up the current owners of the blocks. Return the gradients laid out for them."""
         if self._newest_plan is None:
             raise error
         if self._finding is None:
@@ -274,12 +272,12 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 self._push(gradients, is_complete=True)
 
     def step_rows(self) -> None:
-        """Push gradients of table rows only, like a ``step`` without dense gradients."""
+        """Push only gradients of table rows, like a ``step`` without dense gradients."""
         with tracing.span("step"):
             self._push(_NO_GRADIENTS, is_complete=True)
 
     def push(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
-        """Push the current batch's gradients of some of the parameters. Raises the same errors as ``step``."""
+        """Push gradients of some parameters for the current batch. Raises the same errors as ``step``."""
         self._push(gradients, is_complete=False)
 
     def pull(self, names: Iterable[str] | None = None, *, min_version: int = 0) -> None:
@@ -304,8 +302,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def lend_to(self, show: Show) -> None:
         """Show values to a function in place, without a copy: the current values now, later values as they arrive.
 
-        For scripts that keep the model elsewhere, for example on a device. From then on, this process stores no values,
-        and ``model[name]`` raises an error. On a pserver's host, the function reads values in the pserver's own memory.
+        This is for scripts that keep the model elsewhere, for example on a device. From then on, this process stores no
+        values, and ``model[name]`` raises an error. On a pserver's host, the function reads values in the pserver's own
+        memory.
 
         Args:
             show: Called as ``show(name, start, values)`` with a part of a parameter: the index of its first element in
@@ -342,7 +341,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def gradient_memory(self) -> Mapping[str, Array]:
         """Return an array for each parameter's gradient. ``step`` sends gradients in these arrays without a copy.
 
-        Other methods do not. The dict is empty if gradients have to be encoded, or if memory cannot be shared.
+        Only ``step`` does this. The dict is empty if gradients have to be encoded, or if memory cannot be shared.
         """
         if self._layout.plans.encodes or self._values.shortens:
             return {}
@@ -364,7 +363,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._listener.batch_ends(current)
 
     def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
-        """Look up rows by table number, at the version of the current batch's round, or at any version without one.
+        """Look up rows by table number, at the version of the current batch's round.
+
+        Without a batch, accept any version.
 
         Raises:
             UnavailableError: a pserver was unavailable for longer than ``give_up_s``.
@@ -377,7 +378,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if steps.current is not None and not steps.current.must_repeat:
             self._read_rows(lookup, as_reader=False)
         while lookup.missing():
-            # The membership has ended and the batch will be repeated, so rows at any version are acceptable.
+            # The membership has ended and the batch will be repeated, so rows of any version are acceptable.
             self._read_rows(lookup, as_reader=True)
         return lookup
 
@@ -387,7 +388,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self.run(self.steps.pull(keys, as_reader=as_reader))
 
     def where(self) -> str:
-        """Return a description of the current batch for messages."""
         return f"{self.steps.current or 'no batch'}"
 
     @property
@@ -395,7 +395,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return self.steps.current
 
     def push_rows(self, table: int, ids: Ids, gradients: npt.NDArray[np.float32]) -> None:
-        """Add gradients of rows, which the current batch's step will push. The ids must be distinct.
+        """Add gradients of rows with distinct ids, which the current batch's step will push.
 
         Raises:
             UsageError: no batch is current, or its rows were already pushed.
@@ -423,7 +423,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.run(self.steps.joined(member, mode))
 
     def close_batch(self) -> Sequence[BatchState]:
-        """Close the batch. Return the batches whose state has changed."""
         try:
             if self.steps.sums is not None:
                 current = self._require_current()
@@ -453,7 +452,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._changed.clear()
 
     def refresh(self) -> None:
-        """Pull all blocks: a member requires at least its first round's version; others accept any version."""
+        """Pull all blocks. A member requires at least its first round's version; others accept any version."""
         self.run(self.steps.refresh(self._scope.membership.member))
 
     def _changed_batches(self) -> Sequence[BatchState]:
@@ -461,7 +460,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return changed
 
     def run(self, step: Next, outgoing: Outgoing | None = None) -> None:
-        """Carry out the operation of ``Steps`` that begins with ``step``, and push the ``outgoing`` gradients.
+        """Carry out an operation of ``Steps`` that begins with ``step`` and pushes the ``outgoing`` gradients.
 
         Raises:
             BaseException: the error that ended the operation.
@@ -490,7 +489,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._values.lending.require()
 
     def close(self, why: str = "this session is over") -> None:
-        """Stop threads and close streams; values stay readable. Later calls raise an error with the text ``why``."""
+        """Stop threads and close streams. Values stay readable; later calls raise an error with the text ``why``."""
         self._closed = why
         self._layout.close()
         if self._next_layout is not self._layout:
@@ -620,7 +619,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
 
 def _half_kernels(kind: str) -> HalfKernels:
-    """Return the compiled conversions. In NumPy they would take as long as 16-bit values save."""
+    """Return the compiled conversions. NumPy's are so slow that sending 16-bit values would save no time."""
     from flightedl.kernels.compiled import half_kernels
 
     return half_kernels(kind)

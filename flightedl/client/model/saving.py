@@ -76,7 +76,7 @@ class ModelSaves(TrainerNames):
         return request if self._has(url, request) else None
 
     def _has(self, url: str, request: SaveRecord) -> bool:
-        """True if this trainer has claimed the request, now or before."""
+        """True if this trainer has claimed the request, either now or earlier."""
         wait = self.waiting()
         while (is_claimed := persistently(self.waiting(), lambda: self._try_claim(url, request))) is None:
             wait.patiently(f"another trainer to finish writing {url}")

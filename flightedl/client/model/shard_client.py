@@ -1,9 +1,9 @@
 """Client of one pserver: sends requests, receives answers, and reconnects after a restart of the pserver.
 
-A step is a lock-step exchange on a stream that stays open between steps (``step_channel``). If the round of some blocks
-is still open when the exchange ends, the client requests their values again, each time with a short timeout. The blocks
-of a run (``runs_of``) are adjacent in memory and share a message. The rows of tables follow in a message after the
-blocks; a lookup sends only that message (``client.tables``).
+A step is a lock-step exchange on a stream that stays open between steps (``step_channel``). If some blocks' round is
+still open when the exchange ends, the client requests their values in further exchanges, each with a short timeout. The
+blocks of a run (``runs_of``) are adjacent in memory and share a message. The rows of tables follow in a message after
+the blocks; a lookup sends only that message (``client.tables``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sender(Protocol):
     def generation(self) -> int: ...
 
     def require_final(self, index: int, generation: int) -> None:
-        """Outside of a batch, after the job's end: raise an error unless this pserver process has the final values."""
+        """Raise an error if the job has ended, no batch is current, and this pserver process lacks the final values."""
         ...
 
 
@@ -165,7 +165,7 @@ class ShardClient:
 
     def _persist(self, verdict: Verdict, transfer: Transfer, outgoing: Outgoing) -> None:
         times = self.conversation
-        # A first attempt that took long has already been reported as a wait.
+        # If the first attempt took long, it has already been reported as a wait.
         waiting = times.waiting = times.waiting or self._waiting()
         if times.asked_at is not None:
             waiting.since(times.asked_at)
@@ -215,7 +215,7 @@ class ShardClient:
         messages: Iterable[Sequence[OutgoingBlocks]]
         runs = outgoing.plan.pieces[self._index]
         if len(runs) == 1:
-            # The usual case. Passing a list tells ``_exchange`` that there is only one message.
+            # This is the usual case. By passing a list, it tells ``_exchange`` that there is only one message.
             messages = self._messages_of(runs[0], push.bases, wanted, outgoing)
         else:
             messages = chain.from_iterable(self._messages_of(run, push.bases, wanted, outgoing) for run in runs)
@@ -229,7 +229,7 @@ class ShardClient:
     def _messages_of(
         self, run: Sequence[Piece], bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
     ) -> list[list[OutgoingBlocks]]:
-        """Return the messages for a run's blocks, or for the ``wanted`` blocks among them unless that is None."""
+        """Return messages for a run's blocks, or only for the ``wanted`` ones if that is not None."""
         pieces: list[OutgoingBlocks] = []
         values = self._values
         for blocks, number, elements in run:
@@ -296,7 +296,7 @@ class ShardClient:
         rows: RowMessages | None,
         connection: Connection,
     ) -> None:
-        """Pull blocks and look up rows of tables. If no rows are requested, get the version of all rows instead."""
+        """Pull blocks and look up rows of tables. If no rows are requested, get only the version of the rows."""
         blocks = {number: version for number, version in wanted.items() if number not in self._buckets}
         if blocks:
             self._pull(blocks, answers, transfer.member, connection)
@@ -332,7 +332,7 @@ class ShardClient:
         blocks = sorted(wanted)
         versions = [wanted[number] for number in blocks]
         has_one_version = len(set(versions)) == 1
-        # After blocks have moved, a pserver may hold blocks that this trainer's placement assigns to another one.
+        # After blocks have moved, a pserver may hold blocks that this trainer still expects on another pserver.
         is_everything = has_one_version and len(blocks) == len(self._run_of) and self._placement <= 1
         ticket = PullTicket(
             plan_hash=self._plan_hash,

@@ -5,8 +5,8 @@ first step. If memory cannot be shared, the reason is logged once, and values tr
 
 Messages are exchanged in lock-step, with only a few messages unanswered at any time. This keeps data in the processor's
 cache, and limits the unanswered bytes, so that the two sides cannot deadlock. A message larger than the limit is sent
-alone. Shared memory is freed one exchange later: an answer frees the memory of the message that it answers, and the
-next answer frees the memory of this one.
+alone. Shared memory is freed one exchange later: an answer frees the memory of its message, and is itself freed by the
+next answer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LOCK_STEP_LIMIT_BYTES = 4 << 20
 _OVERHEAD_BYTES = 1 << 10
 #: Maximum bytes of values in a joined message. Joining saves time if the values are in shared memory.
 _JOINED_BYTES = 4 << 20
-#: Joining leaves at least this many messages in a step, so that both sides can work simultaneously.
+#: Minimum number of messages in a step that joining preserves, so that both sides can work simultaneously.
 _MESSAGES = 2
 
 
@@ -79,7 +79,7 @@ class StepChannel:
         self._index = index
         self._clock = clock
         self._kept = ReusableExchange("step", STEP_SCHEMA, clock, self._opened)
-        #: Most recent connection whose server does not share memory.
+        #: Most recent connection to a server that does not share memory.
         self._unshared: Connection | None = None
         self.begin = self._kept.begin
         self.close_idle = self._kept.close_idle
@@ -105,7 +105,7 @@ class StepChannel:
 class StepStream(Channel):
     """Client's end of an open stream, which carries one step after another.
 
-    Each step calls ``send`` for its messages, calls ``receive`` while the channel ``is_full``, and receives the
+    For each step, call ``send`` for every message, call ``receive`` while ``is_full`` is true, and receive the
     remaining answers at the end.
 
     Args:
@@ -153,8 +153,8 @@ class StepStream(Channel):
         self._ahead = ahead
         self._joined_bytes = 0
         self._pair: SharedPair | None = None
-        #: For each unanswered message: its bytes on the line and on the stream, and True if its values are in shared
-        #: memory.
+        #: For each unanswered message: its size on the line, its size on the stream, and True if its values are in
+        #: shared memory.
         self._unanswered: deque[tuple[int, int, bool]] = deque()
         self._by_line = self._by_stream = 0
         #: An encoded message that is held back until earlier messages have been answered.
@@ -248,11 +248,11 @@ class StepStream(Channel):
             raise UnavailableError("the stream ended while values were read: they may be a mixture of two versions")
 
     def joined(self, messages: Iterable[Sequence[OutgoingBlocks]]) -> Iterable[Sequence[OutgoingBlocks]]:
-        """Join messages with values in shared memory, because a message there costs more time than its bytes."""
+        """Join messages whose values are in shared memory, because there a message costs more time than its bytes."""
         return messages if self._pair is None else _joined(messages, self._joined_bytes)
 
     def rest(self, error: BaseException | None = None) -> None:
-        """End a step. ``error`` tells that it failed."""
+        """End a step. Pass ``error`` if the step failed."""
         if error is not None:
             if self._pair is not None:
                 # The server may still be reading shared gradients, which the caller is about to overwrite.

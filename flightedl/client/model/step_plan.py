@@ -1,4 +1,4 @@
-"""Plans for pushes: how a given set of gradients is validated and arranged in messages.
+"""Plans for pushes: how to validate a given set of gradients and arrange them in messages.
 
 A loop pushes the same parameters step after step, so their names are resolved only once. A :class:`StepPlan` holds the
 shapes and dtypes of the gradients, and determines which gradients share a message and which blocks each message
@@ -35,7 +35,7 @@ from flightedl.kernels.half_precision import ITEM_BYTES, is_finite, largest, too
 
 Array = npt.NDArray[np.generic]
 
-#: Arrays with more elements are checked by two threads. Starting the second thread takes as long as reading 3 MB.
+#: Number of elements above which two threads check an array. Starting the second thread takes as long as reading 3 MB.
 _BIG_BYTES = 16 << 20
 _FEW_ELEMENTS = 4096
 #: Maximum number of cached plans.
@@ -66,14 +66,14 @@ class _Stretch(NamedTuple):
 
     name: str
     blocks: range
-    #: Slice of the flattened gradient that these blocks cover.
+    #: Range of the flattened gradient that these blocks cover.
     elements: slice
 
 
 class Line(NamedTuple):
     """Gradients that are adjacent in a message."""
 
-    #: Slice of the plan's names that these gradients cover.
+    #: Range of the plan's names that these gradients cover.
     first: int
     stop: int
     kind: str
@@ -84,17 +84,17 @@ class Line(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Adjacent blocks of a run whose gradients are in the same line, or which all lack gradients."""
+    """Adjacent blocks of a run that have gradients in the same line, or that all lack gradients."""
 
     blocks: range
-    #: Number of the line; None if the blocks only learn that the batch has arrived, without a gradient.
+    #: Number of the line; None if the blocks have no gradient and are only informed of the batch.
     line: int | None
-    #: Slice of the line that contains the blocks' elements; None for the complete line.
+    #: Range of the line that contains the blocks' elements; None for the entire line.
     elements: slice | None
 
 
 class StepPlan:
-    """Plan for sending the gradients of given parameters.
+    """Plan for sending gradients of a given set of parameters.
 
     Args:
         names: The parameters, in declared order.
@@ -127,7 +127,7 @@ class StepPlan:
                 size = self._declared[name].size
                 is_whole = elements.stop - elements.start == size
                 part = None if is_whole else elements
-                # For a gradient of few elements, a copy takes less time than a line of its own.
+                # Copying a gradient with few elements takes less time than sending it as a separate line.
                 is_whole = is_whole and (len(run) > 1 or size < _FEW_ELEMENTS)
                 line = self._joined_to(before, place) if is_joining and is_whole else self._line(name, place)
             if before is not None and before.line == line and (line is None or (is_joining and is_whole)):
@@ -196,12 +196,13 @@ class Outgoing(msgspec.Struct, frozen=True):
     lines: Sequence[Array]
     #: Pushes and lookups of table rows.
     rows: RowMessages | None = None
-    #: Gradients in the order of the plan's names: first in the declared dtypes, and in the sent dtypes once encoded.
+    #: Gradients in the order of the plan's names, in the declared dtypes until they are encoded, and then in the sent
+    #: dtypes.
     arrays: Sequence[Array] = ()
 
 
 class StepPlans:
-    """All plans for pushes to one model, and the validation of its gradients.
+    """Plans for all pushes to one model, and the validation of its gradients.
 
     Args:
         plan: The shard plan.
@@ -282,7 +283,7 @@ class StepPlans:
         return Outgoing(plan, plan.laid_out(outgoing.arrays), rows, outgoing.arrays)
 
     def clipped(self, gradients: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the gradients, scaled down if their global norm exceeds ``clip_norm``; otherwise the same object."""
+        """Return the gradients, scaled down if their global norm exceeds ``clip_norm``; otherwise unchanged."""
         if self._clip_norm is None:
             return gradients
         norms = {name: _square_sum(array) for name, array in gradients.items() if name not in self._unclipped}
@@ -296,7 +297,7 @@ class StepPlans:
         }
 
     def sound(self, gradients: Mapping[str, npt.ArrayLike], where: object) -> Outgoing:
-        """Validate and arrange the gradients. If ``encodes`` is true, they still have to be encoded.
+        """Validate the gradients and arrange them for sending. If ``encodes`` is true, they must still be encoded.
 
         Args:
             gradients: Gradients by name, in the parameters' shapes.
@@ -322,7 +323,7 @@ class StepPlans:
         lines = plan.laid_out(arrays)
         for line, (first, stop, kind, limit, _) in zip(lines, plan.lines, strict=True):
             if line.size < _FEW_ELEMENTS and math.isinf(limit) and not kind:
-                # Changing NumPy's error state takes longer than this pass, and ``vdot`` does not depend on it.
+                # Changing NumPy's error state would take longer than the check, and ``vdot`` does not depend on it.
                 if math.isfinite(_square(line, line)) or _all(np.isfinite(line)):
                     continue
             elif self._is_within(line, kind, limit):
@@ -355,7 +356,7 @@ class StepPlans:
         return plan, [found[name] for name in plan.names]
 
     def _is_within(self, line: Array, kind: str, limit: float) -> bool:
-        """Return True if all elements can be sent. On large lines, two threads use the full memory bandwidth."""
+        """Return True if all elements can be sent. Two threads check large lines, to use the full memory bandwidth."""
         if line.dtype == np.uint16:
             return is_finite(line.view(np.uint16), kind)
         if line.nbytes < _BIG_BYTES:
@@ -422,7 +423,7 @@ def _wide(array: Array) -> npt.NDArray[Any]:
 
 
 def _is_within(flat: Array, limit: float) -> bool:
-    """Return True if all elements are finite and below the limit. Checks exactly if the fast check is unsure."""
+    """Return True if all elements are finite and below the limit. If the fast check is inconclusive, check exactly."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.dot(flat, flat))
         return (math.isfinite(squares) and squares < limit * limit) or bool((np.abs(flat) < limit).all())

@@ -42,7 +42,7 @@ class Tree:
             return gradients
         found, _ = _flattened(gradients)
         for _, leaf in found:
-            # Start all copies from an accelerator before waiting for the first one.
+            # Start all copies from an accelerator before waiting for any of them.
             if begin := getattr(leaf, "copy_to_host_async", None):
                 begin()
         return dict(found)

@@ -55,7 +55,7 @@ class ModelValues:
         self._is_float32 = [self.dtypes[spec.name] == np.float32 for spec in plan.parameters]
         self._parameters = {number: block.parameter for number, block in blocks.items()}
         self._blocks, self._names = blocks, [spec.name for spec in plan.parameters]
-        #: Shows values to the user instead of storing them; None if values are stored.
+        #: Object that shows values to the user instead of storing them; None if values are stored.
         self.lending: Lending | None = None
         #: Numbers of the parameters that ``store`` has changed; None if changes are not recorded.
         self.stored: set[int] | None = None
@@ -166,7 +166,7 @@ def _widened(data: memoryview, halves: HalfKernels | None) -> memoryview:
 
 
 def _places_in_line(plan: ShardPlan) -> tuple[list[int], int]:
-    """Return the byte offset of each parameter in a buffer of all parameters in declared order, and the buffer's size.
+    """Return the byte offset of each parameter in a buffer of all parameters, in declared order, and its size.
 
     Consecutive parameters of the same dtype are stored without a gap, so the values of a message are contiguous.
     """

@@ -48,7 +48,7 @@ class Bags:
         starts = _checked_offsets(table, offsets, id_count)
         counts = np.diff(np.append(starts, id_count))
         kept = np.ones(id_count, np.bool_) if left_out is None else ~left_out
-        #: (id_count,) True for ids to look up, False for null and padding.
+        #: (id_count,) True for ids to look up; False for nulls and padding.
         self.kept = kept
         #: (n,) index of each looked-up id's bag, in ascending order.
         self._bag_of: Places = np.repeat(np.arange(len(starts)), counts)[kept]
@@ -57,7 +57,7 @@ class Bags:
         self._starts = np.cumsum(self._counts) - self._counts
         self._is_filled = self._counts > 0
         self._factors = self._factors_of(_checked_weights(table, weights, id_count, self._combiner), kept)
-        #: For ``max``: (n, dim) True where a row holds its bag's maximum.
+        #: For ``max``: (n, dim), True where a row holds its bag's maximum.
         self._is_greatest: npt.NDArray[np.bool_] | None = None
 
     def _factors_of(self, weights: Floats | None, kept: npt.NDArray[np.bool_]) -> Floats | None:
@@ -86,7 +86,7 @@ class Bags:
         return found
 
     def is_like(self, other: Bags) -> bool:
-        """True if both combine the same ids by ``max``, and the bags are the same."""
+        """True if both combine the same ids, in the same bags, by ``max``."""
         return (
             self._combiner == other._combiner
             and np.array_equal(self.kept, other.kept)

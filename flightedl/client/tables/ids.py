@@ -14,7 +14,7 @@ from flightedl.errors import UsageError
 Ids = npt.NDArray[np.uint64]
 
 
-#: NumPy has only one object for each of these types, so they can be compared by identity, which is faster.
+#: NumPy has a single object for each of these types, so comparing them by identity is possible, and faster.
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 _PLAIN_COLUMNS = (pa.Int64Array, pa.UInt64Array)
 
@@ -32,7 +32,7 @@ class FoundIds(NamedTuple):
 
 
 def text_ids(texts: Any) -> npt.NDArray[np.int64]:
-    """Return the ids of strings, which are also the ids in the column ``id`` of an exported table.
+    """Return the ids of strings. An exported table has the same ids in its column ``id``.
 
     A string's id is the xxh3 hash (64 bits, seed 0) of its UTF-8 bytes. The string itself is not stored.
 

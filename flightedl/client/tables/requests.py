@@ -22,7 +22,7 @@ Places = npt.NDArray[np.int64]
 
 @cache
 def kernels() -> Any:
-    """Return the compiled loops of ``kernels.distinct``. Imported lazily: trainers without tables do not need numba."""
+    """Return the compiled loops of ``kernels.distinct``. Imported lazily: without tables, numba is not needed."""
     from flightedl.kernels.compiled_rows import distinct_kernels
 
     return distinct_kernels()
@@ -70,7 +70,7 @@ class DistinctIds:
         return found
 
     def is_of(self, ids: Ids) -> bool:
-        """True if the request consists of exactly these ids in this order."""
+        """True if the request consists of exactly these ids, in the same order."""
         return len(ids) == len(self.given) and bool(kernels().are_equal(ids, self.given))
 
     def spread(self, rows: Floats) -> Floats:
@@ -93,7 +93,7 @@ class DistinctIds:
 
 
 def _numbered(many: Sequence[Ids], counts: Places) -> tuple[Ids, Ids, Places]:
-    """Return all ids, all distinct ids, and the positions. Replaces each count of ids by the count of distinct ids."""
+    """Return all ids, all distinct ids, and the positions. Changes the counts of ids to counts of distinct ids."""
     given = many[0].copy() if len(many) == 1 else np.concatenate(many) if many else np.empty(0, np.uint64)
     distinct, places = np.empty(len(given), np.uint64), np.empty(len(given), np.int64)
     index = np.empty(index_size(int(counts.max(initial=0))), np.int32)
@@ -126,7 +126,7 @@ class Divided:
         self.counts: Places = np.array(of_tables, np.int64).reshape(len(ids), pserver_count).T
 
     def ids_of(self, pserver: int) -> list[Ids]:
-        """Return the ids that a pserver owns, table by table."""
+        """Return the ids that a pserver owns, in the order of the tables."""
         return [ids[places] for ids, places in zip(self._ids, self.places[pserver], strict=True)]
 
 

@@ -1,7 +1,7 @@
 """A trainer's rows between two calls of its script: pending gradients, current lookups and prefetched rows.
 
-Prefetched rows arrive with the previous step. In synchronous mode they belong to that step's round, and are valid until
-a newer version is known. In other modes they have the values of that step's time.
+Prefetched rows arrive with the previous step. In synchronous mode, they belong to that step's round and stay valid
+until a newer version is known. In other modes, they have the values of the time of that step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TableRows:
         self.next_ids: Callable[[], Mapping[int, DistinctIds] | None] = lambda: None
         #: The lookup in progress.
         self._looking_up: Lookup | None = None
-        #: Lookup that a step carries out, or has carried out, in advance.
+        #: Lookup that a step is carrying out, or has carried out, for the next batch.
         self._ahead: Lookup | None = None
         #: Messages for the current batch. A retry sends them unchanged.
         self._made: tuple[Pushed, RowMessages] | None = None
@@ -62,7 +62,7 @@ class TableRows:
         return current.waits or not current.answered.keys().isdisjoint(self._keys)
 
     def forget(self) -> None:
-        """Drop all data of the current batch, which is over."""
+        """Drop all data of the current batch, because the batch is over."""
         self.pending.clear()
         self._made = None
 
@@ -76,7 +76,7 @@ class TableRows:
             self._looking_up = None
 
     def prefetched(self, ids: Mapping[int, DistinctIds], versions: Mapping[int, int] | None) -> Lookup | None:
-        """Return the prefetched rows. Return None if their ids differ or they are older than ``versions``."""
+        """Return the prefetched rows. Return None if they have other ids or are older than ``versions``."""
         ahead = self._ahead
         if ahead is None or not ahead.has(ids) or ahead.missing():
             self._ahead = None

@@ -38,7 +38,7 @@ class Traffic(Protocol):
         ...
 
     def push_rows(self, table: int, ids: Ids, gradients: Floats) -> None:
-        """Add gradients, which the current batch's step will push. The ids must be distinct."""
+        """Add gradients of distinct ids, which the current batch's step will push."""
         ...
 
     def rejected(self, error: GradientError) -> None: ...
@@ -66,18 +66,18 @@ class Asked(NamedTuple):
     found: FoundIds
     #: The ids to look up, without duplicates.
     distinct: DistinctIds
-    #: (n,) True for ids to look up; None if all are looked up.
+    #: (n,) True for ids to look up; None if all ids are looked up.
     kept: npt.NDArray[np.bool_] | None
     bags: Bags | None
 
     @property
     def is_plain(self) -> bool:
-        """True if all ids are looked up, and the result has the shape (n, dim)."""
+        """True if all ids are looked up, and the result is (n, dim)."""
         return self.kept is None and self.bags is None and len(self.found.shape) == 1
 
 
 class Table:
-    """Rows of floats, identified by ids. Created by ``job.table``; only the session's thread may use it.
+    """Table of rows of floats by id. Created by ``job.table``; only the session's thread may use it.
 
     An id is an integer of up to 64 bits or a string. A request is an array, list or Arrow column of ids (which may be
     dictionary-encoded), or a column of lists, in which each list is a bag. Strings are hashed to 64 bits; the
@@ -101,11 +101,12 @@ class Table:
         self._owner = owner
         self._declared = declared
         self._counts = counts
-        #: Ids of the previous pull or push. Cached, because most pushes have the same ids as the pull before them.
+        #: Ids of the previous pull or push. They are cached, because a push usually has the same ids as the pull before
+        #: it.
         self._distinct: DistinctIds | None = None
-        #: The same ids as a request; set if they were a plain array of integers.
+        #: The same ids as a request; None unless they were a plain array of integers.
         self._plain: Asked | None = None
-        #: Bags of the previous pull. With ``max``, the gradient belongs to the row that held the maximum.
+        #: Bags of the previous pull, needed because with ``max`` the gradient belongs to the row that held the maximum.
         self._last: tuple[DistinctIds, Bags] | None = None
 
     @property
@@ -202,7 +203,7 @@ class Table:
 
     @property
     def declared(self) -> tuple[int, Traffic]:
-        """Number of the table, and access to its rows. Declares the model if that has not been done."""
+        """Number of the table, and access to its rows. Declares the model if it has not been declared."""
         return self._declared(self.name)
 
     def load(self, url: str | Path) -> None:
@@ -226,10 +227,11 @@ class Table:
     def export(self, url: str | Path, *, slots: bool = False) -> bool:
         """Write all rows to one Parquet file. All trainers must call this method; one of them starts the export.
 
-        The rows are read from a new checkpoint. Without checkpoints, they are read from the pservers: in Sync mode
-        without backups, and after the loop in every mode, all rows have the same version, because no round closes while
-        this trainer waits; otherwise, each pserver's rows have the values of the time at which they are read. As with
-        ``Job.save_model``, the n-th call for a URL within an epoch is the same request in all trainers.
+        The rows are read from a new checkpoint or, in a job without checkpoints, from the pservers. In the latter case,
+        all rows have the same version if the loop has ended; in Sync mode without backups they also do during the loop,
+        because no round closes while this trainer waits. Otherwise, each pserver's rows have the values of the time at
+        which they are read. As with ``Job.save_model``, the n-th call for a URL within an epoch is the same request in
+        all trainers.
 
         Args:
             url: Path or URL of the file, which gets the columns ``id`` and ``values``.
@@ -259,7 +261,7 @@ class Table:
     def __repr__(self) -> str:
         return f"<table {self.name!r}, dim {self.dim}>"
 
-    # --- also called by the session ---
+    # --- methods that the session also calls ---
 
     def asked(
         self,
@@ -302,7 +304,7 @@ class Table:
         return plain if plain is not None and plain.distinct.is_of(ids) else None
 
     def asks_for(self, distinct: DistinctIds) -> Asked:
-        """Return a request for an array of ids, and cache it for the following push."""
+        """Return a request for an array of ids, and cache it for the next push."""
         self._distinct = distinct
         self._plain = Asked(FoundIds(distinct.given, shape=distinct.given.shape), distinct, None, None)
         return self._plain
@@ -326,7 +328,7 @@ class Table:
         return found if len(asked.found.shape) == 1 else found.reshape(*asked.found.shape, self.dim)
 
     def _bags_pulled(self, asked: Asked) -> Bags:
-        """Return the previous pull's bags if they are equal, because they record which rows held the maxima."""
+        """Return the previous pull's bags if they equal these: they record which rows held the maxima."""
         assert asked.bags is not None, "there are bags"
         if self._last is not None and self._last[0].is_of(asked.distinct.given):
             known = self._last[1]

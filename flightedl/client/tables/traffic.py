@@ -47,7 +47,7 @@ class Lookup:
         self._place_of = {number: place for place, number in enumerate(ids)}
         lengths = [len(found.ids) for found in self._ids]
         self._dims = [plan.tables[number].dim for number in ids]
-        #: Index of each table's first element in the flat values, and finally the number of all elements.
+        #: Index of each table's first element in the flat values, followed by the number of all elements.
         self._bounds = [0, *accumulate(map(mul, lengths, self._dims))]
         #: Rows of all tables' distinct ids, flattened.
         self._values: Floats = np.empty(self._bounds[-1], np.float32)
@@ -65,9 +65,9 @@ class Lookup:
             self._header = header_of([(Kind.ROWS, n, count) for n, count in zip(ids, lengths, strict=True) if count])
         else:
             self._asked = (self._divided.counts.sum(1) > 0).tolist()
-        #: Table number -> some of the ids that have no row, for tables in which every id must have one.
+        #: Table number -> some ids without a row, if every id of the table must have a row.
         self.unknown: dict[int, list[int]] = {}
-        #: Pserver -> lowest version among the rows received from it, and number of buckets that they cover.
+        #: Pserver -> the lowest version of the rows received from it, and the number of buckets that these rows cover.
         self._versions: dict[int, int] = {}
         self._received: dict[int, int] = {}
 
@@ -87,7 +87,7 @@ class Lookup:
         self._received[pserver] = 0
 
     def take(self, pserver: int, blocks: range, version: int, data: memoryview) -> None:
-        """Store rows from a pserver's answer, for some of the buckets."""
+        """Store the rows in a pserver's answer, which may cover only some of its buckets."""
         is_complete, header = blocks == self._plan.buckets_of(pserver), self._header
         if is_complete and header and len(data) == len(header) + self._values.nbytes and data[: len(header)] == header:
             self._values.data.cast("B")[:] = data[len(header) :]
@@ -140,7 +140,7 @@ class Lookup:
         return self._values[self._bounds[place] : self._bounds[place + 1]].reshape(-1, self._dims[place])
 
     def spread(self, tables: Sequence[int]) -> list[Floats]:
-        """Return the (n, dim) rows of the requested ids of each of these tables, as new arrays."""
+        """Return the (n, dim) rows of the requested ids as new arrays, one array for each of these tables."""
         places = [self._place_of[number] for number in tables]
         given = [self._ids[place] for place in places]
         if len(given) == 1:
@@ -178,7 +178,7 @@ class RowMessages:
         self._divided = _divided(plan, specs, [ids for ids, _ in gradients.values()]) if gradients else None
 
     def placed(self, plan: ShardPlan) -> RowMessages:
-        """Return messages with the same gradients for the new owners. They do not prefetch rows."""
+        """Return messages with the same gradients for the new owners. The messages do not prefetch rows."""
         return RowMessages(plan, self._gradients)
 
     def pushed(self, pserver: int, *, pull: bool) -> Payload | None:

@@ -4,14 +4,14 @@ Map:
 
 * ``store``: spans of a pserver's buckets
 * ``incoming``: decoding and validation of the rows in messages
-* ``span``: effects of the block protocol on a span's rows
+* ``span``: effects of the block protocol on the rows of a span
 * ``tables``: rows of all tables in a span
 * ``table``: rows of one table
 * ``layout``, ``memory``: allocation of a table's records, and the limit on row memory
 * ``calls``: reads and updates of several tables with one call of compiled code
 * ``threads``: a second thread for large messages
 * ``values``: input and output types of the other modules
-* ``cut``: consistent view of the tables' content at one moment
+* ``cut``: content of the tables as of one moment
 * ``norms``: search for rows with a small norm, which cuts remove
 * ``stored``: conversion between cuts and the records of a file
 * ``first``: loading of a table's initial rows from a user's file

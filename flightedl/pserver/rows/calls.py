@@ -1,4 +1,4 @@
-"""Read and update rows of several tables, with one call of compiled code per optimizer."""
+"""Reads and updates of rows in several tables, with one call of compiled code per optimizer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class RowCalls:
         self._handles = handles.reshape(-1)
         specs = [table.spec for table in tables]
         rules = [(spec.optimizer, spec.dtype, spec.rounding == "stochastic") for spec in specs]
-        #: Update function of each distinct optimizer. ``_has_rule``, (rules, tables), tells which tables use which
-        #: function.
+        #: Update functions, one for each distinct optimizer. ``_has_rule``, (rules, tables), tells which table uses
+        #: which function.
         self._updates: list[RowUpdate] = []
         known = {rule: number for number, rule in enumerate(dict.fromkeys(rules))}
         for optimizer, dtype, is_stochastic in known:
@@ -38,7 +38,8 @@ class RowCalls:
         self._has_rule = np.array([[rule == one for rule in rules] for one in known], np.bool_)
         self._is_half = np.array([bool(table.half) for table in tables], np.bool_)
         self._has_half = bool(self._is_half.any())
-        #: Tables whose rows may expire. They share the counts by age, so they are not divided between threads.
+        #: Tables whose rows may expire. Their counts by age are shared, so these tables are not divided between
+        #: threads.
         self._ages = np.array([table.expires for table in tables], np.bool_)
         self._has_ages = bool(self._ages.any())
         self._gather = row_kernel(rows.gather)
@@ -133,7 +134,7 @@ class RowCalls:
         call: Callable[[row_handles.Work, bool], int],
         chosen: npt.NDArray[np.bool_],
     ) -> dict[int, Numbers]:
-        """Call ``call`` for the work on the chosen tables, in two threads if there are many ids.
+        """Call ``call`` for these tables, in two threads if there are many ids.
 
         Returns:
             Table -> places of its ids without a row among all ids; only tables that have some.
@@ -151,7 +152,7 @@ class RowCalls:
         return _missing(np.concatenate([one, other]), missing)
 
     def _halves(self, work: row_handles.Work, widths: Numbers) -> tuple[row_handles.Work, row_handles.Work]:
-        """Divide the work between two threads. The table at the middle is split, or assigned to the second thread."""
+        """Divide the work between two threads. The table in the middle is split, or assigned to the second thread."""
         ends = np.cumsum(work[:, row_handles.COUNT])
         half = int(ends[-1]) // 2
         place = int(np.searchsorted(ends, half, "right"))
@@ -166,7 +167,7 @@ class RowCalls:
 
 
 def _missing(work: row_handles.Work, missing: Numbers) -> dict[int, Numbers]:
-    """Return table -> positions of its ids without a row, among all ids. Omits tables in which all ids have rows."""
+    """Return table -> positions of its ids without a row, among all ids. Tables without such ids are omitted."""
     found: dict[int, list[Numbers]] = {}
     for one in work[work[:, row_handles.MISSED] > 0].tolist():
         first = one[row_handles.FIRST]

@@ -1,4 +1,4 @@
-"""Read the tables' content as of one moment; see ``tables``.
+"""Read the content of the tables as of one moment; see ``tables``.
 
 A cut has two parts for each table: its rows, and its ids that wait for admission. Each part is read in two passes:
 first the records that have not changed since the cut, then the copies of records that have. No copies are made after
@@ -27,7 +27,7 @@ _WORD_BYTES = 4
 class RowChanges(NamedTuple):
     """The changes to a store between two cuts."""
 
-    #: One bit per record, set if the record has changed; one array for each part.
+    #: For each part, one bit per record: set if the record has changed.
     records: tuple[npt.NDArray[np.uint64], ...]
     #: Ids of the rows that cuts removed, by table.
     removed: tuple[npt.NDArray[np.uint64], ...]
@@ -87,7 +87,7 @@ class _Part:
         self._undo = reserved(size_bytes, np.uint32) if size_bytes else np.empty(0, np.uint32)
 
     def begin(self) -> None:
-        """Start copying records before they change, until this cut has read them."""
+        """From now on, copy records before they change, until this cut has read them."""
         arrays = [number for array in (self._wanted, self._undo) for number in (array.ctypes.data, array.size)]
         self._numbers[:] = [0, self._high, 0, *arrays]
         state = self._table.state
@@ -173,7 +173,6 @@ class RowCut:
         ]
 
     def begin(self) -> None:
-        """Start copying records before they change, until this cut has read them."""
         for part in self._left:
             part.begin()
 
@@ -182,7 +181,7 @@ class RowCut:
             part.settle()
 
     def next_rows(self, max_bytes: int = 1 << 22) -> RowChunk | None:
-        """Return about ``max_bytes`` of rows. None at the end, or if the cut has been dropped.
+        """Return about ``max_bytes`` of rows. Return None at the end, or if the cut has been dropped.
 
         A chunk may be empty. Its arrays are copies of the store's memory.
 
@@ -198,7 +197,7 @@ class RowCut:
         return None
 
     def drop(self) -> None:
-        """Free the cut, which need not have been read to the end."""
+        """Free the cut, even if it has not been read to the end."""
         for part in self._left:
             part.end()
         self._left, self.is_over = [], True

@@ -40,7 +40,7 @@ class IncomingRows:
         self._salts = np.array([table.salt for table in tables], np.uint64)
 
     def pushed(self, data: memoryview, buckets: range, *, is_finite: bool = False) -> ReceivedRows:
-        """Return the content of a push to these buckets. ``is_finite`` tells that the values have been checked.
+        """Return the content of a push to these buckets. Set ``is_finite`` if the values have been checked.
 
         Raises:
             MessageError: the content is damaged, or has an unknown table, an id in another bucket, or an id twice.

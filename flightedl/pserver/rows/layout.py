@@ -78,7 +78,7 @@ def new_table(
 
 
 def _runs(limit: int) -> npt.NDArray[np.uint32]:
-    """Return memory for the runs. After an update, up to ``limit + 1`` per bucket have rows, and as many are empty."""
+    """Return memory for the runs. After an update, each bucket has up to ``limit + 1`` used and as many empty runs."""
     if not limit:
         return np.empty(0, np.uint32)
     size = 2 * row_records.BUCKETS * (2 * limit + 4)
@@ -86,7 +86,7 @@ def _runs(limit: int) -> npt.NDArray[np.uint32]:
 
 
 def size_of(table: row_records.Table) -> int:
-    """Return the size of the memory that a table has touched."""
+    """Return the size of the memory that a table has touched so far."""
     state = table.state.tolist()
     undone = int(table.cuts[row_records.UNDONE :: row_records.CUT_SIZE].sum())
     records = (state[row_records.HIGH] + undone) * int(table.layout[row_records.STRIDE]) * _WORD_BYTES

@@ -4,7 +4,8 @@ An array grows without being copied, and its elements never move. Beyond its fir
 are accessed at random, and with 4 KiB pages, address translation would take as long as the access itself.
 
 No more rows are created once a pserver's rows have reached their limit, or once the machine or container has almost no
-memory left. The latter is checked because other processes use memory, too. Existing rows can still be updated.
+memory left. Other processes use memory, too, so the second condition is also necessary. Existing rows can still be
+updated.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ import numpy.typing as npt
 #: Size of the first part of an array, which has small pages, so that small tables use little memory.
 _SMALL_BYTES = 1 << 20
 _PAGE_BYTES = 1 << 12
-#: Maximum address space for a pserver's rows. A process has 2**47 bytes.
+#: Maximum address space for a pserver's rows; a process has 2**47 bytes in total.
 ADDRESS_BYTES = 1 << 44
 #: MAP_NORESERVE of Linux, which Python defines since 3.13: reserved address space does not count as used memory.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 _SYSTEM = Path("/proc/meminfo")
 _USED, _STATISTICS = Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory.stat")
-#: Growth of rows after which the available memory is queried; if less than this is available, it is always queried.
+#: Growth of the rows after which the available memory is queried again. If less than this is available, it is queried
+#: every time.
 _LOOK_BYTES = 64 << 20
-#: Memory left to other processes: in bytes, and as a fraction of the memory of small machines.
+#: Memory reserved for other processes: in bytes, and, on small machines, as a fraction of the memory.
 _SPARE_BYTES, _SPARE_SHARE = 1 << 30, 0.05
-#: Files with the container's memory limit, for both versions of cgroups. They contain a word if there is no limit.
+#: Files with the container's memory limit, for both versions of cgroups. Without a limit, they contain a word.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -75,7 +77,7 @@ class RowMemory:
     def __init__(self, limit_bytes: int = 0, available: Callable[[], int] = available_bytes) -> None:
         self._limit_bytes = limit_bytes or ADDRESS_BYTES
         self._available = available
-        #: Current memory of the rows, and their memory at the last query of the available memory.
+        #: Current size of the rows, and their size when the available memory was last queried.
         self.taken_bytes = self._looked_at_bytes = 0
         #: Memory that was available then.
         self._was_left_bytes = 0

@@ -1,4 +1,4 @@
-"""Search for rows with a small norm. A cut removes them."""
+"""Search for rows with a small norm, which a cut then removes."""
 
 from __future__ import annotations
 

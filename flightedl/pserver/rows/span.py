@@ -1,11 +1,11 @@
-"""Rows of embedding tables in a range of buckets, as a span of the block protocol, whose blocks are the buckets.
+"""Rows of embedding tables in a range of buckets, as a span of the block protocol in which buckets are blocks.
 
 A batch is applied to the whole span, so its cost depends neither on the number of buckets nor on the number of tables.
 This module determines when rows change; ``tables`` stores, finds and updates them.
 
-If the mode takes the mean, a table's sum is divided by the total weight of the batches that pushed to the table,
-wherever their ids are stored. Likewise, a parameter block's sum is divided by the weight of the batches with a gradient
-for it. So the mean does not depend on the number of pservers.
+To compute a mean, a table's sum is divided by the total weight of the batches that pushed to the table, wherever their
+ids are stored. Likewise, a parameter block's sum is divided by the weight of the batches with a gradient for it. So the
+mean does not depend on the number of pservers.
 
 The caller must hold ``lock`` for every method. All spans of a pserver share one lock, but each span has its own tables.
 """
@@ -35,7 +35,7 @@ _NAMED_UNKNOWN = 3
 class ReceivedRows(NamedTuple):
     """The validated content of a message about rows."""
 
-    #: Gradients for each table to which the batch pushed, even if they have no ids in this span.
+    #: Gradients for each table to which the batch pushed, including tables without ids in this span.
     gradients: TableRows = NO_ROWS
     #: Ids of the rows that the sender requests, in this order and without gaps.
     wanted: TableRows = NO_ROWS
@@ -73,7 +73,7 @@ class RowSpan(SpanPlace):
         #: Highest epoch among the batches applied to the rows.
         self.epoch = 0
         self._first = first_bucket
-        #: Contributions to the open round, which are also stored in ``rows``.
+        #: Contributions to the open round. ``rows`` contains them, too.
         self._kept: list[tuple[AddGradient, ReceivedRows]] = []
         #: Table -> total weight of the batches in the open round that pushed to it.
         self._weights: dict[int, float] = {}
@@ -214,12 +214,12 @@ class RowSpan(SpanPlace):
         return self.rows.begin_cut(version, self.epoch, file=file, after=after, is_base=is_base)
 
     def begin_restore(self) -> None:
-        """Drop all rows, including those of a checkpoint that could not be restored."""
+        """Drop all rows, including rows from a checkpoint that could not be restored."""
         self.rows.close()
         self.rows = RowTables(self.rows.specs, self.buckets, self.rows.memory)
         self.epoch = 0
 
 
 def _seed_of(effect: Update) -> int:
-    """Return the seed of stochastic rounding. It is the same whenever the same batches are applied."""
+    """Return the seed of stochastic rounding, which is the same whenever the same batches are applied."""
     return batch_seed(*min((batch for batch, _ in effect.batches), default=Batch(0, 0, 0)))

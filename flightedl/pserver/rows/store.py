@@ -1,8 +1,8 @@
-"""Store for embedding tables: the rows of a pserver's buckets, in spans, and validation of incoming rows.
+"""Store for embedding tables: the rows of a pserver's buckets, in spans. It also validates incoming rows.
 
 A message about rows names adjacent buckets. Buckets that come from different checkpoint files or from another pserver
-have different histories, so they are in different spans, and each span answers separately. Spans are joined once their
-histories no longer differ.
+have different histories, so they are in different spans, and each span answers separately. Spans are joined when their
+histories have become equal.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ class RowStore:
         return "rows"
 
     def counts(self) -> list[RowCounts]:
-        """Return the statistics of each table, by number."""
         found = []
         spans, names = distinct(self.spans), [field.name for field in fields(RowCounts)]
         for number in range(len(self.tables)):
@@ -88,7 +87,7 @@ class RowStore:
         return found
 
     def knows(self, file: str) -> bool:
-        """Return True if an increment on this file would be smaller than a base: changes since its cut are known."""
+        """Return True if the changes since this file's cut are known, so an increment would be smaller than a base."""
         return any(span.rows.knows(file) for span in distinct(self.spans))
 
     # messages
@@ -114,16 +113,16 @@ class RowStore:
         """Return the content of a push.
 
         Raises:
-            StalePlacementError: a bucket is not here, or the push covers only a part of a span.
-            MessageError: likewise, in a job without a stored placement; or an error of ``IncomingRows.pushed``.
-            GradientError: the gradients have NaN or infinity.
+        StalePlacementError: a bucket is not here, or the push covers only a part of a span.
+        MessageError: likewise, in a job without a stored placement; or an error of ``IncomingRows.pushed``.
+        GradientError: the gradients have NaN or infinity.
         """
         for _ in self._spans_in(part.blocks):
             pass
         return self._incoming.pushed(part.data, self._buckets(part.blocks), is_finite=part.is_finite)
 
     def by_span(self, blocks: range, received: ReceivedRows) -> Iterator[tuple[RowSpan, ReceivedRows]]:
-        """Yield each span of these buckets with its part of the content. If a span was split, yield its parts."""
+        """Yield each span of these buckets with its part of the content. If a span has been split, yield its parts."""
         for span in self._spans_in(blocks):
             yield span, received if span.numbers == blocks else received.within(span.buckets, self.tables)
 
@@ -172,7 +171,7 @@ class RowStore:
         self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 
     def borders(self, blocks: range) -> list[int]:
-        """Return the first bucket of each span but the first, up to the first bucket that is not on this pserver."""
+        """Return the first bucket of every span but the first, up to the first bucket that is not on this pserver."""
         found: list[int] = []
         span = self.spans.get(blocks.start)
         while span and (number := span.numbers.stop) < blocks.stop and (span := self.spans.get(number)):
@@ -180,11 +179,11 @@ class RowStore:
         return found
 
     def joined_at_once(self) -> int:
-        """Return the number of buckets to move to another span in one go."""
+        """Return the number of buckets that may be moved to another span at once."""
         return max(1, _JOINED_BYTES * len(self.spans) // max(1, self.size_bytes))
 
     def join(self, joined: Joined, version: int) -> None:
-        """Move the rows of buckets that join another span. Both spans have this version. The caller holds ``lock``."""
+        """Move the rows of buckets that join another span of the same version. The caller holds ``lock``."""
         moved, kept, other = joined.moved, self.spans[joined.kept], self.spans[joined.moved.start]
         epoch = max(kept.epoch, other.epoch)
         kept.rows.take(other.rows.release(self._buckets(moved), version, epoch), version)
@@ -234,7 +233,7 @@ class RowStore:
             span.rows.restore(chunk_of(self.tables[stored.table], stored), self._counting)
 
     def finish_restore(self) -> None:
-        """Remove rows that were expired at the restored cuts."""
+        """Remove rows that had expired by the restored cuts."""
         for span in distinct(self.spans):
             span.epoch = self._taken.epoch_of(span.numbers)
             for table, spec in enumerate(self.tables):

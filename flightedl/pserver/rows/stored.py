@@ -1,4 +1,4 @@
-"""Convert a span's rows to the records of a file, and back. A cut can be read while the rows change."""
+"""Convert a span's rows to records of a file and back. A cut can be read while the rows change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CutRows:
         self.cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
         complete: list[int] = []
         if not is_base:
-            # If the changes of a span are unknown, all of its rows are written.
+            # If it is unknown which rows of a span have changed, all rows are written.
             complete = list(numbers) if self.cut.is_base else span.numbers_of(self.cut.complete)
         self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch, complete)
         #: Total size of the rows yielded so far.
@@ -85,7 +85,7 @@ class CutRows:
 
 
 def chunk_of(spec: TableSpec, stored: StoredRows) -> RowChunk:
-    """Return rows from a file in the store's format.
+    """Convert rows from a file to the format of the store.
 
     Raises:
         CorruptError: the rows belong to another table or optimizer.

@@ -32,11 +32,11 @@ _CHUNK = 2048
 #: Number of records that an update checks for expiry, for each id in the update.
 _SWEPT_BY_ID = 2
 _WORD_BYTES = 4
-#: Size of the index per record, in bytes.
+#: Bytes of the index per record.
 _INDEX_BYTES = 14
 #: Minimum number of counters in a sketch: 16 in each row of a bucket's sketch.
 _LEAST_SKETCH_BYTES = 64 * BUCKETS
-#: Lower than any version, even after a bucket's shift is added.
+#: A version lower than any other, even after a bucket's shift is added.
 _NEVER = -(1 << 62)
 
 
@@ -91,7 +91,7 @@ class RowTable:
         self.half = "" if spec.dtype == "float32" else spec.dtype
         self.salt, self._key = spec.salt, spec.key
         self._beside = np.empty(row_records.SCRATCH_SIZE, np.uint64), np.empty(row_records.SCRATCH_SIZE, np.int64)
-        #: The rows' records, and their index.
+        #: Records of the rows, and their index.
         self.rows = new_table(layout, memory_bytes, shifts, self.ages, self._limit, is_counted_by_age=True)
         row_handles.write_handle(handle, self.rows, self._beside, self.salt, spec.dim, self.value_words)
         is_counting = spec.admit_after > 1 and spec.admission == "exact"
@@ -104,8 +104,8 @@ class RowTable:
         self._init = init_numbers(spec.init)
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
         self._removed = 0
-        #: For rows, and for waiting ids: one bit per record that changed between the newest cut for a file and the
-        #: newest cut of any kind.
+        #: One bit per record, for rows and for waiting ids: set if the record changed between the newest cut for a file
+        #: and the newest cut of any kind.
         self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
         _compile_for(spec)
         #: True if rows may expire.
@@ -118,12 +118,12 @@ class RowTable:
         return version - self._unused_versions if self._unused_versions else _NEVER, self.spec.oldest_epoch(epoch)
 
     def oldest_of_buckets(self, oldest: int) -> npt.NDArray[np.int64]:
-        """Return the lowest version that a row may have, for each bucket. ``oldest`` is a version of the store."""
+        """Return, for each bucket, the lowest version of an unexpired row. ``oldest`` is a version of the store."""
         return np.maximum(oldest + self.rows.shifts, self.given_up)
 
     @property
     def given_up(self) -> npt.NDArray[np.int64]:
-        """(buckets,) Rows with lower versions were evicted because their bucket had too many rows."""
+        """(buckets,) Rows of lower versions were evicted because their bucket had too many rows."""
         return self.ages[row_records.GIVEN_UP : row_records.GIVEN_UP + BUCKETS]
 
     def fill(self, ids: Ids, missing: npt.NDArray[np.int64], out: Floats) -> None:
@@ -134,7 +134,7 @@ class RowTable:
             out[missing] = 0
 
     def _first_values(self, ids: Ids, places: npt.NDArray[np.int64], out: Floats) -> None:
-        """Write initial values in the form in which a read returns them."""
+        """Write the initial values that a read returns for ids without a row."""
         row_kernel(row_rules.first_values)(ids, places, self._key, *self._init, out)
         if self.half:
             out[places] = self._from_bits(self._to_bits(out[places]))
@@ -167,7 +167,7 @@ class RowTable:
         return self._make(ids, push, self.oldest(push.version - 1, push.epoch), missing)
 
     def grow_older(self, version: int, epoch: int, count: int) -> None:
-        """Evict rows, and free expired ones, after an update of ``count`` ids."""
+        """Evict rows and free expired ones, after an update of ``count`` ids."""
         oldest, _ = self.oldest(version, epoch)
         if self._limit:
             row_kernel(rows.give_up)(self.rows, version, self.oldest_of_buckets(oldest), self._limit, self._limit)
@@ -220,11 +220,10 @@ class RowTable:
 
     @property
     def size_bytes(self) -> int:
-        """Memory used by the rows, the index and the sketch, in bytes."""
         return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
 
     def counts(self, version: int, epoch: int) -> RowCounts:
-        """Return the table's statistics, without reads. ``version`` and ``epoch`` are those of the most recent push."""
+        """Return the table's statistics other than reads. ``version`` and ``epoch`` belong to the most recent push."""
         state, waiting = self.rows.state, self.waiting.state
         live = int(state[row_records.USED])
         if self._limit:
@@ -274,7 +273,7 @@ class RowTable:
         return self.rows.shifts.copy() if self.rows.shifts.any() else NO_SHIFTS
 
     def part(self, *, is_waiting: bool) -> row_records.Table:
-        """Return the records of waiting ids or those of rows."""
+        """Return the records of the waiting ids, or those of the rows."""
         return self.waiting if is_waiting else self.rows
 
     def changed(self, *, is_waiting: bool) -> npt.NDArray[np.uint64]:
@@ -283,7 +282,7 @@ class RowTable:
         return either_bits(table.dirty[: bit_words(table)], self._changed[is_waiting])
 
     def begin_cut(self, *, is_for_file: bool) -> None:
-        """Start recording changes for a new cut. The cuts in progress have already dealt with the earlier changes."""
+        """Start recording changes for a new cut. The cuts in progress no longer need the record of earlier changes."""
         for is_waiting in (False, True):
             self._changed[is_waiting] = np.empty(0, np.uint64) if is_for_file else self.changed(is_waiting=is_waiting)
             table = self.part(is_waiting=is_waiting)
@@ -316,7 +315,7 @@ class RowTable:
         )
 
     def restore(self, chunk: RowChunk) -> None:
-        """Add rows for the store's buckets. They replace existing rows with the same ids."""
+        """Add rows in the store's buckets. They replace existing rows with the same ids."""
         table = self.part(is_waiting=chunk.is_waiting)
         records = np.empty(chunk.ids.size, np.int64)
         if not chunk.is_waiting and self.waiting.state[row_records.USED]:
@@ -339,7 +338,7 @@ class RowTable:
         row_kernel(row_cuts.count_touches)(table, records, self.salt)
 
     def release(self, buckets: Iterable[int], oldest: tuple[int, int]) -> list[RowChunk]:
-        """Remove and return the buckets' rows and waiting ids, except those that are expired by ``oldest``."""
+        """Remove and return the rows and waiting ids of these buckets, except those that have expired by ``oldest``."""
         found = []
         for is_waiting in (False, True):
             table = self.part(is_waiting=is_waiting)
@@ -357,7 +356,7 @@ class RowTable:
         return int(chunk.ids.size) * (stride * _WORD_BYTES + _INDEX_BYTES)
 
     def existing(self, chunk: RowChunk, oldest: npt.NDArray[np.int64], oldest_epoch: int) -> RowChunk:
-        """Return the unexpired rows of a chunk. ``oldest`` has one version per bucket."""
+        """Return the unexpired rows of a chunk. ``oldest`` contains one version per bucket."""
         if not self.expires:
             return chunk
         layout = self.part(is_waiting=chunk.is_waiting).layout
@@ -376,7 +375,7 @@ class RowTable:
             row_kernel(row_cuts.remove)(table, records, self.salt)
 
     def restore_table(self, cut: CutTable, buckets: range) -> None:
-        """Remove rows of these buckets that were expired at a cut, and restore the sketch counters from the cut."""
+        """Remove rows of these buckets that had expired by a cut, and restore the sketch counters from the cut."""
         if self._limit:
             given_up = self.given_up.copy()
             given_up[buckets.start : buckets.stop] = cut.given_up[buckets.start : buckets.stop]
@@ -394,7 +393,7 @@ class RowTable:
 def read_records(
     table: row_records.Table, words: npt.NDArray[np.uint32], at: int, width: int, records: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """Return (n, width): for each of n records in ``words``, ``width`` words from word ``at`` on."""
+    """Return an array (n, width): ``width`` words, from word ``at`` on, of each of the n records in ``words``."""
     out = np.empty((records.size, width), np.uint32)
     if width:
         row_kernel(row_cuts.collect)(words, int(table.layout[row_records.STRIDE]), at, width, records, out.reshape(-1))

@@ -1,11 +1,11 @@
 """Rows of embedding tables in a range of buckets: reads, updates, rounds, cuts.
 
-``flightedl.testing.reference_table`` specifies how a row behaves; this module implements it for speed and low memory
-use. All buckets of a store have the same history. On a pserver, each range of buckets with a different history has its
-own store.
+``flightedl.testing.reference_table`` specifies how a row behaves; this module implements this behavior for speed and
+low memory use. All buckets of a store have the same history. A pserver has a separate store for each range of buckets
+with a different history.
 
 Ids are (n,) uint64: contiguous, distinct within a call, and in the store's buckets (see ``incoming``). ``version`` is
-the span's version as the reference defines it. ``epoch`` is the highest epoch of all batches applied to the span so
+the span's version as defined by the reference. ``epoch`` is the highest epoch of all batches applied to the span so
 far.
 
 **Rounds.** ``add`` stores contributions without copying them, so the caller must not change them. When the round
@@ -17,9 +17,9 @@ push.
 first. Several cuts may be read independently at the same time. A cut contains either all rows (a *base*) or the changes
 since the cut of an earlier file (an *increment*, see ``domain.checkpoint.changes``).
 
-To restore a base and its increments, a reader processes them in order: it first drops the rows that an increment lists
-as removed, and then adds the increment's rows, which replace earlier states. Finally it drops the rows that are expired
-according to the last cut's ``oldest`` version and epoch.
+To restore a base and its increments, a reader processes the files in order: for each increment, it drops the rows that
+the increment lists as removed, and then adds the increment's rows, which replace earlier states. Finally it drops the
+rows that are expired according to the last cut's ``oldest`` version and epoch.
 
 **Memory** is limited (``memory``). At the limit, no rows are created: gradients for new rows are dropped and counted as
 ``refused``, and reads return the values that ``unknown`` defines. Existing rows can still be updated.
@@ -73,7 +73,7 @@ class _Contribution:
 
 
 class RowTables:
-    """The rows of all tables in a range of buckets.
+    """Rows of all tables in a range of buckets.
 
     Args:
         specs: The tables, by number.
@@ -87,7 +87,7 @@ class RowTables:
         self.memory = RowMemory() if memory is None else memory
         each = min(machine_bytes(), ADDRESS_BYTES // max(1, len(self.specs)))
         handles = np.zeros((len(self.specs), HANDLE_SIZE), np.int64)
-        #: (buckets,) difference between each bucket's version and the store's (see ``kernels.row_records``).
+        #: (buckets,) Difference between each bucket's version and the store's (see ``kernels.row_records``).
         self.shifts = np.zeros(BUCKETS, np.int64)
         self._tables = [
             RowTable(spec, number, each, handles[number], self.shifts) for number, spec in enumerate(self.specs)
@@ -95,12 +95,12 @@ class RowTables:
         self._calls = RowCalls(self._tables, handles)
         #: Version and epoch of the most recent push.
         self._version = self._epoch = 0
-        #: For each table: number of ids that were read, and number of those that had a row.
+        #: For each table: number of ids that were read, and number of these that had a row.
         self._reads, self._hits = np.zeros((2, len(self.specs)), np.int64)
         self._size_bytes = 0
         self._note_size()
         self._round: list[_Contribution] = []
-        #: Cuts that are being read, by line. A finished cut is removed later.
+        #: Cuts that are being read, by their line in ``cuts``. A finished cut is removed later.
         self._cuts: dict[int, RowCut] = {}
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
         #: (buckets,) True for buckets that were adopted since the newest cut for a file.
@@ -137,7 +137,7 @@ class RowTables:
         rate_factor: float = 1.0,
         seed: int = 0,
     ) -> None:
-        """Apply gradients. Each table may occur at most once.
+        """Apply gradients to several tables, to each at most once.
 
         Args:
             push: Gradients by table.
@@ -165,7 +165,7 @@ class RowTables:
         missing: Numbers,
         scale: float | Mapping[int, float],
     ) -> None:
-        """Create and update rows for admitted ids, as far as memory permits."""
+        """Create and update rows for admitted ids, to the extent that memory permits."""
         before = table.size_bytes
         made = table.make(push.ids, common, missing, self.memory.room_bytes())
         if made.size:
@@ -243,12 +243,11 @@ class RowTables:
         self.memory.taken_bytes += self._size_bytes - before
 
     def close(self) -> None:
-        """Stop counting the rows in ``memory``, because the store is no longer used."""
+        """Stop counting the rows in ``memory``. Called when the store is no longer used."""
         self.memory.taken_bytes -= self._size_bytes
         self._size_bytes = 0
 
     def knows(self, file: str) -> bool:
-        """Return True if the changes since this file's cut are known."""
         return self._changes.knows(file)
 
     def begin_cut(
@@ -262,7 +261,7 @@ class RowTables:
         most_bytes: int | None = None,
         table: int | None = None,
     ) -> RowCut:
-        """Cut the current content. Earlier cuts may still be being read.
+        """Cut the current content. Earlier cuts may still be in progress.
 
         Args:
             version: Version of the span.
@@ -322,7 +321,7 @@ class RowTables:
         return MovedBuckets(tuple(buckets), versions, epoch, given_up, sketches, tuple(found))
 
     def adopt(self, moved: MovedBuckets, version: int) -> None:
-        """Add buckets that another store released. Their rows behave as they would have behaved there.
+        """Add buckets that another store released. Their rows behave as they would have behaved in that store.
 
         Args:
             moved: The released buckets. Their epoch also applies to the span from now on.
@@ -370,10 +369,10 @@ class RowTables:
             self.shifts[counting] = shifts[counting]
 
     def restore(self, chunk: RowChunk, counting: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add rows from a file. Must not be called once the store is in use.
+        """Add rows from a file. Must be called before the store is used.
 
-        A base must be added before its increments, whose rows replace existing ones. All rows count as changed, so the
-        next cut should be a base.
+        A base must be added before its increments, whose rows replace those of the base. All rows count as changed, so
+        the next cut should be a base.
 
         Args:
             chunk: The rows.
@@ -402,9 +401,9 @@ class RowTables:
 
 
 def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) -> tuple[TableRows, dict[int, float]]:
-    """Return the contributions' sum by table and id, and a factor for each table.
+    """Return the sum of the contributions by table and id, and a factor for each table.
 
-    If a table has only one contribution, it is returned without a copy, and its weight is the factor.
+    If a table has only one contribution, that is returned without a copy, and its weight is the factor.
     """
     first = contributions[0]
     if len(contributions) == 1:

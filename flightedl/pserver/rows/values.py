@@ -24,14 +24,14 @@ NO_SHIFTS: Numbers = np.empty(0, np.int64)
 
 
 def slots_of_new_rows(spec: TableSpec, count: int) -> Floats:
-    """Return (count, elements of all slots): the slots of new rows, before their first update."""
+    """Return the slots of new rows before their first update, (count, elements of all slots)."""
     slots = spec.optimizer.slots
     whole = np.repeat(np.array([slot.initial for slot in slots], np.float32), [slot.width(spec.dim) for slot in slots])
     return np.tile(whole, (count, 1))
 
 
 class TableGradients(NamedTuple):
-    """The part of a push or read that belongs to one table. A read has no gradients."""
+    """Part of a push or read that belongs to one table. Reads have no gradients."""
 
     #: Number of the table, which is its position in the declaration.
     table: int
@@ -49,18 +49,18 @@ class TableRows:
     tables: Numbers
     dims: Numbers
     counts: Numbers
-    #: (n,) start of each table's ids in ``ids``, and of its values in ``gradients`` or in a read's output.
+    #: (n,) Start of each table's ids in ``ids``, and of its values in ``gradients`` or in a read's output.
     starts: Numbers
     value_starts: Numbers
-    #: Contains the ids of all tables, and possibly others. Contiguous. Like ``gradients``, it may be read-only and
-    #: unaligned.
+    #: Contains the ids of all tables, and possibly other ids. Contiguous. Like ``gradients``, the array may be
+    #: read-only and unaligned.
     ids: Ids
     #: Gradients of all tables, flat.
     gradients: Floats
 
     @classmethod
     def of(cls, push: Sequence[TableGradients]) -> TableRows:
-        """Combine the parts of several tables. A single part is not copied."""
+        """Join the parts of several tables. If there is only one part, it is not copied."""
         if len(push) == 1:
             (table, ids, gradients) = push[0]
             dim, count = (np.array([number]) for number in (gradients.shape[1], ids.size))
@@ -90,7 +90,7 @@ class TableRows:
         return replace(self, ids=self.ids.copy(), gradients=self.gradients.copy())
 
     def within(self, buckets: range, specs: Sequence[TableSpec]) -> TableRows:
-        """Return the part that belongs to these buckets. The output of a read is contiguous."""
+        """Return the part for these buckets. The output of a read is contiguous."""
         salts = np.repeat(np.array([specs[table].salt for table in self.tables.tolist()], np.uint64), self.counts)
         order = _all_of(self.starts, self.counts)
         found = buckets_of(self.ids[order], salts)
@@ -113,13 +113,13 @@ class TableRows:
 
 
 def begins(counts: Numbers) -> Numbers:
-    """Return the starts of adjacent parts with these lengths."""
+    """Return the start of each of several adjacent parts with these lengths."""
     ends: Numbers = np.cumsum(counts)
     return ends - counts
 
 
 def _all_of(starts: Numbers, counts: Numbers) -> Numbers:
-    """Return the positions of all elements of the parts with these starts and lengths."""
+    """Return the positions of all elements of parts with these starts and lengths."""
     found: Numbers = np.repeat(starts - begins(counts), counts) + np.arange(int(counts.sum()))
     return found
 
@@ -130,19 +130,19 @@ NO_ROWS = TableRows.of(())
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Statistics of one table. The counts from ``reads`` on start at 0 with the store, and may be lost."""
+    """Statistics of one table. Counts from ``reads`` on begin at 0 when the store is created, and may be lost."""
 
     #: Number of rows after the most recent update, and their memory including slots and index.
     rows: int = 0
     size_bytes: int = 0
     #: Number of ids waiting for admission.
     waiting: int = 0
-    #: Number of ids that were read, and number of those that had a row.
+    #: Number of ids that were read, and number of these that had a row.
     reads: int = 0
     hits: int = 0
     #: Number of rows created.
     created: int = 0
-    #: Number of gradients that were dropped because their id was not admitted yet, or because there was no memory.
+    #: Number of gradients that were dropped because their id was not admitted yet, or for lack of memory.
     not_admitted: int = 0
     refused: int = 0
     #: Number of rows that were found expired, or that cuts removed.
@@ -153,15 +153,15 @@ class RowChunk(NamedTuple):
     """Rows of one table as of a cut."""
 
     table: int
-    #: True for ids that wait for admission. They have no slots and values, and ``updates`` counts their pushes.
+    #: True for ids that wait for admission. Their records have no slots and values, and ``updates`` counts pushes.
     is_waiting: bool
     #: (n,).
     ids: Ids
-    #: (n,) each: the row's number of updates, and version and epoch after the last one; zero if not needed.
+    #: (n,) each: the row's number of updates, and the version and epoch after its last update; zeros if not needed.
     updates: npt.NDArray[np.uint32]
     versions: npt.NDArray[np.uint32]
     epochs: npt.NDArray[np.uint32]
-    #: (n, elements of all slots of a row), slot by slot.
+    #: (n, elements of all slots of a row): the slots, one after the other.
     slots: Floats
     #: (n, dim) float32, or uint16 with the bits of 16-bit floats.
     values: npt.NDArray[Any]
@@ -176,11 +176,11 @@ class MovedBuckets(NamedTuple):
     """Complete state of n buckets that move from one store to another."""
 
     buckets: tuple[int, ...]
-    #: (n,) versions of the buckets, which determine when their rows expire.
+    #: (n,) Versions of the buckets, which determine when their rows expire.
     versions: Numbers
     #: Highest epoch among the batches applied to the rows.
     epoch: int
-    #: (tables, n) Rows with lower versions were evicted because their bucket had too many rows.
+    #: (tables, n) Rows of lower versions were evicted because their bucket had too many rows.
     given_up: Numbers
     #: (n, counters of a bucket), for each table.
     sketches: tuple[npt.NDArray[np.uint8], ...]
@@ -190,24 +190,25 @@ class MovedBuckets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """State of one table at a cut, apart from its rows."""
+    """State of one table as of a cut, without its rows."""
 
-    #: Rows whose last update led to a lower version of the store are expired.
+    #: Rows whose last update led to a lower version of the store have expired.
     oldest: int
-    #: Rows whose last update was in a lower epoch are expired.
+    #: Rows whose last update was in a lower epoch have expired.
     oldest_epoch: int
-    #: (n,) For increments: ids of rows that cuts removed (see ``Evict``) since the previous file. They may exist again.
+    #: (n,) In increments: ids of rows that cuts have removed (see ``Evict``) since the previous file. These rows may
+    #: have been created again.
     removed: Ids
     #: Sketch counters of waiting ids; empty if the table has no sketch.
     sketch: npt.NDArray[np.uint8]
-    #: (buckets,) difference between each bucket's version and the store's; empty if all differences are zero.
+    #: (buckets,) Difference between each bucket's version and the store's; empty if all differences are zero.
     shifts: Numbers
-    #: (buckets,) Rows with lower versions were evicted because their bucket had too many rows.
+    #: (buckets,) Rows of lower versions were evicted because their bucket had too many rows.
     given_up: Numbers
 
 
 def bit_words(table: row_records.Table) -> int:
-    """Return the number of 64-bit words that hold one bit for each record ever used."""
+    """Return the number of 64-bit words that contain one bit for each record ever used."""
     return -(-int(table.state[row_records.HIGH]) // 64)
 
 
