@@ -15,7 +15,7 @@ from flightedl.testing.simulation.etcd import Etcd, pointer_in
 from flightedl.testing.simulation.master import Master
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.recorded import RunRecorder
-from flightedl.testing.simulation.scenario import drawn
+from flightedl.testing.simulation.scenario import Scenario, drawn
 from flightedl.testing.simulation.store import Store
 from flightedl.testing.simulation.strikes import Strikes
 from flightedl.testing.simulation.trainer import Trainer
@@ -60,12 +60,13 @@ class Cluster:
         record: Path | None = None,
         *,
         has_rows: bool = False,
+        scenario: Scenario | None = None,
     ) -> None:
-        """``record`` is the directory for recordings of the processes, or None."""
+        """``record`` is the directory for recordings of the processes. ``scenario`` replaces the seed's scenario."""
         self.world = world = World(seed)
         self._recordings = None if record is None else RunRecorder(record, world)
         self.flaws = frozenset(flaws)
-        self.scenario = scenario = drawn(seed, fault_scale, mode, recovery, has_rows=has_rows)
+        self.scenario = scenario = scenario or drawn(seed, fault_scale, mode, recovery, has_rows=has_rows)
         self.shape = scenario.shape
         self.fault_scale, self.break_rate = scenario.fault_scale, scenario.break_rate
         self.pserver_count = scenario.pserver_count
