@@ -4,15 +4,11 @@ A file is a sequence of chunks. A chunk consists of a header (five little-endian
 payload, which contains the records, each as (uint32 length, bytes), compressed together. The other four numbers depend
 on the dialect:
 
-===========  ==========================================  ======================  ==================
-dialect      header after the magic                      compressor codes        checksum of payload
-===========  ==========================================  ======================  ==================
-edl (Go)     checksum, compressor, size, records         0 none, 1 snappy        CRC-32 (IEEE)
-             (what this module writes)                   (framed), 2 gzip
-fluid        records, checksum, compressor, size         the same                CRC-32 (IEEE)
-pyrecordio   records, checksum, compressor, size         1 none, 2 snappy        CRC-32C
-                                                         (raw), 3 gzip
-===========  ==========================================  ======================  ==================
+* edl (Go), the dialect that this module writes: checksum, compressor, size, records. The compressors are 0 for none, 1
+  for snappy (framed) and 2 for gzip. The payload's checksum is CRC-32 (IEEE).
+* fluid: records, checksum, compressor, size. The compressors and the payload's checksum are those of edl.
+* pyrecordio: records, checksum, compressor, size. The compressors are 1 for none, 2 for snappy (raw) and 3 for gzip.
+  The payload's checksum is CRC-32C.
 
 The compressor code and the checksum of the first chunk determine the dialect. Indexing reads this chunk and otherwise
 only headers, so damage to another chunk is detected only when that chunk is read.

@@ -7,5 +7,5 @@
 * ``checkpoints``, ``status``, ``reading``: messages from any client to a server.
 
 ``schemas/`` (package ``flightedl_schemas``) describes the same messages as JSON schemas, for other languages. A test
-compares the two.
+compares these schemas with the code.
 """

@@ -8,7 +8,7 @@ Rules:
 * Every request that can be retried carries an identity: a push its ``BatchIdentity``, a report its ``attempt``, a
   trainer's request its ``generation``, a member's request its ``member``. Headers of the transport carry the
   generations of servers.
-* Every request about the blocks of a pserver names the shard plan (``plan_hash``), which includes the version of the
+* Every request about a pserver's blocks names the shard plan (``plan_hash``), which includes the version of the
   placement.
 * Numbers that identify something (epoch, task, batch, attempt, generation, member) are non-negative.
 """

@@ -1,6 +1,6 @@
-"""Requests to the master for checkpoints, and for files with the model.
+"""Requests to the master for checkpoints, and for files that contain the model.
 
-A client repeats a request until it is complete. Each repetition returns the progress.
+A client repeats a request until it has been completed. Each repetition returns the progress.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SaveModelRequest(Request, frozen=True, kw_only=True):
     url: Text
     #: "safetensors", "npz" or "arrow"; empty to derive it from the file's name. Tables are always Parquet.
     format: Text = ""
-    #: Name of the table whose rows to write instead of the parameters; empty for the parameters.
+    #: Name of the table whose rows to write; empty to write the parameters.
     table: Text = ""
     #: True to write the table's optimizer slots, too.
     slots: bool = False
@@ -56,7 +56,7 @@ class SaveRecord(Reply, frozen=True, kw_only=True):
 
 
 class SaveModelReply(Reply, frozen=True, kw_only=True):
-    """Reply to a ``SaveModelRequest``. If the state is "live", the trainer must read the table from the pservers."""
+    """Reply to a ``SaveModelRequest``. If the state is "live", the trainer must read the rows from the pservers."""
 
     state: str
     where: str = ""

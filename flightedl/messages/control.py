@@ -24,7 +24,7 @@ class ViewMember(Request, frozen=True, kw_only=True):
 
 
 class ViewRequest(OfPlan, frozen=True, kw_only=True):
-    """The complete membership. Ignored unless its (master_generation, serial) exceeds that of the current view."""
+    """The complete membership. Ignored unless its (master_generation, serial) is higher than the current view's."""
 
     master_generation: Natural
     serial: Natural
@@ -36,7 +36,7 @@ class ViewRequest(OfPlan, frozen=True, kw_only=True):
 
 
 class ViewReply(Reply, frozen=True, kw_only=True):
-    """A pserver's reply to a view. Admits all members but the refused ones, whose first round is already closed."""
+    """A pserver's reply to a view. All members are admitted, except refused ones, whose first round has closed."""
 
     serial: int
     refused: list[int] = []
@@ -48,7 +48,7 @@ class ViewReply(Reply, frozen=True, kw_only=True):
 
 
 class OrderNumber(msgspec.Struct, frozen=True):
-    """Order of a job's snapshot requests. A pserver carries out only the newest request that it has received."""
+    """Position of a snapshot request in the job's order. A pserver carries out only its newest request."""
 
     master_generation: Natural
     #: Number of the checkpoint.
@@ -73,7 +73,7 @@ class SnapshotRequest(OfPlan, frozen=True):
     name: Name
     #: This process's file in the newest complete checkpoint; empty if there is none.
     after: Text = ""
-    #: False to copy only the table rows that have changed since ``after``, if the pserver can tell which have.
+    #: False to copy only table rows that have changed since ``after``, if the pserver knows which rows have.
     is_base: bool = True
 
 
@@ -87,14 +87,14 @@ class WrittenFile(Reply, frozen=True, kw_only=True):
     blocks: int
     lowest_version: int
     highest_version: int
-    #: Number of bytes that the rows of tables take.
+    #: Size of the tables' rows in the file, in bytes.
     row_bytes: int = 0
     #: File to which this one is an increment; empty if it contains all rows.
     after: str = ""
 
 
 class SnapshotReply(Reply, frozen=True):
-    """A pserver's progress with its newest snapshot request. Replies may arrive repeatedly and in any order."""
+    """A pserver's progress with its newest snapshot request. Replies may be repeated and arrive in any order."""
 
     order: OrderNumber
     #: "refused" if a block is past the round; "waiting" until the round opens; "taken" while the copied blocks are
@@ -105,7 +105,7 @@ class SnapshotReply(Reply, frozen=True):
     file: WrittenFile | None = None
     #: Cause of the failure.
     reason: str = ""
-    #: Upper bound on the seconds for which copying delayed training; seconds that writing took.
+    #: Upper bound on the seconds by which copying delayed training, and seconds that writing took.
     copied_s: float = 0.0
     written_s: float = 0.0
 
@@ -130,7 +130,7 @@ class AppliedReply(Reply, frozen=True, kw_only=True):
     #: Encoded ``AppliedSummary``.
     summary: bytes
     checkpoint: int | None = None
-    #: Checkpoints that could not be loaded, and why.
+    #: Checkpoints that could not be loaded, with the reasons.
     skipped: list[str] = []
     #: Their numbers.
     rejected: list[Natural] = []

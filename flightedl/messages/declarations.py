@@ -1,6 +1,6 @@
 """Definition of a job: data, model and evaluations, as trainers declare them to the master and etcd stores them.
 
-The first declaration of each part wins. The error that rejects a different one states the difference.
+For each part, the first declaration wins. The error that rejects a different one states the difference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     filter: list[tuple[str, str, Any]] | None = None
     records_per_task: Natural = 0
     on_corrupt: Text = "fail"
-    #: Number of times that each batch is yielded. Each repetition counts as a separate batch.
+    #: Number of times that the loop yields each batch. Each repetition counts as a separate batch.
     steps_per_batch: Annotated[int, msgspec.Meta(ge=1)] = 1
     #: True if matching files may be added until a file ``_END`` is in their directory; see ``formats.following``.
     follow: bool = False
@@ -38,7 +38,7 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
 
 
 class DeclaredDataset(Reply, frozen=True, kw_only=True):
-    """The declared dataset, as indexed by the master. A followed dataset may have grown since then."""
+    """The declared dataset, as indexed by the master. A followed dataset may have grown since it was indexed."""
 
     index_hash: str
     task_count: int
@@ -49,7 +49,7 @@ class DeclaredDataset(Reply, frozen=True, kw_only=True):
 
 
 class ArrivalRecord(Reply, frozen=True, kw_only=True):
-    """Files that were added to a followed dataset together, in this order. No task spans two arrivals."""
+    """Files that were added to a followed dataset together, in this order. No task contains files of two arrivals."""
 
     #: [url, size in bytes, version]
     files: list[tuple[str, int, str]]
@@ -71,7 +71,7 @@ class EvaluationRecord(Reply, frozen=True, kw_only=True):
     declared: DeclaredDataset
     #: name -> [weighted sum, weight].
     sums: dict[str, tuple[float, float]]
-    #: State of the evaluation's queue, in the queue's own encoding; empty when the evaluation is complete.
+    #: State of the evaluation's queue, in the queue's own encoding; empty after the evaluation's end.
     queue: str
     is_done: bool
     failed: int = 0
@@ -99,16 +99,16 @@ class ModelDeclaration(Request, frozen=True, kw_only=True):
     parameters: list[ParameterDeclaration]
     optimizer: dict[str, Any]
     mode: dict[str, Any]
-    #: "bfloat16" or "float16" to send float32 gradients and values with 16 bits per element, except initial values.
+    #: "bfloat16" or "float16" to send float32 gradients and values (except initial values) with 16 bits per element.
     wire: Text = ""
     #: Embedding tables in ascending order of their names, each a tagged object of ``domain.tables``.
     tables: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=10_000)] = []
 
 
 class Placement(Reply, frozen=True, kw_only=True):
-    """Owners of all blocks and buckets, as stored by the master. The owners change only together with the version.
+    """Owners of all blocks and buckets, as stored by the master. A change of the owners changes the version.
 
-    Owners are listed as runs in the order of the blocks: index of a pserver, number of consecutive blocks.
+    The owners are listed in runs, in the order of the blocks: index of a pserver, number of consecutive blocks.
     """
 
     version: int
@@ -128,10 +128,10 @@ class DeclaredModel(Reply, frozen=True, kw_only=True):
     cut_for: int = 0
     #: Owners of the blocks. None if an older version declared the model; the owners are then computed.
     placement: Placement | None = None
-    #: The mode if it was changed while the job was running; None for the declared mode.
+    #: The mode if it has been changed during the job; None for the declared mode.
     mode: dict[str, Any] | None = None
-    #: True if the model comes from a checkpoint, and no trainer has declared it since. Until one does, no trainer uses
-    #: the model, and the declaration may change the optimizer's settings.
+    #: True if the model comes from a checkpoint, and no trainer has declared it since the job was resumed. Until a
+    #: trainer does, no trainer uses the model, and the declaration may change the optimizer's settings.
     is_former: bool = False
 
     @property
@@ -144,8 +144,8 @@ class JobDeclaration(Reply, frozen=True, kw_only=True):
 
     dataset: DeclaredDataset | None = None
     model: DeclaredModel | None = None
-    #: True if the job was resumed from a checkpoint, and no trainer has declared its dataset since. The declaration may
-    #: change the number of epochs; it may also change the shuffling, starting with the next epoch.
+    #: True if no trainer has declared the dataset since the job was resumed from a checkpoint. The declaration may
+    #: change the number of epochs, and, starting with the next epoch, the shuffling.
     is_resumed: bool = False
     #: Files that had been added when a checkpoint was made. In etcd, arrivals have separate keys.
     arrivals: list[ArrivalRecord] = []

@@ -1,7 +1,7 @@
-"""Messages between the ranks of a group and the master, about starting the group, its progress, and leaving it.
+"""Messages between the ranks of a group and the master, for starting the group, reporting progress, and leaving.
 
-A *group* is a set of ranks that train one model together without pservers, for example as started by ``torchrun``. Each
-start of a group is an *incarnation*, whose number is the generation of its rank 0.
+A *group* is a set of ranks that train one model together without pservers, for example ranks that ``torchrun`` started.
+Each start of a group is an *incarnation*, whose number is the generation of its rank 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flightedl.messages.base import Name, Natural, Reply, SenderOfJob, Text
 
 #: Most ranks of a group.
 SIZE_LIMIT = 65_536
-#: A range of a task's records: epoch, task, first record, and end (exclusive).
+#: A range of a task's records: epoch, task, number of the first record, and exclusive end.
 Piece = tuple[Natural, Natural, Natural, Natural]
 Pieces = Annotated[list[Piece], msgspec.Meta(max_length=4096)]
 #: An encoded token; empty: none.
@@ -26,23 +26,23 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=SIZE_LIMIT)]
 class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
     """A rank joins the start of its group, and reports the token that it has loaded."""
 
-    #: Name shared by all ranks of this start, and by no ranks of another start. Without a name (empty), rank 0 begins
-    #: an incarnation, and the other ranks join it.
+    #: Name shared by all ranks of this start, and by no ranks of another start. If it is empty, rank 0 begins an
+    #: incarnation, and the other ranks join it.
     start: Text = ""
     rank: Rank
     size: Size
     token: TokenText = ""
     #: The token's position, for people.
     position: Text = ""
-    #: All other settings that determine a rank's records, which must be equal on every rank.
+    #: All other settings that determine a rank's records. They must be equal on every rank.
     plan: Text = ""
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
 
 class GroupStartReply(Reply, frozen=True, kw_only=True):
-    """The incarnation that has started, and the token from which all of its ranks continue."""
+    """The incarnation that has started, and the token with which all of its ranks continue."""
 
-    #: Number of the incarnation; 0 if it has not started yet, and the rank must ask again.
+    #: Number of the incarnation; 0 if it has not started yet, so that the rank must ask again.
     incarnation: int = 0
     #: Reason why the incarnation has not started; empty if it has.
     waiting_for: str = ""
@@ -51,8 +51,8 @@ class GroupStartReply(Reply, frozen=True, kw_only=True):
     token: str = ""
     #: Records that no rank receives, because they have killed ranks too often.
     left_out: list[Piece] = []
-    #: Up to this position, and for a short time beyond it, the rank reports each round to the master before it starts
-    #: the round; 0 disables these reports.
+    #: The rank reports each round to the master before starting it, up to this position and for a short time beyond it;
+    #: 0 disables these reports.
     watched_until: int = 0
 
 
@@ -85,7 +85,7 @@ class GroupLeaveRequest(SenderOfJob, frozen=True, kw_only=True):
     is_clean: bool
     #: True if the rank has reached the end of the data.
     has_finished: bool = False
-    #: The exception that the rank's script raised at its current batch. Empty if none was raised, or if another rank or
+    #: The exception that the rank's script raised at its current batch. Empty if it raised none, or if another rank or
     #: a signal caused it.
     error: Text = ""
 
@@ -105,7 +105,7 @@ class GroupRank(Reply, frozen=True, kw_only=True):
 
 
 class Suspect(Reply, frozen=True, kw_only=True):
-    """Records at which the first rank ended, one entry per incarnation."""
+    """Records at which the first rank ended, one entry for each incarnation."""
 
     at: int
     pieces: list[Piece]
@@ -127,7 +127,7 @@ class GroupRecord(Reply, frozen=True, kw_only=True):
     token: str = ""
     #: Message for all ranks if they cannot start together; otherwise empty.
     refused: str = ""
-    #: True if the records of the rank that ended first are already among the suspects or the convicted.
+    #: True if the records of the rank that ended first are already suspected or known to kill ranks.
     is_judged: bool = False
     suspects: list[Suspect] = []
     convicted: list[Suspect] = []

@@ -13,7 +13,7 @@ from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request, Sende
 class Outcome(IntEnum):
     """Outcome of a pushed row."""
 
-    #: Nothing was pushed for this row, which only carries values.
+    #: Nothing was pushed for this row; it only carries values.
     NONE = 0
     ACCEPTED = 1
     ALREADY_APPLIED = 2
@@ -59,12 +59,12 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     #: True to request new values (in steps only).
     pull: bool = True
     traceparent: Traceparent = ""
-    #: True if the step's values have checksums, in which case the answers have them, too (in steps only).
+    #: True if the step's values have checksums; then the answers have them, too (in steps only).
     checksums: bool = True
 
 
 class LookupHeader(OfPlan, frozen=True, kw_only=True):
-    """Request of a lookup, in its only message on a stream for steps. ``wire.table_rows`` contains the ids."""
+    """Request of a lookup, sent in its only message on a stream for steps. ``wire.table_rows`` defines the ids."""
 
     verb: str = "lookup"
     #: Membership id of the reader; 0 for clients that only read.
@@ -76,7 +76,7 @@ class LookupHeader(OfPlan, frozen=True, kw_only=True):
 
 
 class ShareRequest(Request, frozen=True, kw_only=True):
-    """Requests shared memory. Sent before a step, sealed, as metadata without a batch on a stream for steps."""
+    """Requests shared memory: a sealed message of metadata without a batch, sent on a stream before a step."""
 
     verb: str = "share"
     #: Mark that identifies the client's host, network and user; opaque.
@@ -84,9 +84,9 @@ class ShareRequest(Request, frozen=True, kw_only=True):
 
 
 class ShareReply(Reply, frozen=True, kw_only=True):
-    """Reply to a ``ShareRequest``, sealed, as metadata without a batch."""
+    """Reply to a ``ShareRequest``: a sealed message of metadata without a batch."""
 
-    #: Name of the Unix socket on which the server accepts a descriptor; nonce of the memory, in hexadecimal.
+    #: Name of the Unix socket on which the server waits for a descriptor, and nonce of the memory in hexadecimal.
     socket: str = ""
     nonce: str = ""
     #: Reason why values travel over TCP; empty if the memory can be shared.
@@ -94,7 +94,7 @@ class ShareReply(Reply, frozen=True, kw_only=True):
 
 
 class Opening(Reply, frozen=True, kw_only=True):
-    """Field that all requests on a stream have in common."""
+    """The field that all requests on a stream have in common."""
 
     verb: str = ""
 
@@ -114,7 +114,7 @@ class PushReply(Reply, frozen=True, kw_only=True):
 
 
 class PullTicket(Request, frozen=True, kw_only=True):
-    """Requests blocks at or above the given versions; all blocks of the pserver if ``blocks`` is None."""
+    """Requests blocks at or above given versions. If ``blocks`` is None, requests all blocks of the pserver."""
 
     verb: str = "pull"
     plan_hash: Name
@@ -138,7 +138,7 @@ class TableTicket(Request, frozen=True, kw_only=True):
 
 
 class InitHeader(Sender, frozen=True, kw_only=True):
-    """Request of an upload of initial values (DoPut), sent by the trainer that won the election."""
+    """Request of an upload of initial values (DoPut). The trainer that won the election sends it."""
 
     verb: str = "init"
     plan_hash: Name
@@ -148,7 +148,7 @@ class InitHeader(Sender, frozen=True, kw_only=True):
 
 
 class InitReply(Reply, frozen=True, kw_only=True):
-    """Number of this pserver's blocks that have initial values of that election, and number of all its blocks."""
+    """Number of this pserver's blocks with initial values of that election, and number of all its blocks."""
 
     initialized: int
     blocks: int

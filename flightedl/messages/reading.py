@@ -16,14 +16,15 @@ class ReadCommand(Request, frozen=True, kw_only=True):
 
     verb: str = "read"
     name: Name
-    #: Needed only if a parameter and a table have the same name; empty for either.
+    #: Required only if a parameter and a table have the same name; otherwise empty.
     kind: Literal["", "parameter", "table"] = ""
-    #: "latest": the present values, each pserver's at another moment. "checkpoint": the newest complete checkpoint's.
+    #: "latest": the present values, which pservers read at different times. "checkpoint": the values in the newest
+    #: complete checkpoint.
     cut: Literal["latest", "checkpoint"] = "latest"
-    #: First row, and the row after the last one; buckets of a table, of which there are 1024.
+    #: First row, and the row after the last one. For a table, these are buckets, of which there are 1024.
     start: Natural = 0
     stop: Natural | None = None
-    #: Names of the columns, in this order; None for the usual ones.
+    #: Names of the columns, in this order; None for the default columns.
     columns: Columns | None = None
 
 

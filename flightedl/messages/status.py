@@ -12,7 +12,7 @@ USUAL_REFUSALS = frozenset({"not_ready", "busy", "fenced", "replaced", "unregist
 
 
 class PserverFigures(Reply, frozen=True, kw_only=True):
-    """Statistics that a pserver reports to the master, which passes them on."""
+    """Statistics that a pserver reports to the master, and that the master passes on."""
 
     blocks: int = 0
     #: Lowest and highest version of the pserver's blocks.
@@ -21,19 +21,19 @@ class PserverFigures(Reply, frozen=True, kw_only=True):
     size_bytes: int = 0
     #: Error code -> number of calls that have failed with this error since the process started.
     refused_calls: dict[str, int] = {}
-    #: Version at which trainers wait for others that have not pushed or lag too far; seconds of this wait.
+    #: Version at which trainers wait for others that have not pushed or lag too far behind; seconds of this wait.
     waits_at: int = 0
     waits_s: float = 0.0
     #: Hash of the plan that determines the pserver's blocks; empty if it has no blocks.
     plan_hash: str = ""
-    #: Seconds that writing the newest snapshot took; size of its file in bytes.
+    #: Seconds that writing the newest snapshot took, and size of its file in bytes.
     written_s: float = 0.0
     written_bytes: int = 0
     facts: HostFacts | None = None
     #: Bytes of values transferred since the process started.
     received_bytes: int = 0
     sent_bytes: int = 0
-    #: Number of open streams from trainers, and number of those that use shared memory.
+    #: Number of open streams from trainers, and number of these that use shared memory.
     streams: int = 0
     shared_streams: int = 0
 
@@ -63,17 +63,18 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     holding: int = 0
     records: int = 0
     waiting_for: str = ""
-    #: Seconds since the trainer's last report; seconds between its last finished batch and that report.
+    #: Seconds since the trainer's last report, and seconds between its last finished batch and that report.
     silent_s: float = 0.0
     batch_s: float = 0.0
-    #: Seconds of the trainer's loop by activity, since its first report to this master; see ``LogRequest.profile``.
+    #: Seconds that the trainer spent in each activity since its first report to this master; see
+    #: ``LogRequest.profile``.
     profile: dict[str, float] = {}
     #: Activity at the time of the trainer's last report; see ``LogRequest.doing``.
     doing: str = ""
-    #: Mean number of updates that the trainer's gradients missed; newer gradients count more. None if all of its pushes
-    #: belong to rounds.
+    #: Mean number of updates that the trainer's gradients missed, in which newer gradients count more. None if all of
+    #: its pushes belong to rounds.
     staleness: float | None = None
-    #: Number of pservers to which the trainer has a stream, and number of those with which it shares memory.
+    #: Number of pservers to which the trainer has a stream, and number of these with which it shares memory.
     pservers: int = 0
     shared_pservers: int = 0
     facts: HostFacts | None = None
@@ -87,7 +88,7 @@ class RunningPiece(Reply, frozen=True, kw_only=True):
     task: int
     first_batch: int
     end_batch: int
-    #: Number of times that the piece has failed; seconds since it was assigned.
+    #: Number of times that the piece has failed, and seconds since it was assigned.
     failures: int
     running_s: float
     #: File that contains the first record of the piece.
@@ -95,7 +96,7 @@ class RunningPiece(Reply, frozen=True, kw_only=True):
 
 
 class TaskCounts(Reply, frozen=True, kw_only=True):
-    """Number of tasks of the current epoch in each state."""
+    """Number of the current epoch's tasks in each state."""
 
     todo: int = 0
     pending: int = 0
@@ -103,17 +104,17 @@ class TaskCounts(Reply, frozen=True, kw_only=True):
     failed: int = 0
     total: int = 0
     copies: int = 0
-    #: Number of assignments since the job began, of whole tasks and of parts.
+    #: Number of assignments since the job began, including those of parts of tasks.
     attempts: int = 0
-    #: Over all epochs: quarantined batches that are still listed; quarantined pieces that are no longer listed; batches
-    #: dropped by a user.
+    #: Over all epochs: number of quarantined batches that are still listed, number of quarantined pieces that are no
+    #: longer listed, and number of batches dropped by a user.
     failed_batches: int = 0
     forgotten: int = 0
     dropped_batches: int = 0
 
 
 class RecordRange(Reply, frozen=True, kw_only=True):
-    """Consecutive records of a file. Their numbers begin at 0."""
+    """A range of consecutive records of a file, numbered from 0."""
 
     url: str
     chunk: int
@@ -136,17 +137,17 @@ class FailedPiece(Reply, frozen=True, kw_only=True):
     chunk: int = 0
     first_record: int = 0
     records: int = 0
-    #: The exact records, if they form only a few ranges.
+    #: The exact records if they form only a few ranges; otherwise empty.
     ranges: list[RecordRange] = []
 
 
 class RaisedError(Reply, frozen=True, kw_only=True):
-    """An error that the script raised in recent minutes, at one location in its code."""
+    """An error that the script has raised recently, at one location in its code."""
 
     place: str
     #: Text of the newest one.
     error: str
-    #: Number of batches at which the error was raised, and number of those at which it was raised more than once.
+    #: Number of batches at which the error was raised, and number of these at which it was raised more than once.
     batches: int
     repeated: int
 
@@ -160,7 +161,7 @@ class TableCounts(Reply, frozen=True, kw_only=True):
     size_bytes: int = 0
     #: Ids that wait for admission.
     waiting: int = 0
-    #: Number of ids that were read, and number of those that had a row.
+    #: Number of ids that were read, and number of these that had a row.
     reads: int = 0
     hits: int = 0
     created: int = 0
@@ -211,16 +212,17 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     records: int = 0
     #: Number of batches that trainers have finished since this master started, including repeated ones.
     batches: int = 0
-    #: Number of these batches for which the script pushed no gradient to the declared model.
+    #: Number of batches among them for which the script pushed no gradient to the declared model.
     idle_batches: int = 0
     #: Number of trainers that were training separate models at the same time; 0 if any trainer shared its model.
     own_models: int = 0
-    #: Number of corrupt records that trainers have skipped since this master started, counted again in each epoch;
-    #: number of parts of files that the index excludes because not even their records can be counted.
+    #: Number of corrupt records that trainers have skipped since this master started, where each epoch counts. Number
+    #: of parts of files that the index excludes because their records cannot even be counted.
     skipped_records: int = 0
     skipped_parts: int = 0
     records_per_s: float = 0.0
-    #: Seconds that all trainers' loops spent in each activity since this master started; see ``TrainerStatus.profile``.
+    #: Seconds that all trainers together spent in each activity since this master started; see
+    #: ``TrainerStatus.profile``.
     profile: dict[str, float] = {}
     #: Mean over the last seconds.
     metrics: dict[str, float] = {}
@@ -231,7 +233,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     mode: str = ""
     #: The complete mode, as a tagged object.
     mode_settings: dict[str, Any] = {}
-    #: Processes or rounds for which a change of the mode is waiting; empty if the mode is not being changed.
+    #: Processes or rounds for which a pending change of the mode waits; empty without a pending change.
     mode_change: str = ""
     plan_hash: str = ""
     #: Sums over the most recent reports of all pservers.
@@ -240,15 +242,16 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     checkpoint_age_s: float | None = None
     #: Problem that prevents checkpoints; empty if there is none.
     checkpoint_alarm: str = ""
-    #: Number of tasks, since this master started, that counted as done but that a pserver had not applied. They are
-    #: repeated. Any number but 0 indicates a bug in flightedl or in a client in another language, or a hardware error.
+    #: Number of tasks that counted as done but that a pserver had not applied, since this master started. These tasks
+    #: are repeated. A number other than 0 indicates a bug in flightedl or in a client in another language, or a
+    #: hardware error.
     missing_tasks: int = 0
-    #: True if a trainer ended the job with ``job.stop()``, in which case unfinished work stays unfinished.
+    #: True if a trainer ended the job with ``job.stop()``. Unfinished work then stays unfinished.
     is_stopped: bool = False
     #: Trainer that ended the job, and its reason; empty if no trainer did.
     stopped_by: str = ""
     stop_reason: str = ""
-    #: Work that a stopped job lacks and that no trainer will do. Empty if the job is complete or may become so.
+    #: Work that a stopped job lacks and that no trainer will do. Empty if the job is or may become complete.
     unfinished: str = ""
     #: True if more files may be added to the dataset.
     is_growing: bool = False
@@ -258,12 +261,12 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     left_out: list[str] = []
     #: Number of trainers' reports since this master started, by kind: finished, failed, returned, outdated, and others.
     reports: dict[str, int] = {}
-    #: Pieces of work that have been running longest; average seconds per whole task.
+    #: Pieces of work that have been running longest, and average seconds per complete task.
     running: list[RunningPiece] = []
     task_s: float = 0.0
     #: Number of events since this master started, by kind.
     events: dict[str, int] = {}
-    #: The group that consumes the data; None without a group. ``records`` and ``tasks`` then count its current start.
+    #: The group that consumes the data; None if no group does. ``records`` and ``tasks`` then count its current start.
     group: GroupStatus | None = None
     error: str = ""
 
@@ -297,7 +300,7 @@ class EventsRequest(Request, frozen=True, kw_only=True):
 class EventsReply(Reply, frozen=True, kw_only=True):
     """Events of a job, oldest first."""
 
-    #: Generation of the master. It has no events from before it was elected.
+    #: Generation of the master, which has no events from before its election.
     generation: int
     events: list[JobEvent]
     #: Number of requested events that have been discarded.
@@ -305,7 +308,7 @@ class EventsReply(Reply, frozen=True, kw_only=True):
 
 
 class StacksRequest(Request, frozen=True, kw_only=True):
-    """Requests the stack traces of a server's threads, or, from a master, those of a trainer."""
+    """Requests the stack traces of a server's threads. A master can also be asked for those of a trainer."""
 
     #: Id of the trainer; empty for the server itself.
     trainer: str = ""
@@ -326,11 +329,11 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     state: str
     #: Number of messages of pushes and steps since the process started.
     pushes: int
-    #: Number of pushed blocks since the process started, by outcome: ``Outcome`` in lower case -> number.
+    #: Outcome (``Outcome`` in lower case) -> number of blocks pushed with this outcome since the process started.
     rows: dict[str, int]
     members: list[int]
     waiting_for: str = ""
-    #: Member with open streams -> True if they use shared memory.
+    #: Member with open streams -> True if these streams use shared memory.
     shares_memory: dict[int, bool] = {}
     #: Members for whom others wait.
     waits_for: list[int] = []
@@ -339,5 +342,5 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     #: True if the pserver has been asked to end, and is waiting for a checkpoint.
     is_draining: bool = False
     tables: list[TableCounts] = []
-    #: Member -> number of updates that its newest gradients missed, if the gradients do not belong to rounds.
+    #: Member -> number of updates that its most recent gradients missed, if they do not belong to rounds.
     staleness: dict[int, float] = {}

@@ -1,7 +1,7 @@
-"""Requests from a working trainer to the master: tasks and their results, membership, mode, progress.
+"""Requests from a trainer at work to the master: tasks and their results, membership, mode, progress.
 
-Each report carries the ``attempt`` of its task. If the attempt is no longer current, the master rejects the report and
-lists the attempt in its reply.
+Each report carries the ``attempt`` of its task. If that is no longer current, the master rejects the report and lists
+the attempt in its reply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STACKS_LIMIT = 200_000
 STRETCHES_LIMIT = 16
 #: Default interval between two progress reports of a trainer, in seconds.
 REPORT_EVERY_S = 0.5
-#: After its last report, a trainer remains a member during a request whose ``wait_s`` is at most this long.
+#: A trainer stays a member after its last report while it makes a request whose ``wait_s`` is at most this.
 MOMENT_S = 0.03
 #: name -> [weighted sum, weight].
 Metrics = Annotated[dict[Name, tuple[float, float]], msgspec.Meta(max_length=METRICS_LIMIT)]
@@ -36,9 +36,9 @@ class OfPiece(Request, frozen=True, kw_only=True):
 
 
 class FinishedTask(OfPiece, frozen=True, kw_only=True):
-    """A finished piece of work: pservers of these generations have acknowledged all of its batches for all blocks."""
+    """A finished piece of work: pservers of these generations have acknowledged all of its batches."""
 
-    #: Pserver's index -> oldest generation that acknowledged a batch of this piece; 0 if it has no blocks.
+    #: Index of a pserver -> oldest generation that acknowledged a batch of this piece; 0 if it has no blocks.
     pservers: list[Natural] = []
     #: Name of a metric -> [weighted sum, weight] over the piece (evaluations only).
     metrics: Metrics = {}
@@ -50,7 +50,8 @@ class FailedTask(OfPiece, frozen=True, kw_only=True):
     error: Text
     #: Batch at which the piece failed; None if unknown.
     batch: Natural | None = None
-    #: Location in the user's code, independent of the batch, that raised the exception; empty without one.
+    #: Location in the user's code at which the exception was raised, independent of the batch; empty without an
+    #: exception.
     place: Text = ""
 
 
@@ -62,7 +63,7 @@ class DoneBatches(Request, frozen=True, kw_only=True):
     """Done batches of a piece of work that the trainer holds or returns (only for data without a model)."""
 
     attempt: Natural
-    #: Half-open ranges of the task's batches.
+    #: Half-open ranges of batches within the task.
     stretches: Annotated[list[tuple[Natural, Natural]], msgspec.Meta(max_length=STRETCHES_LIMIT)]
 
 
@@ -77,26 +78,26 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     finished: list[FinishedTask] = []
     failed: list[FailedTask] = []
     returned: list[ReturnedTask] = []
-    #: All batches done so far, if no model is declared. The master does not assign them again.
+    #: All batches that are done so far, if no model is declared. The master does not assign them again.
     done: list[DoneBatches] = []
-    #: Attempts that the trainer continues to hold. If one is missing here, the master repeats the assignment, and the
+    #: Attempts that the trainer continues to hold. If an assignment is missing here, the master repeats it, and the
     #: trainer reads the piece from its first batch. Pieces that the trainer gives up are listed in ``returned``.
     holding: list[Natural] = []
     #: Number of requested pieces of work; 0 if the trainer only reports.
     want: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
     #: Maximum seconds that the master waits if it has nothing to assign.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
-    #: Synchronous round whose values the trainer has; 0 if unknown. The next round waits for a new member.
+    #: Synchronous round whose values the trainer has; 0 if unknown. A new member is waited for from the next round on.
     round: Natural = 0
     traceparent: Traceparent = ""
 
 
-#: A chunk: url, version, format, number, first record, number of records, offset, number of bytes.
+#: A chunk as a list: url, version, format, number, first record, number of records, offset, number of bytes.
 ChunkRow = tuple[str, str, str, Natural, Natural, Natural, Natural, Natural]
 
 
 class Assignment(Reply, frozen=True, kw_only=True):
-    """A piece of work: batches ``first_batch`` up to but excluding ``end_batch`` of a task."""
+    """A piece of work: batches ``first_batch`` (inclusive) to ``end_batch`` (exclusive) of a task."""
 
     epoch: int
     position: int
@@ -106,9 +107,9 @@ class Assignment(Reply, frozen=True, kw_only=True):
     end_batch: int
     #: Number of batches in the task.
     batch_count: int
-    #: Seed that determines the order of the task's records in this epoch, below 2**64; None for the stored order.
+    #: Seed, below 2**64, for the order of the task's records in this epoch; None for the stored order.
     seed: Natural | None
-    #: The task's chunks, in replies on a request stream. The answer to a get has them in a record batch instead.
+    #: Chunks of the task, in replies on a request stream. In the answer to a get, they are in a record batch.
     chunks: list[ChunkRow] = []
 
 
@@ -118,18 +119,18 @@ class TasksReply(Reply, frozen=True, kw_only=True):
     assignments: list[Assignment]
     #: "given", "none_now" or "epochs_done".
     outcome: str
-    #: Tasks of the next epoch that will probably be assigned to the sender. It may read them, but not train on them.
-    #: Their attempts are 0, and they have chunks only on a request stream.
+    #: Tasks of the next epoch that will probably be assigned to the sender. It may read these tasks early, but must not
+    #: train on them. Their attempts are 0, and they have chunks only on a request stream.
     ahead: list[Assignment] = []
     retry_after_s: float = 0.0
     #: Membership id of the sender; 0 if the sender is not a member.
     member: int = 0
-    #: With "epochs_done": for each pserver by index, the generation of the process that has the final values. Repeat
-    #: the request before using another process's values, which may come from an older checkpoint.
+    #: With "epochs_done": index of each pserver -> generation of the process that has the final values. Repeat the
+    #: request before using another process's values, which may come from an older checkpoint.
     pservers: list[int] = []
     #: True with "none_now" if every task is done, and the results are being stored durably.
     is_ending: bool = False
-    #: Attempts whose reports were rejected, because they are no longer current. The trainer drops this work.
+    #: Attempts whose reports were rejected because the attempts are no longer current. The trainer drops this work.
     lost: list[ReturnedTask] = []
     epoch: int = 0
     #: With "epochs_done": weighted means over all records, and number of failed tasks (evaluations only).
@@ -140,7 +141,7 @@ class TasksReply(Reply, frozen=True, kw_only=True):
 class JoinRequest(Sender, frozen=True, kw_only=True):
     """Request of a trainer that holds work to become a member, so that rounds wait for it."""
 
-    #: Attempt on which the trainer is about to work; None for any of those that it holds.
+    #: Attempt on which the trainer is about to work; None for any attempt that it holds.
     attempt: Natural | None = None
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
@@ -148,8 +149,7 @@ class JoinRequest(Sender, frozen=True, kw_only=True):
 class JoinReply(Reply, frozen=True, kw_only=True):
     """Answer to a ``JoinRequest``."""
 
-    #: Membership id. If it is 0 although the sender holds the work, the pservers have not agreed yet: repeat the
-    #: request.
+    #: Membership id. If it is 0 although the sender holds the work, repeat the request: pservers have not agreed.
     member: int
     #: False if the attempt is no longer current. The sender's other work is not affected.
     holds_work: bool = True
@@ -159,9 +159,9 @@ class JoinReply(Reply, frozen=True, kw_only=True):
 
 
 class ModeRequest(OfJob, frozen=True, kw_only=True):
-    """Requests a change of the consistency mode, or the progress of the change. May be repeated."""
+    """Requests a change of the consistency mode or the progress of one. May be repeated."""
 
-    #: The mode as a tagged object (see the domain's to_json); None to request only the progress.
+    #: The mode as a tagged object (see ``to_json`` in the domain); None to request only the progress.
     mode: dict[str, Any] | None = None
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
@@ -182,7 +182,7 @@ class EndGrowthRequest(SenderOfJob, frozen=True, kw_only=True):
 
 
 class StopRequest(SenderOfJob, frozen=True, kw_only=True):
-    """Ends the job before all of its data has been trained on."""
+    """Ends the job before its data has been trained on completely."""
 
     reason: Name
     #: Name that the launcher gave to the trainer; empty if there is none.
@@ -197,11 +197,11 @@ class StopRecord(Reply, frozen=True, kw_only=True):
 
 
 class LogRequest(Sender, frozen=True, kw_only=True):
-    """Progress of a trainer since its previous report; the fields are sums over records."""
+    """Progress of a trainer since its previous report. The fields are sums over records."""
 
     records: Natural = 0
     batches: Natural = 0
-    #: Number of these batches for which no gradient was pushed to the declared model.
+    #: Number of the batches for which no gradient was pushed to the declared model.
     idle_batches: Natural = 0
     #: Number of records skipped in corrupt chunks, if the dataset's policy is to skip such chunks.
     skipped_records: Natural = 0
@@ -213,14 +213,14 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     waiting_for: Text = ""
     #: Seconds since the trainer finished its last batch.
     batch_s: float = 0.0
-    #: Seconds that the trainer's loop spent in each activity: "data", "script", "push", "wait" (for other trainers or
-    #: for a version), and "pull".
+    #: Seconds that the trainer spent in each activity: "data", "script", "push", "wait" (for other trainers or a
+    #: version), and "pull".
     profile: Annotated[dict[Name, float], msgspec.Meta(max_length=8)] = {}
-    #: Current activity: "data", "script", or, for all communication with parameter servers, "push"; empty if unknown.
+    #: Current activity: "data", "script", or "push" for any communication with parameter servers; empty if unknown.
     doing: Text = ""
     facts: HostFacts | None = None
-    #: "common" if the script shares its model, as shown by a declared model, ``explicit_done``, a process group, or
-    #: ``job.once``; "own" if it has trained on batches without sharing anything; empty if unknown.
+    #: "common" if the script shares its model, which is assumed if there is a declared model, ``explicit_done``, a
+    #: process group, or ``job.once``; "own" if it has trained on batches without any of these; empty if unknown.
     model: Text = ""
     #: Stack traces of the trainer's threads, if the master requested them.
     stacks: Annotated[str, msgspec.Meta(max_length=STACKS_LIMIT)] = ""
@@ -231,7 +231,7 @@ class LogReply(Reply, frozen=True, kw_only=True):
 
     #: True to request the stack traces of the trainer's threads.
     wants_stacks: bool = False
-    #: Seconds until the next report. The interval is longer the more trainers there are.
+    #: Seconds until the next report. The more trainers there are, the longer the interval.
     every_s: Annotated[float, msgspec.Meta(ge=0.1, le=60)] = REPORT_EVERY_S
 
 

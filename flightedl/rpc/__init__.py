@@ -5,12 +5,13 @@ Only this package uses Flight.
 The server's side:
 
 * ``routes``: a server's verbs and their handlers. ``call``: a call in progress, and the limits on calls.
-* ``server``: lifecycle of a server. ``admission``: checks before a handler runs. ``service``: Flight's server methods.
+* ``server``: lifecycle of a server. ``admission``: checks before a handler runs. ``service``: methods of a Flight
+  server.
 * ``streams``: the server's end of uploads and bidirectional streams.
 
 The client's side:
 
-* ``client``: a connection to a server. ``client_streams``: its calls and streams. ``connector``: factory of
+* ``client``: a connection to a server. ``client_streams``: its calls and streams. ``connector``: creation of
   connections.
 * ``request_stream``: many small requests on one stream. ``reuse``: client streams that stay open between requests.
 
@@ -19,12 +20,12 @@ Both sides:
 * ``identity``: names and generations in headers. ``authentication``: certificates that prove a process's role.
 * ``errors``: encoding of errors. ``validation``: checks of received batches. ``integrity``: policy for checksums.
 * ``same_host``: handshake for sharing memory on one host. ``line``: Unix socket for small messages. ``channel``: one
-  end of a stream that uses both.
+  end of a stream that uses both of these.
 * ``arrow_flight``: import of pyarrow.flight after the environment has been set.
 
 A call goes from ``client`` to ``service``, which admits the call, looks up its handler in ``routes``, and runs the
-handler. The messages of steps are exchanged on an open stream. At each end, a ``channel`` decides if a message travels
-on the stream, on the line, or in shared memory.
+handler. The messages of steps are exchanged on an open stream. A ``channel`` at each end decides how a message is
+transported: on the stream, on the line, or in shared memory.
 
 Guarantees for every call:
 

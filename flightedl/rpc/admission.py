@@ -24,7 +24,7 @@ from flightedl.rpc.identity import (
 
 
 class Admission:
-    """Admits calls as long as the server serves. Thread-safe.
+    """Admits calls while the server is serving. Thread-safe.
 
     Args:
         identity: Job, role and index; the generation may still be 0.
@@ -46,10 +46,10 @@ class Admission:
         self.running: set[Call] = set()
         self._clock = clock
         self._lock = threading.Lock()
-        #: Notified whenever a call ends while the server is closing.
+        #: Notified when a call ends while the server is closing.
         self.idle = threading.Condition(self._lock)
         self._refusals: Counter[str] = Counter()
-        #: Number of times that the memory freed by refused messages must still be returned to the system.
+        #: Number of times that memory freed by refused messages must still be returned to the system.
         self._givings_left = 0
 
     def serve_as(self, identity: ServerIdentity) -> None:
@@ -58,7 +58,7 @@ class Admission:
         self.is_ready = True
 
     def admit(self, context: flight.ServerCallContext, headers: Mapping[str, str], verb: str, limit_s: float) -> Call:
-        """Check a call and count it as running. When the call has ended, ``release`` must be called."""
+        """Check a call and count it as running. The caller must call ``release`` when the call has ended."""
         GUARD.check()
         self.require_serving()
         role = proven_role(context.peer_identity(), self.identity.job) if self.is_secured else None
@@ -92,7 +92,7 @@ class Admission:
             raise NotReadyError(f"{self.identity} is starting")
 
     def release(self, call: Call) -> None:
-        """Record that a call has ended. A second call of this method is harmless."""
+        """Record that a call has ended. Doing so twice is harmless."""
         call.end()
         with self._lock:
             self.running.discard(call)
@@ -109,7 +109,7 @@ class Admission:
         with self._lock:
             self._refusals[code] += 1
             if isinstance(error, MessageError | AuthenticationError):
-                # Return memory twice, because this call still holds its memory at the first time.
+                # Memory must be returned twice, because this call itself still holds its memory the first time.
                 self._givings_left = 2
 
     @property
@@ -119,7 +119,7 @@ class Admission:
             return dict(self._refusals)
 
     def has_memory_to_give_back(self) -> bool:
-        """Return True if it is time to return memory freed by refused messages to the system."""
+        """Return True if memory freed by refused messages should be returned to the system now."""
         with self._lock:
             has_some = self._givings_left > 0
             self._givings_left -= has_some

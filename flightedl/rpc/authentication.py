@@ -3,7 +3,7 @@
 With :class:`Credentials`, the TLS handshake rejects peers that lack a certificate of the job's authority before any
 byte of a request is read. Nothing else protects a server against large requests from strangers. A member's
 :class:`Role` determines its permissions: each verb lists the roles that may call it (``roles`` of
-:class:`~flightedl.rpc.routes.Routes`). Nobody may call a verb for which no roles are listed.
+:class:`~flightedl.rpc.routes.Routes`). A verb without roles cannot be called.
 
 The first subject alternative name of a certificate states the role: ``flightedl://JOB/ROLE``, where JOB is ``*`` for
 all jobs of the authority. gRPC verifies the certificate and passes its first name to Flight as the peer's identity.
@@ -30,7 +30,7 @@ from flightedl.errors import AuthenticationError, UsageError
 
 #: Name that a server's certificate must contain.
 SERVER_NAME = "flightedl"
-#: Name in a certificate that stands for all jobs.
+#: Name that stands for all jobs in a certificate.
 ANY_JOB = "*"
 
 _SCHEME = "flightedl://"
@@ -85,7 +85,7 @@ class Credentials:
 
     @classmethod
     def load(cls, directory: str, role: Role) -> Credentials | None:
-        """Read ca.pem, cert.pem and key.pem. Return None, for no TLS, if ``directory`` is empty.
+        """Read ca.pem, cert.pem and key.pem. If ``directory`` is empty, return None, which disables TLS.
 
         Args:
             directory: Directory with the three files, or with a subdirectory for the role that contains them.

@@ -14,7 +14,7 @@ from flightedl.rpc.authentication import Role
 from flightedl.rpc.identity import Caller
 from flightedl.rpc.validation import BatchLimits
 
-#: Seconds beyond the deadline after which the server ends a call, to let the client end it first.
+#: Seconds by which a call may exceed its deadline before the server ends it. Normally, the client ends it first.
 _CALLER_FIRST_S = 0.25
 
 #: A batch with or without metadata, or metadata without a batch.
@@ -29,13 +29,13 @@ class Limits:
     running_calls: int = 1024
     #: Maximum size in bytes of an action's body, a ticket or a descriptor.
     request_bytes: int = 4 << 20
-    #: Bytes of free memory that the process keeps after it has refused a message; it returns the rest to the system.
+    #: Bytes of free memory that the process keeps after refusing a message. It returns the rest to the system.
     kept_free_bytes: int = 32 << 20
     #: Maximum duration of an action in seconds, regardless of the client's timeout.
     call_s: float = 60.0
     #: Maximum duration of a stream in seconds, regardless of the client's timeout.
     stream_s: float = 600.0
-    #: Seconds after a stream's deadline at which its connection is closed if the stream is still blocked on its peer.
+    #: Seconds after a stream's deadline until its connection is closed, if the stream is still blocked on its peer.
     sever_after_s: float = 1.0
     batches: BatchLimits = field(default_factory=BatchLimits)
 
@@ -94,7 +94,7 @@ class Call:
         self.is_writing = False
         #: True while the handler is waiting for the stream's next request.
         self.is_resting = False
-        #: Set by a thread of the server within a quarter of a second of the deadline, because it is cheap to read.
+        #: Set by a thread of the server within a quarter of a second of the deadline. Reading it is cheap.
         self.is_late = False
         self._clock = clock
         self._cancelled = cancelled

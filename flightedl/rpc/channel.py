@@ -1,12 +1,12 @@
-"""Channel: one end of an open stream of messages (``wire.parts``), which hides how messages are transported.
+"""Channel: one end of an open stream of messages (``wire.parts``). It hides how messages are transported.
 
-* The Flight stream carries messages as record batches. Small messages are sent as metadata without a batch if the peer
-  sends them that way, too.
+* The Flight stream carries messages as record batches. If the peer sends small messages as metadata without a batch,
+  this end does so, too.
 * Two processes on the same host also have a line (``rpc.line``) and shared memory (``wire.shared_values``). Large
   values are placed in shared memory if it has room, and the message contains their offset. The line carries small
   messages. It also announces large messages, which follow on the Flight stream.
 
-The subclasses for client and server differ in what a closed line means, and in how they learn that the peer has
+The subclasses for client and server differ in the meaning of a closed line, and in how they learn that the peer has
 consumed values.
 """
 
@@ -22,9 +22,9 @@ from flightedl.rpc.line import SMALL_BYTES, Line
 from flightedl.wire.parts import ReceivedBlocks, batch_of
 from flightedl.wire.shared_values import Inbox, Outbox
 
-#: A received message: its values (None if its metadata cannot have any), and its metadata.
+#: A received message: its values, or None if it cannot have values; and its metadata.
 ValuesMessage = tuple[pa.RecordBatch | memoryview | None, bytes | None]
-#: The parts of a message, and the bytes attached to it.
+#: The parts of a message and the bytes attached to the message.
 Received = tuple[list[ReceivedBlocks], bytes]
 
 
@@ -62,11 +62,11 @@ class Channel:
         self._inbox: Inbox | None = None
 
     def _share(self, line: Line, outbox: Outbox, inbox: Inbox) -> None:
-        """Use a line and shared memory from now on."""
+        """Start using this line and shared memory."""
         self._line, self._outbox, self._inbox = line, outbox, inbox
 
     def _post(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> None:
-        """Send an encoded message, or only metadata if ``values`` is None."""
+        """Send an encoded message, or metadata without a batch if ``values`` is None."""
         line = self._line
         if line is not None:
             is_small = size_bytes + len(header) <= SMALL_BYTES
@@ -90,7 +90,7 @@ class Channel:
         return self._exchange.read() if message[0] is None and not message[1] else message
 
     def is_over(self) -> bool:
-        """Return True if waiting on the line has become pointless."""
+        """Return True if there is no point in waiting on the line any longer."""
         raise NotImplementedError
 
     def _line_ended(self) -> NoReturn:

@@ -1,11 +1,11 @@
 """Connection of a client to one server. Any number of threads may use it.
 
 Every call has the required keyword argument ``timeout_s``, because Flight would wait forever. All failures are errors
-of :mod:`flightedl.errors`, mapped by the table in :mod:`flightedl.rpc.errors`. A call that raises OutcomeUnknownError
-or DeadlineError may have had its effect, so repeat only idempotent requests.
+of :mod:`flightedl.errors`, mapped by the list in :mod:`flightedl.rpc.errors`. A call that raises OutcomeUnknownError
+or DeadlineError may have been carried out, so repeat only idempotent requests.
 
-Python cannot run signal handlers during a Flight call. If the user's main thread waits for a call, limit it to 5 s, so
-that Ctrl-C works.
+Python cannot run signal handlers during a Flight call. So that Ctrl-C works, a call on the user's main thread should
+take at most 5 s.
 
 Received batches are read-only views of network memory and may be unaligned. NumPy can read them; raw pointers and
 ``.view(dtype)`` do not work. Copy data that must outlive the batch.
@@ -53,7 +53,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Do not use an internet proxy: it is never between the servers of a job.
+    # Do not use an internet proxy: there is none between the servers of a job.
     ("grpc.enable_http_proxy", 0),
     # Give each Connection its own TCP connection.
     ("grpc.use_local_subchannel_pool", 1),
@@ -63,17 +63,17 @@ _CHANNEL_OPTIONS = [
 class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
     """Middleware for one call. It stores the header that carries the server's identity.
 
-    pyarrow must call only builtins of this object, never Python code. If a signal arrives while Flight waits, the next
-    Python code that runs handles it. If that code were a method of this class, Flight would log the resulting
+    pyarrow must only call builtins of this object, no Python code. A signal that arrives while Flight waits is handled
+    by the next Python code that runs. If that code were a method of this class, Flight would log the resulting
     SystemExit or KeyboardInterrupt, and the program would not receive it.
     """
 
     def __init__(self) -> None:
         self._received: list[Mapping[str, Sequence[str | bytes]]] = []
-        #: pyarrow calls this to get headers to send. There are none.
+        #: pyarrow calls this to get the headers to send. There are none.
         self.sending_headers = dict
         self.received_headers = self._received.append
-        #: pyarrow calls this with the call's status. It does nothing.
+        #: pyarrow calls this with the status of the call. It does nothing.
         self.call_completed = bool
 
     @property
@@ -90,7 +90,7 @@ class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
     def __init__(self) -> None:
         self._local = threading.local()
         #: pyarrow calls this with a description of the call, which becomes the unused default of ``getattr``. It must
-        #: not be Python code, for the reason given in ``_Reply``.
+        #: not run Python code, for the reason given in ``_Reply``.
         self.start_call = partial(getattr, self._local, "reply")
 
     def expect(self) -> _Reply:
@@ -125,7 +125,7 @@ class Connection:
         self.shares_memory = shares_memory
         self.has_checksums = has_checksums
         self.expected = expected
-        #: Role of the server, as used in messages to users.
+        #: Role of the server, for messages to users.
         self._role = "server" if expected is None else expected.role
         self._headers = [(CALLER_HEADER.encode(), (caller or Caller()).to_header().encode())]
         if expected is not None:
@@ -160,15 +160,16 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. No other thread may be inside a call. Closing it twice is harmless."""
+        """Close the connection. No other thread may be using it. Closing it twice is harmless."""
         GUARD.check()
         self._client.close()
 
     def abort_calls(self) -> None:
         """Abort the calls of other threads, because the server was replaced.
 
-        Otherwise a frozen server would block them until their deadlines. They raise the errors of a broken connection,
-        and later calls raise UnavailableError. This also breaks other connections of this process to the same address.
+        Otherwise, these calls would be blocked by a frozen server until their deadlines. They raise the same errors as
+        if the connection had broken, and later calls raise UnavailableError. Other connections of this process to the
+        same address break, too.
         """
         if not self._is_severed:
             self._is_severed = True
@@ -186,7 +187,7 @@ class Connection:
 
             def run() -> bytes:
                 results = self._client.do_action(flight.Action(verb, body), call.options)
-                # Flight raises an error only when the results are read.
+                # Flight raises errors only when the results are read.
                 return b"".join([result.body.to_pybytes() for result in results])
 
             answer = call.run(run)
@@ -242,7 +243,7 @@ class Connection:
         return upload(call, writer, reader, schema, batches)
 
     def exchange(self, descriptor: bytes, schema: pa.Schema, *, timeout_s: float) -> ClientExchange:
-        """Open a bidirectional stream, as a context manager.
+        """Open a bidirectional stream. Use it as a context manager.
 
         Args:
             descriptor: A JSON object with a verb.

@@ -1,7 +1,7 @@
 """The client's end of calls and streams. Created by :mod:`flightedl.rpc.client`.
 
-``ClientCall.run`` executes every operation of pyarrow. It maps foreign errors to ours, and checks that the server named
-in the reply is the expected one. Received batches are validated as they are on the server.
+``ClientCall.run`` executes every operation of pyarrow. It maps pyarrow's errors to ours, and checks that the server
+named in the reply is the expected one. Received batches are validated in the same way as on the server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flightedl.rpc.validation import BatchLimits, Tally, check_batch, check_sche
 
 _Result = TypeVar("_Result")
 
-#: Clients trust servers not to send too much, so there are no limits on sizes. Batches are validated nevertheless.
+#: Limits for clients, which trust servers not to send too much. Batches are validated nevertheless.
 _UNLIMITED = BatchLimits(batch_rows=1 << 62, batch_bytes=1 << 62, stream_rows=1 << 62, stream_bytes=1 << 62)
 
 
@@ -74,7 +74,7 @@ class ClientCall:
         self.is_checked = True
 
     def _check_place(self) -> None:
-        """Check the sender of a refusal, too. A server may send one before it knows its index and generation."""
+        """Also check the server that sent a refusal. It may not know its own index and generation yet."""
         if self._expected is None:
             return
         server = self._answered_by()
@@ -134,7 +134,7 @@ class Download:
 class ClientExchange:
     """A bidirectional stream. One thread writes; the same or another thread reads.
 
-    If the ``with`` block ends before ``done_writing`` was called, or with an exception, the stream is aborted, and the
+    If the ``with`` block ends with an exception, or before ``done_writing`` is called, the stream is aborted, and the
     server considers it incomplete. Otherwise the remaining answers are read and discarded, so that an error of the
     server is raised.
     """
@@ -214,7 +214,7 @@ class ClientExchange:
                 raise from_wire(late, doing=str(self._call)) from None
 
     def write(self, batch: pa.RecordBatch, metadata: bytes | None = None, *, size_bytes: int | None = None) -> int:
-        """Send a batch. Return the number of bytes of its values. Blocks while the server does not read.
+        """Send a batch. Return the size of its values in bytes. Blocks while the server does not read.
 
         Args:
             batch: A batch of the stream's schema.
@@ -240,7 +240,7 @@ class ClientExchange:
         self._call.run(lambda: self._writer.write_metadata(metadata))
 
     def done_writing(self) -> None:
-        """End the client's direction of the stream by sending the commit record."""
+        """End writing: send the commit record."""
         self._call.run(lambda: self._writer.write_metadata(self._tally.commit_record()))
         self._call.run(self._writer.done_writing)
         self._is_done_writing = True
@@ -275,7 +275,7 @@ class ClientExchange:
         return batch, None if metadata is None else metadata.to_pybytes()
 
     def answer(self) -> Message:
-        """Return the next answer. Raises OutcomeUnknownError if the stream ends first, or the errors of ``read``."""
+        """Return the next answer. Raises the errors of ``read``, and OutcomeUnknownError if the stream ends first."""
         answer = self.read()
         if answer is None:
             raise OutcomeUnknownError(f"{self._call}: the server ended the stream before it had answered everything")
@@ -314,7 +314,7 @@ def upload(
 
 @contextmanager
 def _closing(call: ClientCall, writer: flight.FlightStreamWriter) -> Iterator[None]:
-    """Always close the writer. If a write failed, raise the server's error instead, because it is more informative."""
+    """Close the writer in any case. If a write failed, raise the server's error instead, which says more."""
     try:
         yield
     except BaseException as error:

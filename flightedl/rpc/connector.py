@@ -1,4 +1,4 @@
-"""Factory of connections to a job's servers, which uses the certificate that proves this process's role.
+"""Factory of connections to a job's servers. It uses the certificate that proves this process's role.
 
 Before each new connection, changed certificate files are read again, so a renewed certificate requires no restart.
 """
@@ -63,8 +63,7 @@ class Connector:
                     self._credentials = Credentials.load(self._directory, self._role)
                     self._state = state
                 except UsageError:
-                    # The files are being replaced at this moment. The old certificate remains in use until that is
-                    # complete.
+                    # The files are just being replaced. Until that is complete, the old certificate remains in use.
                     pass
             return self._credentials
 

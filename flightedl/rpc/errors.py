@@ -1,4 +1,4 @@
-"""Encode errors: errors of our own classes by their code, all other exceptions as *internal* with an incident number.
+"""Encode errors: our own errors by their code, all other exceptions as *internal* with an incident number.
 
 An encoded error is a FlightError. Its text is ``code: sentence``, at most 512 bytes: gRPC changes the type of
 exceptions with more than 5 kB of text, and loses texts of more than 16 kB. Its ``extra_info`` is ``{"code",
@@ -7,20 +7,16 @@ exceptions with more than 5 kB of text, and loses texts of more than 16 kB. Its 
 Tracebacks, paths and messages of foreign exceptions never leave the server. It logs them together with an incident
 number, which it sends to the client.
 
-The client maps foreign exceptions to ours by this table, in which the first match wins:
+The client maps exceptions of pyarrow to our errors. The first rule that matches applies:
 
-========================================================  =====================================================
-pyarrow's exception                                       our exception
-========================================================  =====================================================
-``extra_info`` with a known code                          the class of that code
-FlightUnavailableError without a connection               UnavailableError: nothing was done
-ArrowInvalid "FlightClient is closed"                     UsageError
-FlightTimedOutError                                       DeadlineError
-FlightUnauthenticatedError, FlightUnauthorizedError       AuthenticationError
-ArrowNotImplementedError                                  MessageError: the peer does not know this method
-FlightUnavailableError, FlightCancelledError, OSError,    OutcomeUnknownError: the connection broke after the
-ArrowInvalid, ArrowKeyError, any other ArrowException     request may have been sent
-========================================================  =====================================================
+* ``extra_info`` with a known code becomes the class of that code.
+* FlightUnavailableError without a connection becomes UnavailableError, because nothing was done.
+* ArrowInvalid with the text "FlightClient is closed" becomes UsageError.
+* FlightTimedOutError becomes DeadlineError.
+* FlightUnauthenticatedError and FlightUnauthorizedError become AuthenticationError.
+* ArrowNotImplementedError becomes MessageError: the peer does not know this method.
+* FlightUnavailableError, FlightCancelledError, OSError, ArrowInvalid, ArrowKeyError and any other ArrowException become
+  OutcomeUnknownError: the connection broke after the request may have been sent.
 """
 
 from __future__ import annotations
@@ -93,7 +89,7 @@ def to_wire(error: BaseException, *, doing: str) -> flight.FlightError:
     return kind(shortened(f"{error.code}: {text}", MESSAGE_LIMIT_BYTES), extra_info=detail)
 
 
-#: The first class that matches determines the gRPC status.
+#: gRPC status by class of error. The first class that matches determines the status.
 _FLIGHT_CLASSES = (
     (UnavailableError, flight.FlightUnavailableError),
     (AuthenticationError, flight.FlightUnauthenticatedError),
@@ -104,7 +100,7 @@ _FLIGHT_CLASSES = (
 
 
 def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
-    """Convert an exception of pyarrow's client to one of our errors, by the table in the module's docstring.
+    """Convert an exception of pyarrow's client to one of our errors, by the list in the module's docstring.
 
     Args:
         error: One of ``FOREIGN_ERRORS``.
@@ -130,7 +126,7 @@ def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
 
 
 def decoded(error: BaseException) -> FlightedlError | None:
-    """Return the error that one of our servers sent, or None if the exception carries none."""
+    """Return the error that one of our servers sent, or None if the exception contains none."""
     detail = getattr(error, "extra_info", None)
     if not detail:
         return None

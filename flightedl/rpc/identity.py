@@ -5,7 +5,7 @@ Headers of a request:
 * ``flightedl-expect``: the expected server
 * ``flightedl-caller``: the caller
 * ``flightedl-timeout``: the caller's timeout in seconds. It is a duration because clocks differ.
-* ``flightedl-checksum``: optional checksum of the request. Without TLS, nothing else protects the request.
+* ``flightedl-checksum``: optional checksum of the request. Without TLS, it is the request's only protection.
 
 The header of a reply, ``flightedl-server``, names the server that sent it. Messages of a request stream have no
 headers; each begins with its checksum.
@@ -67,7 +67,7 @@ class ServerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Identity of a caller: the role that it claims, and a name for the logs."""
+    """Identity of a caller: the role that it claims, and a name for logs."""
 
     role: str = ""
     name: str = ""

@@ -14,9 +14,9 @@ import ipaddress
 
 
 def has_checksums(ours: str, theirs: str, *, is_protected: bool) -> bool:
-    """Return True if two processes with these settings exchange values with checksums. This applies to both directions.
+    """Return True if two processes with these settings add checksums to the values that they exchange.
 
-    If either process has the setting "always", values have checksums. On an unprotected connection, values lack them
+    If either process has the setting "always", values have checksums. On an unprotected connection, values have none
     only if both processes have the setting "never".
 
     Args:

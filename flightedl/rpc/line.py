@@ -2,14 +2,14 @@
 
 gRPC's threads take ten times as long to pass on a message as the kernel takes to copy its bytes. Therefore the two
 processes keep the Unix connection on which they authenticated each other and exchanged memory (``same_host``). The
-connection is reliable, and preserves the boundaries and the order of messages.
+connection preserves the boundaries and the order of messages, and loses none.
 
 * The line determines the order of the stream's messages. A small message is sent on the line itself. For a large
   message, the line carries a marker, and the message follows on the Flight stream.
 * The kernel copies the values, so the sender cannot change them once they have been checked. They are valid until the
   next message is received.
-* The Flight stream enforces the deadline and carries the server's errors. If the line ends, the stream provides the
-  reason. The line is closed with the stream.
+* The Flight stream enforces the deadline and carries the server's errors. If the line ends, the reason is available
+  from the stream. The line is closed with the stream.
 * A side that waits on the line checks every ``_LOOK_MS`` if there is still a reason to wait.
 * A client never has more unanswered bytes than the kernel buffers while nobody reads (``AHEAD_BYTES``). So client and
   server never wait for buffer space at the same time.
@@ -33,7 +33,7 @@ from flightedl.errors import MessageError
 
 #: Maximum size of a message on a line. Larger messages travel on the stream.
 LIMIT_BYTES = 64 << 10
-#: Maximum unanswered bytes of a client, including the kernel's overhead per message.
+#: Maximum bytes of a client's unanswered messages, including the kernel's overhead per message.
 AHEAD_BYTES = 80 << 10
 #: Interval in milliseconds at which a waiting side checks if there is still a reason to wait.
 _LOOK_MS = 100
@@ -45,12 +45,12 @@ _END = Struct("<IB")
 SMALL_BYTES = LIMIT_BYTES - _END.size
 _BY_STREAM, _WITH_VALUES, _ALONE = range(3)
 
-#: The values of a message (None if its kind has no values), and its header.
+#: The values of a message, or None if its kind has no values; and its header.
 LineMessage = tuple[memoryview | None, bytes]
 
 
 class Line:
-    """One end of a line. Only one thread may use it, except that any thread may call ``shut``.
+    """One end of a line. Only one thread may use it, but any thread may call ``shut``.
 
     Args:
         connection: A Unix socket that preserves message boundaries. The line closes it.
@@ -149,7 +149,7 @@ class Line:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close this end. The peer is notified."""
+        """Close this end of the line. The peer notices that."""
         self._connection.close()
 
 

@@ -6,8 +6,8 @@ to a server keeps a stream open for a few seconds. Each request is answered comp
 Keeping a stream does not change the semantics of a request: the request goes to the same server of the same generation,
 and if its outcome is unknown, it may have been carried out. After an error, the stream is closed, and the next request
 opens a new one. Streams are short-lived, because the server authorizes the caller only when a stream is opened. An idle
-client may call ``close_idle``, but need not do so, because a server that stops does not wait for streams that are
-between two requests.
+client may call ``close_idle``, but it need not, because a server that stops does not wait for streams that are between
+two requests.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
 
-#: Seconds for which an open stream accepts new requests. If the server is frozen, a caller may be delayed by this much
-#: beyond its timeout.
+#: Seconds for which an open stream accepts new requests. If the server is frozen, a caller may be delayed beyond its
+#: timeout by as much.
 _LIFETIME_S = 5.0
 
 
@@ -62,7 +62,7 @@ HeldKind = TypeVar("HeldKind", bound=Held)
 
 
 class ReusableExchange(Generic[HeldKind]):
-    """Keeps at most one stream open. If it is in use, other threads get separate streams. Thread-safe.
+    """Keeps at most one open stream. While it is in use, other threads get separate streams. Thread-safe.
 
     Args:
         verb: Verb with which the stream is opened. Requests are messages on the stream.
@@ -107,7 +107,7 @@ class ReusableExchange(Generic[HeldKind]):
         self.end(held)
 
     def begin(self, connection: Connection, *, timeout_s: float) -> HeldKind:
-        """Return an open stream for one request (see ``use``). The caller must call ``end`` afterwards."""
+        """Return an open stream for one request (see ``use``). The caller must call ``end`` after the request."""
         held = self._keep(None)
         if held is not None:
             now = self._clock.now()
@@ -132,7 +132,7 @@ class ReusableExchange(Generic[HeldKind]):
             _end(held.exchange)
 
     def _keep(self, held: HeldKind | None) -> HeldKind | None:
-        """Replace the kept stream, and return the one kept before."""
+        """Replace the stream that is kept. Return the previous one."""
         with self._lock:
             before, self._held = self._held, held
             return before

@@ -28,13 +28,13 @@ from flightedl.rpc.validation import check_flat
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Answer to a get: a schema, and messages. An empty batch carries metadata that has no batch."""
+    """Answer to a get: a schema and messages. Metadata without a batch is sent with an empty batch."""
 
     schema: pa.Schema
     messages: Iterator[Message]
 
 
-#: Key in the schema's metadata for the text of an ``Answer``.
+#: Key of the text of an ``Answer`` in the schema's metadata.
 TEXT_KEY = b"reply"
 #: Schema of a request stream, in both directions.
 NO_COLUMNS = pa.schema([])
@@ -44,7 +44,7 @@ NO_COLUMNS = pa.schema([])
 class Answer:
     """Complete answer to a get: batches, and a text for the caller in the schema's metadata.
 
-    It is sent without running Python code. For small answers of a busy server, this is cheaper than ``Outgoing``.
+    Sending it runs no Python code, so for small answers of a busy server it is cheaper than ``Outgoing``.
     """
 
     schema: pa.Schema
@@ -88,7 +88,7 @@ class Endpoints:
     endpoints: tuple[Endpoint, ...]
     record_count: int = -1
     size_bytes: int = -1
-    #: True if the data set is the parts one after the other.
+    #: True if the parts, one after the other, form the data set.
     is_ordered: bool = False
 
 
@@ -105,9 +105,9 @@ class Routes:
     request_streams: Mapping[str, Callable[[bytes, Call], bytes]] = field(default_factory=dict)
     #: Handler of GetFlightInfo, which has the verb "info". It receives the descriptor's command.
     info: Callable[[bytes, Call], Endpoints] | None = None
-    #: Handler of ListFlights, with the same verb. It receives the criteria and returns commands for GetFlightInfo.
+    #: Handler of ListFlights, which has the same verb. It receives the criteria and returns commands for GetFlightInfo.
     flights: Callable[[bytes, Call], Sequence[bytes]] | None = None
-    #: Roles that may call each verb. With TLS, a verb that is missing here is closed.
+    #: Verb -> roles that may call it. With TLS, a verb that is missing here cannot be called.
     roles: Mapping[str, Collection[Role]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Handshake by which the two ends of a stream find out that they run on one host, and map each other's memory.
+"""Handshake by which the two ends of a stream detect that they run on the same host, and map each other's memory.
 
 The client sends a ``ShareRequest`` with its ``host_mark``, sealed, as metadata without a batch. If the server has the
 same mark, it listens on an abstract Unix socket with a random name, and replies with the name and a nonce. The client
@@ -8,8 +8,8 @@ socket carries small messages (``line``).
 
 If any of these steps fails, values are sent over TCP on the same stream. Neither side waits for the other for more than
 a second. The memory belongs to one stream and is freed with it, so a late handler never accesses values of the next
-stream. A side may also lend memory that belongs to no stream. If the stream fails, it revokes this memory before
-changing it.
+stream. A side may also lend memory that does not belong to a stream. If the stream fails, this side revokes the memory
+before changing it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flightedl.rpc.identity import SEAL_BYTES, sealed, unsealed
 from flightedl.rpc.line import Line
 from flightedl.rpc.streams import Exchange
 
-#: Seconds that the server waits for the client's connection, and the client for the server's reply.
+#: Seconds that the server waits for the client's connection, and that the client waits for the server's reply.
 _WAIT_S = 0.5
 _CLIENT_WAIT_S = 0.75
 _DONE = b"1"
@@ -48,16 +48,16 @@ class SharedPair:
 
     own: SharedMemory
     other: SharedMemory
-    #: Carries the stream's small messages, and is closed with the stream.
+    #: Carries the stream's small messages. Closed together with the stream.
     line: Line
-    #: Memory independent of any stream, from which the server lends values; None if it lends none.
+    #: Memory outside any stream from which the server lends values; None if it lends none.
     store: SharedMemory | None = None
-    #: Memory independent of any stream, from which the client lends gradients; None if it lends none.
+    #: Memory outside any stream from which the client lends gradients; None if it lends none.
     gradients: SharedMemory | None = None
 
 
 class NotSharedError(UnavailableError):
-    """Memory cannot be shared, so values travel over TCP. The message is the reason."""
+    """Memory cannot be shared, so values travel over TCP. The error's text is the reason."""
 
 
 def uid_of_peer(connection: socket.socket) -> int:

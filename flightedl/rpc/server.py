@@ -2,8 +2,8 @@
 
 The constructor binds the port, and the server answers all calls with *not ready*. The owner registers the address,
 which gives the server its generation, and calls ``start_serving``. ``stop`` refuses new calls, sets ``closing`` to wake
-waiting handlers, gives running calls a grace period, and then closes their connections. It always returns. There is no
-blocking "serve" method: the main thread waits for an event of its own, so that it can handle signals.
+waiting handlers, gives running calls a grace period, and then closes their connections. It never blocks forever. There
+is no blocking "serve" method: the main thread waits for an event of its own, so that it can handle signals.
 
 Every call is checked before a handler runs. ``admission`` checks, in this order: the process has not been forked; the
 server is not closing; it is ready; the caller is a member of this job; the generation matches; fewer calls are running
@@ -36,11 +36,11 @@ from flightedl.rpc.service import Service
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that gRPC gets to send replies of ended calls, before idle connections are closed.
+#: Seconds for which gRPC may send the replies of ended calls, before idle connections are closed.
 _SENDING_S = 0.2
 _SHUTDOWN_WAIT_S = 5.0
 _WATCH_INTERVAL_S = 0.25
-#: Number of iterations of the watching thread between two returns of memory to the system.
+#: Number of iterations of the watching thread between two checks for memory to return to the system.
 _LOOKS_A_GIVING = 4
 _REST_POLL_S = 0.05
 
@@ -112,7 +112,7 @@ class FlightServer:
     def stop(self, grace_s: float) -> bool:
         """Refuse new calls, wait up to ``grace_s`` seconds for calls in progress, then close all connections.
 
-        Idle request streams are not waited for. Takes at most ``grace_s`` + 5 seconds. Returns False if a handler is
+        Does not wait for idle request streams, and takes at most ``grace_s`` + 5 seconds. Returns False if a handler is
         still running after that; the process should then exit by ``os._exit``, because gRPC's threads would keep it
         alive.
         """

@@ -1,7 +1,6 @@
-"""Flight's server methods. Each one admits the call, finds and runs its handler, and ends its stream.
+"""Methods of a Flight server. Each method admits the call, finds and runs the call's handler, and ends its stream.
 
-The :class:`Service` of a server is owned by :class:`~flightedl.rpc.server.FlightServer`. All of its methods map
-exceptions to our errors.
+A :class:`~flightedl.rpc.server.FlightServer` owns its :class:`Service`. All methods map exceptions to our errors.
 
 pyarrow runs a call's middleware and the call's method in the same thread. So the middleware stores the headers by
 thread id, and the method fetches them from there. A middleware object per call would enter the interpreter two more
@@ -116,7 +115,7 @@ def _guarded(method: _Method) -> _Method:
 
 
 class Service(flight.FlightServerBase):  # type: ignore[misc]
-    """Flight's server methods. Called by pyarrow."""
+    """Methods of a Flight server, called by pyarrow."""
 
     def __init__(
         self, admission: Admission, routes: Routes, host: str, port: int, credentials: Credentials | None

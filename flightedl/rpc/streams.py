@@ -1,4 +1,4 @@
-"""The server's end of a stream. Handlers can neither skip its checks nor use it after it has ended.
+"""The server's end of a stream. A handler can neither skip its checks nor use it after it has ended.
 
 :class:`Incoming` is an upload (DoPut), and :class:`Exchange` is a bidirectional stream (DoExchange). Both return only
 validated batches. Reading ends normally only after a commit record that matches the received batches; if the stream
@@ -35,8 +35,8 @@ class BrokenOffError(MessageError):
 class _Upload:
     """Reader of one direction of a stream, up to the commit record.
 
-    ``read`` and ``Exchange.write`` make few function calls: they run between messages of a megabyte each, when every
-    Python frame costs a few cache misses.
+    ``read`` and ``Exchange.write`` make few function calls, because they run between messages of a megabyte each, when
+    every Python frame costs a few cache misses.
     """
 
     __slots__ = ("_call", "_declared", "_is_open", "_limits", "_reader", "_tally", "columns", "is_complete")
@@ -161,8 +161,8 @@ class Incoming(_Upload):
 class Exchange(_Upload):
     """A bidirectional stream. One thread reads; the same or another thread writes.
 
-    Both sides block until the deadline if the client writes more than a few MiB without reading, while the handler
-    answers each message as it reads. ``client.model.step_channel`` avoids this.
+    If the client writes more than a few MiB without reading, and the handler answers every message as it reads, both
+    sides block until the deadline. ``client.model.step_channel`` avoids this.
     """
 
     __slots__ = ("_line", "_writer")
@@ -191,7 +191,7 @@ class Exchange(_Upload):
         return self.at_rest(self.read)
 
     def at_rest(self, read: Callable[[], _Result | None]) -> _Result | None:
-        """Read the first message of the stream's next request. Return None if the client has sent its last request.
+        """Read the first message of the stream's next request. Return None after the client's last request.
 
         No request is in progress at this point, so it is not an error if the client disconnects or the deadline passes.
 

@@ -1,8 +1,8 @@
-"""Validate received batches before their values are used, and compute the commit record of uploads.
+"""Validate received batches before their values are used, and check the commit record of uploads.
 
-Batches are checked in this order, in which each check makes the next one safe: sizes; ``validate(full=True)``, because
-reading a column whose offsets point outside of its data crashes the process; nulls. The schema is checked only when the
-stream opens, because all batches of an Arrow stream have the same schema. Handlers check the values.
+Each check makes the next one safe. The checks are, in this order: sizes; ``validate(full=True)``, because reading a
+column whose offsets point outside of its data crashes the process; nulls. The schema is checked only when the stream
+opens, because all batches of an Arrow stream have the same schema. Handlers check the values.
 
 Uploads may contain only flat columns (fixed width, binary, text), because the time to check and count these does not
 depend on their content. In Arrow, an aborted upload ends exactly like a complete one. Therefore the last message of an
@@ -31,13 +31,13 @@ _COMMIT_PREFIX = b'{"commit":'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Limits on a batch and on a stream. A stream that exceeds one is rejected."""
+    """Limits on a batch and on a stream. A stream that exceeds a limit is rejected."""
 
     batch_rows: int = 1 << 20
     batch_bytes: int = 64 << 20
     stream_rows: int = 1 << 32
     stream_bytes: int = 64 << 30
-    #: Enough for the header of a message with many parts and a request for many batches.
+    #: Enough for the header of a message with many parts, and for a request for many batches.
     metadata_bytes: int = 128 << 10
 
 

@@ -1,4 +1,4 @@
-"""Encode blocks and table rows for the network. This package performs no I/O.
+"""Encode blocks and table rows for the network, without I/O.
 
 * ``rows``: blocks as record batches, for pushes and pulls by any Flight client
 * ``parts``: the messages of a step
@@ -9,5 +9,5 @@ A step sends gradients as parts of messages. A message's header lists the blocks
 message or in shared memory. The JSON requests that accompany the messages are defined in ``flightedl.messages``.
 
 ``schemas/`` (package ``flightedl_schemas``) describes the same formats as Arrow schemas, for other languages. A test
-compares the two.
+compares these schemas with the code.
 """

@@ -1,8 +1,8 @@
-"""Messages of a step: values of blocks in a single column, described by a packed header.
+"""Messages of a step: the values of blocks in a single column, described by a packed header.
 
-A *part* is a range of consecutive blocks with the same version and outcome, either all with values or all without. A
-message is a record batch of ``STEP_SCHEMA`` with a single row, which contains the values of all parts. Its app_metadata
-is the header. Columns instead of a header, as in ``wire.rows``, would cost more than all other work on a message.
+A *part* is a range of consecutive blocks that have the same version and outcome, and that all have values or all have
+none. A message is a record batch of ``STEP_SCHEMA`` with a single row, which contains the values of all parts. Its
+app_metadata is the header. A column per field, as in ``wire.rows``, would cost more than all other work on a message.
 
 The header is little-endian:
 
@@ -42,14 +42,14 @@ from flightedl.errors import DamagedError, MessageError
 from flightedl.wire.rows import OutgoingBlocks, Rows
 from flightedl.wire.shared_values import Inbox, Outbox
 
-#: In messages to the server, ``version`` is the base version, at which the gradient was computed; a part without values
-#: reports that the batch has no gradient for the blocks. In messages from the server, a part without values means that
+#: In messages to the server, ``version`` is the version at which the gradient was computed, and a part without values
+#: reports that the batch has no gradient for its blocks. In messages from the server, a part without values means that
 #: the values are not available yet.
 STEP_SCHEMA = pa.schema([pa.field("values", pa.binary(), nullable=False)])
 #: Marks the end of a step. The server attaches it to a message, or sends it as metadata without a batch. The stream
 #: stays open.
 STEP_END = b"end of step"
-#: Maximum number of parts in a message. Limits the size of the header.
+#: Maximum number of parts in a message, which limits the size of its header.
 PARTS_LIMIT = 1000
 
 _BINARY = STEP_SCHEMA.field(0).type
@@ -68,7 +68,7 @@ class Place(IntEnum):
 
     BATCH = 0
     MEMORY = 1
-    #: The values follow the header in the same byte string.
+    #: The values follow the header in the same bytes.
     HEADER = 2
 
 
@@ -87,14 +87,14 @@ class ReceivedBlocks(msgspec.Struct, frozen=True):
     blocks: range
     version: int
     outcome: int
-    #: Values of all blocks of the part, in order; empty if the part has no values.
+    #: Values of all of the part's blocks, in order; empty if the part has no values.
     data: memoryview
     #: True if all values, read as 32-bit or 64-bit floats, are known to be finite.
     is_finite: bool = False
 
 
-#: An encoded message: the values in order (None if they are in shared memory or follow the header), the header, and the
-#: size of the values in bytes.
+#: An encoded message: its values in order (None if they are in shared memory or follow the header), its header, and the
+#: size of its values in bytes.
 EncodedMessage = tuple[list[memoryview] | None, bytes, int]
 
 
@@ -172,7 +172,7 @@ def _checksum(piece: OutgoingBlocks, data: memoryview) -> int:
     if known is None:
         return _digest(data)
     if known.whole is None:
-        # Two threads may both compute this, with equal results.
+        # If two threads both compute this, their results are equal.
         known.whole = _digest(data)
     return known.whole
 

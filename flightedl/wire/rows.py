@@ -3,15 +3,15 @@
 Any Flight client can send and read this format. It is used for initial values, and for pushes and pulls outside of
 steps; steps use ``parts``.
 
-A *row* is one block: number, version, checksum, and elements as little-endian bytes of the parameter's dtype. The
-column of elements is ``binary``, so that one stream can carry parameters of different dtypes. A large block has its own
-batch and is not copied, because the Arrow buffer is the array's memory. Small blocks are copied to batches of up to
-``TARGET_BYTES``.
+A *row* is one block: its number, version and checksum, and its elements as little-endian bytes of the parameter's
+dtype. The column of elements is ``binary``, so that one stream can carry parameters of different dtypes. A large block
+has its own batch and is not copied, because the Arrow buffer is the array's memory. Small blocks are copied to batches
+of up to ``TARGET_BYTES``.
 
 There are two schemas:
 
-* ``PUSH_SCHEMA``, from trainer to pserver: ``version`` is the base version, at which the gradient was computed. If
-  ``values`` is empty, the batch has no gradient for the block.
+* ``PUSH_SCHEMA``, from trainer to pserver: ``version`` is the version at which the gradient was computed. If ``values``
+  is empty, the batch has no gradient for the block.
 * ``VALUES_SCHEMA``, from pserver to trainer: ``outcome`` is the outcome of the pushed row. If ``values`` is empty, the
   values are not available yet.
 
@@ -34,8 +34,8 @@ import xxhash
 from flightedl.errors import DamagedError, MessageError
 from flightedl.messages.parameters import Outcome as Outcome  # noqa: PLC0414 - a row has one
 
-#: Maximum bytes of values in a batch with several rows. 1 MiB is fastest on Flight: with half of that, sending is
-#: slightly slower; with four times as much, it only uses more memory.
+#: Maximum bytes of values in a batch with several rows. 1 MiB is fastest on Flight. Half of that makes sending slightly
+#: slower, and four times as much only uses more memory.
 TARGET_BYTES = 1 << 20
 _NOTHING = memoryview(b"")
 _INT8, _INT32, _INT64, _UINT64, _BINARY = pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.binary()
@@ -65,7 +65,7 @@ class Row:
     outcome: int = 0
 
     def array(self, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-        """Return the elements, (n,) of ``dtype``: a read-only view, maybe unaligned, and valid as long as the batch."""
+        """Return the elements, (n,) of ``dtype``: a possibly unaligned, read-only view, valid as long as the batch."""
         return np.frombuffer(self.values, dtype=dtype)
 
 
@@ -81,7 +81,7 @@ class Rows:
     blocks: list[int]
     versions: list[int]
     outcomes: list[int]
-    #: (n + 1,) offsets in ``data``: the start of each row's bytes, and finally the end of the last row's bytes.
+    #: (n + 1,) offsets in ``data``: the start of each row's bytes, followed by the end of the last row's bytes.
     offsets: list[int]
     data: memoryview
 
@@ -92,7 +92,7 @@ class Rows:
         return Row(self.blocks[number], self.versions[number], self.bytes_of(number, number + 1), self.outcomes[number])
 
     def bytes_of(self, start: int, stop: int) -> memoryview:
-        """Return the values of rows ``start`` up to but excluding ``stop``, which are contiguous."""
+        """Return the values of rows ``start`` (inclusive) to ``stop`` (exclusive), which are contiguous."""
         return self.data[self.offsets[start] : self.offsets[stop]]
 
 
@@ -119,7 +119,7 @@ class OutgoingBlocks(msgspec.Struct):
     outcome: int
     values: npt.NDArray[np.generic] | None
     offsets: Sequence[int]
-    #: Cache for the checksums, reused when the same values are sent again; None to disable caching.
+    #: Cache for the checksums, reused when the same values are sent again; None disables caching.
     checksums: Checksums | None = None
 
     @property
@@ -138,7 +138,7 @@ def encode_rows(
     values: Sequence[npt.NDArray[np.generic] | None],
     outcomes: Sequence[int] | None = None,
 ) -> pa.RecordBatch:
-    """Return a batch of ``VALUES_SCHEMA`` if ``outcomes`` are given, otherwise one of ``PUSH_SCHEMA``.
+    """Return a batch of ``VALUES_SCHEMA`` if ``outcomes`` are given, otherwise a batch of ``PUSH_SCHEMA``.
 
     Args:
         blocks: Block numbers.
@@ -164,7 +164,7 @@ def encode_rows(
 
 
 def encode_pieces(pieces: Sequence[OutgoingBlocks]) -> pa.RecordBatch:
-    """Return a batch of ``VALUES_SCHEMA``. If only one piece has values, they are not copied."""
+    """Return a batch of ``VALUES_SCHEMA``. If only one piece has values, these are not copied."""
     blocks: list[int] = []
     versions: list[int] = []
     outcomes: list[int] = []

@@ -1,11 +1,11 @@
 """Values of messages in shared memory: the sender places them there, and the receiver reads them.
 
 A message with values in shared memory has an offset in place of a batch (see ``parts``). The sender copies the values
-to free memory of its own (:class:`Outbox`). Values are consumed in the order in which they were sent, and their memory
-is then reused. The sender always chooses the lowest free offset, so it mostly reuses the same few MiB, which stay in
-the processor's cache.
+to free memory of its own (:class:`Outbox`). The receiver consumes values in the order in which they were sent, and the
+sender then reuses their memory. The sender always chooses the lowest free offset, so it mostly reuses the same few MiB,
+which stay in the processor's cache.
 
-If the values are in the sender's *store*, which is memory outside of any stream that the receiver maps, they are lent
+If the values are in the sender's *store*, a memory outside of any stream that the receiver maps, too, they are lent
 instead of copied. They must not change until the receiver has consumed them.
 
 A trainer reads the values in place. A pserver copies them first (:class:`CopyingInbox`), because the trainer could
@@ -31,7 +31,7 @@ UNCONSUMED_LIMIT_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
 #: Added to an offset to mark it as an offset in the store.
 _IN_STORE = 1 << 63
-#: Below the size above which glibc's copies bypass the cache; see ``config.tuned_environment``.
+#: Slightly less than the size from which on glibc's copies bypass the cache; see ``config.tuned_environment``.
 _PIECE_BYTES = 960 << 10
 _PAGE_BYTES = 4096
 _COLLISION_BYTES = 512
@@ -51,14 +51,14 @@ class Outbox:
         self._store_at = 0 if store is None else store.ctypes.data
         self._memory = memory
         self.least_bytes = least_bytes
-        #: Start, end and size of each message's values, and references to values that were lent, oldest message first.
+        #: For each message, oldest first: start, end and size of its values, and references to those that were lent.
         self._unconsumed: deque[tuple[int, int, int, list[memoryview]]] = deque()
         #: Number of these messages.
         self.unconsumed = 0
         self._unconsumed_bytes = 0
 
     def put(self, values: Sequence[memoryview], size_bytes: int) -> int | None:
-        """Place values: lend them if they are in the store, otherwise copy them in order.
+        """Make values available to the receiver: lend them if they are in the store, otherwise copy them in order.
 
         Args:
             values: Bytes-like values.
@@ -100,7 +100,7 @@ class Outbox:
         self.unconsumed = 0
 
     def has_room(self, size_bytes: int) -> bool:
-        """Return True if there is room for ``size_bytes`` now."""
+        """Return True if there is room for ``size_bytes`` at present."""
         return self._free_place(size_bytes) is not None
 
     def consumed(self, count: int) -> None:
@@ -198,8 +198,8 @@ def copy_past_cache(target: Bytes, source: Bytes) -> None:
     """Copy bytes past the cache, because the target will not be read soon (see ``config.tuned_environment``).
 
     If the target's offset within its page is slightly higher than the source's, the processor mistakes each read for a
-    read of bytes that it has just written, and waits: on an AMD machine, the copy then runs at 2.6 GB/s instead of 26.
-    In this case, the bytes are copied through the cache.
+    read of bytes that it has just written, and waits. On an AMD machine, such a copy runs at 2.6 instead of 26 GB/s. In
+    this case, the bytes are copied through the cache.
     """
     if source.size > _PIECE_BYTES and 0 < (_address(target) - _address(source)) % _PAGE_BYTES < _COLLISION_BYTES:
         copy_to_cache(target, source)

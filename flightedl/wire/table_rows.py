@@ -1,4 +1,4 @@
-"""Wire format for rows of embedding tables: values of a message part whose blocks are buckets (see ``parts``).
+"""Wire format for rows of embedding tables: the values of a message part whose blocks are buckets.
 
 The bytes of a part are a *payload*, in little-endian byte order:
 
@@ -7,7 +7,7 @@ The bytes of a part are a *payload*, in little-endian byte order:
 * the ids of all sections that have ids, as ``uint64``, in the order of the sections
 * the values of all sections that have values, as ``float32``, in the order of the sections
 
-In this layout, the ids of all tables form one array, and so do their values. Kinds of sections:
+In this layout, the ids of all tables form one array, and so do their values. These are the kinds of sections:
 
 * ``GRADIENTS``: n distinct ids, and (n, dim) gradients. A batch that pushes to a table sends this section to every
   pserver, even if the pserver owns none of the ids, because the batch's weight counts in the table's mean.
@@ -42,7 +42,7 @@ Payload = npt.NDArray[np.uint8]
 LAYOUT = 2
 START = Struct("<II")
 _SECTION = np.dtype([("kind", "<u2"), ("zero", "<u2"), ("table", "<u4"), ("rows", "<u8")])
-#: Number of bytes before the sections; number of bytes per section.
+#: Number of bytes that precede the sections, and number of bytes per section.
 IDS_AT, SECTION_BYTES = START.size, _SECTION.itemsize
 _ID_BYTES, _VALUE_BYTES = 8, 4
 #: Maximum number of sections in a payload: two per table.
@@ -58,7 +58,7 @@ class Kind(IntEnum):
     UNKNOWN = 4
 
 
-#: 1 for each kind of section that has ids; 1 for each kind that has values.
+#: For each kind of section: 1 if it has ids; 1 if it has values.
 _HAS_IDS = np.array([0, 1, 1, 0, 1])
 _HAS_VALUES = np.array([0, 1, 0, 1, 0])
 
@@ -107,7 +107,7 @@ def rows_payload(tables: Sequence[int], dims: Sequence[int], counts: Sequence[in
 
 
 def new_gradients(ids: Ids, dim: int) -> Floats:
-    """Return an uninitialized (n, dim) array for gradients of (n,) ids. It is located in the memory of a payload."""
+    """Return an uninitialized (n, dim) array for gradients of (n,) ids, located in the memory of a payload."""
     start = IDS_AT + SECTION_BYTES
     values_at = start + ids.nbytes
     payload = np.empty(values_at + _VALUE_BYTES * dim * len(ids), np.uint8)
@@ -139,12 +139,12 @@ def encode_sections(sections: Sequence[Section]) -> Payload:
 
 
 def header_of(sections: Sequence[tuple[int, int, int]]) -> bytes:
-    """Return the part of a payload before its ids, given each section's kind, table and number of rows."""
+    """Return the bytes of a payload before its ids, given each section's kind, table and number of rows."""
     fields = chain.from_iterable((kind, 0, table, rows) for kind, table, rows in sections)
     return pack("<II" + "HHIQ" * len(sections), LAYOUT, len(sections), *fields)
 
 
-#: Payload without sections, which reports that the version has been reached.
+#: Payload without sections. It reports that the version has been reached.
 NOTHING: Payload = np.frombuffer(START.pack(LAYOUT, 0), np.uint8)
 
 
