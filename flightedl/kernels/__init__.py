@@ -1,10 +1,10 @@
 """Arithmetic on parameter blocks and on rows of tables, compiled by numba.
 
 * ``rules``: the update of one element, for each optimizer
-* ``subnormals``: processor mode in which subnormal numbers count as zero
+* ``subnormals``: a processor mode in which subnormal numbers count as zero
 * ``half_precision``: conversion of 16-bit floats without numba, where speed does not matter
 * ``plain``: constants and sizes that compiled code and plain Python share
-* ``ahead``: list of all kernels, which ``python -m flightedl.kernels`` compiles in advance
+* ``ahead``: list of all kernels, to be compiled in advance by ``python -m flightedl.kernels``
 * ``blocks``: loops over a block: updates, sums, checks, 16-bit conversion
 * ``compiled``: machine code of the loops over blocks, cached by numba
 * ``row_records``: memory layout of a table's rows
@@ -17,8 +17,8 @@
 * ``intrinsics``: processor instructions that numba lacks
 * ``compiled_rows``: machine code of the loops over rows
 
-When a pserver allocates a parameter's blocks, it gets the parameter's update from ``compiled.kernel_for``. For each
-push, ``blocks.all_finite`` checks the gradient before anything changes, ``accumulate`` adds it to the round's sum, and
-the update applies the sum in a single pass over values, gradient and slots. Trainers need only ``half_precision``, and
-``distinct`` if they use tables.
+When a pserver allocates the blocks of a parameter, it calls ``compiled.kernel_for`` to get the compiled update. For
+each push, ``blocks.all_finite`` checks the gradient before anything changes, ``accumulate`` adds it to the round's sum,
+and the update applies the sum in a single pass over values, gradient and slots. Trainers need only ``half_precision``,
+and ``distinct`` if they use tables.
 """

@@ -20,7 +20,7 @@ from flightedl.kernels.subnormals import flush_subnormals, restore_subnormals
 Floats = npt.NDArray[Any]
 Loop = Callable[..., Any]
 
-#: Number of elements converted at a time, so small that they stay in the processor's cache during all passes.
+#: Number of elements to convert at a time, so that they stay in the processor's cache during all passes.
 _PIECE = 1024
 _TWO_TO_112 = np.float32(2.0**112)
 
@@ -40,9 +40,9 @@ def loop_of(rule: Loop, get: Loop, put: Loop) -> Loop:
 
 
 def lamb(w: Floats, gradient: Floats, slots: Any, constants: Floats) -> None:
-    """Update a block by LAMB, in two passes. The constants are those of ``rules.adam``, without corrected rate.
+    """Update a block by LAMB, in two passes. The constants are those of ``rules.adam``, with an uncorrected rate.
 
-    Compiled with reassociation, because its sums would not be vectorized otherwise.
+    It is compiled with reassociation, because otherwise its sums would not be vectorized.
     """
     state = flush_subnormals()
     average, square_average = slots
@@ -104,9 +104,9 @@ def all_finite(gradient: Floats) -> bool:
 def copy_finite(words: npt.NDArray[np.uint32], copy: npt.NDArray[np.uint32]) -> bool:
     """Copy ``words``. Return True if no word, read as a float32, is NaN or infinite.
 
-    Then no pair of words, read as a float64, is NaN or infinite either. The copy is checked, because another process
-    may change the source during the call. The check uses that adding one to an exponent of all ones carries into the
-    sign bit.
+    If this is the case, no pair of words, read as a float64, is NaN or infinite either. The copy is checked instead of
+    the source, because another process may change the source during the call. The check relies on the fact that adding
+    one to an exponent of all ones carries into the sign bit.
     """
     found = np.uint32(0)
     for i in range(words.size):
@@ -133,7 +133,7 @@ def float32_to_bfloat16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16
 def float16_to_float32(
     bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32]
 ) -> None:
-    """Convert exactly. ``floats`` is a view of ``out``; a multiplication corrects the exponents of all numbers."""
+    """Convert exactly. ``floats`` is a view of ``out``. A multiplication corrects the exponents."""
     for start in range(0, out.size, _PIECE):
         short = bits[start : start + _PIECE]
         wide, wide_floats = out[start : start + _PIECE], floats[start : start + _PIECE]

@@ -1,12 +1,12 @@
-"""Compiled kernels: they process a block in one pass over memory, without holding the GIL.
+"""Compiled kernels, which process a block in one pass over memory without holding the GIL.
 
 numba is slow to import, so only pservers, and trainers that send 16-bit floats, import this module.
 
 Theory of operation: the loops in ``blocks``, which use the ``rules``, are compiled for exact argument types. Values and
 slots are C-contiguous, aligned and writable; gradients may be read-only and unaligned, as network buffers are. The
 signatures convert constants to the block's dtype. A kernel is compiled at its first use. numba caches its machine code
-next to the source files or in ``NUMBA_CACHE_DIR``; if neither is writable, each process compiles its own. A change to
-any file in this package invalidates the cache.
+next to the source files or in ``NUMBA_CACHE_DIR``; if the cache is not writable, every process compiles the kernel
+again. A change to any file in this package invalidates the cache.
 
 Guarantees: a kernel accesses only its arguments, keeps no state and takes no locks, so any number of threads may run it
 on different blocks. Results are bit-identical to those of ``flightedl.testing.reference_updates``, with two exceptions:
@@ -54,7 +54,7 @@ from flightedl.kernels import rules
 Floats = npt.NDArray[Any]
 Loop = Callable[..., Any]
 
-#: Number of elements updated between two calls of ``after_piece``. With their slots, they fit into a core's cache.
+#: Number of elements to update between two calls of ``after_piece``. With their slots, they fit into a core's cache.
 _PIECE = 1 << 16
 #: Loops whose sums may be reordered. No other rule of floating-point arithmetic is relaxed anywhere.
 _REASSOCIATED = frozenset({kernels_blocks.lamb, kernels_blocks.all_finite})
@@ -65,7 +65,6 @@ def _number(dtype: str) -> Any:
 
 
 def _own(dtype: str) -> Any:
-    """Return the type of an array that the pserver has allocated."""
     return types.Array(_number(dtype), 1, "C")
 
 
@@ -74,7 +73,7 @@ def _received(dtype: str) -> Any:
     return types.Array(_number(dtype), 1, "C", readonly=True, aligned=False)
 
 
-#: Called once, in the thread that set it, before that thread compiles a kernel that numba's cache lacks.
+#: Called once, in the thread that set it, before this thread compiles a kernel that numba's cache lacks.
 compiling_begins: ContextVar[Callable[[], object]] = ContextVar("compiling_begins", default=lambda: None)
 
 
@@ -98,10 +97,10 @@ class _MachineCode(FunctionCache):
 
 @cache
 def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
-    """Return a loop, compiled or read from numba's cache, for exactly these types. It runs without the GIL.
+    """Return a loop that is compiled, or read from numba's cache, for exactly these types. It runs without the GIL.
 
-    If a loop does not allocate memory, it need not count references to arrays. Counting would execute atomic
-    instructions wherever functions pass arrays to each other.
+    A loop that does not allocate memory need not count references to arrays. Counting would execute atomic instructions
+    whenever functions pass arrays to each other.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     if not allocates:
@@ -116,14 +115,14 @@ def machine_code(loop: Loop, signature: Any, *, allocates: bool = True) -> Any:
         code.compile(signature)
         code.disable_compile()
     except Exception:  # noqa: BLE001 - numba has no class for cache errors; other errors are raised again below
-        # The cache is not writable (read-only, or disk full) or contains a damaged file. Compile without it.
+        # The cache is not writable (read-only, or the disk is full) or contains a damaged file. Compile without the
+        # cache.
         return numba.njit(signature, **options)(loop)
     return code
 
 
 @cache
 def _stamp() -> int:
-    """Return a digest of all source files with functions that loops may call."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return xxhash.xxh3_64_intdigest(b"".join(file.read_bytes() for file in sources))
 
@@ -134,7 +133,7 @@ class Rule(NamedTuple):
     #: A function in ``rules``, or ``blocks.lamb``, which is a complete loop.
     function: Loop
     slot_count: int
-    #: Learning rate -> constants of the rule, which begin with ``rules.Constants.rate``.
+    #: Learning rate -> constants of the rule, the first of which is ``rules.Constants.rate``.
     constants: Callable[[float], tuple[float, ...]]
 
 
@@ -145,7 +144,7 @@ _RMSPROP = {
     (True, False): rules.rmsprop_centered,
     (True, True): rules.rmsprop_centered_momentum,
 }
-#: Type of an optimizer of blocks, or of an elementwise optimizer of rows -> its rule.
+#: Type of an optimizer of blocks or of an elementwise optimizer of rows -> its rule.
 _RULES: dict[type[Optimizer], Callable[[Any], Rule]] = {
     SGD: lambda _: Rule(rules.sgd, 0, lambda rate: (rate,)),
     Delta: lambda _: Rule(rules.sgd, 0, lambda rate: (rate,)),
@@ -183,7 +182,7 @@ def constants_of(
     corrections: tuple[float, float] = (1.0, 1.0),
     shrink: float = 1.0,
 ) -> tuple[float, ...]:
-    """Return the numbers of ``rules.Constants``. For the arguments see its fields."""
+    """Return the numbers of ``rules.Constants``. The arguments correspond to its fields."""
     clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
     decay = 0.0 if isinstance(optimizer, AdamW) else optimizer.weight_decay
     none = (0.0,) * (5 - len(constants))
@@ -201,7 +200,7 @@ class Update:
     code: Any = field(compare=False, repr=False)
     #: True if the constants depend on the version, because bias is corrected.
     is_corrected: bool
-    #: (rate, scale, version or 0) of the last update, and its constants. Most updates use the same constants again.
+    #: (rate, scale, version or 0) of the last update, and its constants. Most updates can reuse these constants.
     known: dict[tuple[float, float, int], Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(
@@ -232,7 +231,7 @@ class Update:
             if slot.size != size:
                 raise ValueError("values and slots must have the same length")
         optimizer = self.optimizer
-        # The rate is a plain number in nearly every job; then skip ``rate_at``, which is needed only for schedules.
+        # In nearly every job, the rate is a plain number. Then skip ``rate_at``, which is needed only for schedules.
         rate = getattr(optimizer, "lr", None)
         rate = (rate if isinstance(rate, float) else optimizer.rate_at(version)) * rate_factor
         if rate == 0 and isinstance(optimizer, Ftrl):
@@ -274,7 +273,7 @@ class Update:
 def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
     """Return the compiled update for one parameter's blocks.
 
-    The first use of an optimizer type takes a second, for compiling, unless numba's cache contains its machine code.
+    The first use of an optimizer type takes a second for compilation, unless the machine code is in numba's cache.
 
     Args:
         optimizer: Settings of this parameter (``Optimizer.for_parameter``).
@@ -346,7 +345,7 @@ def block_kernels(dtype: str) -> BlockKernels:
 
 @dataclass(frozen=True, slots=True)
 class HalfKernels:
-    """Conversion between float32 and a kind of 16-bit floats, which are passed as their bits.
+    """Conversion between float32 and one kind of 16-bit floats, which are passed as their bits.
 
     All arrays are (n,) with the same n. Sources may be unaligned and read-only.
     """

@@ -1,4 +1,4 @@
-"""Machine code of the loops over rows, including the updates by an optimizer. ``compiled`` explains the theory."""
+"""Machine code of the loops over rows, including the updates by an optimizer. ``compiled`` explains how it works."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def distinct_kernels() -> Any:
 
 
 def all_row_kernels() -> list[Callable[..., Any]]:
-    """Return functions that compile the kernels which pservers need."""
+    """Return functions, each of which compiles a kernel that pservers need."""
     return list(_SIGNATURES)
 
 
@@ -138,7 +138,8 @@ def _loop(made: _Made, is_half: bool) -> Any:
     return machine_code(row_updates.loop_of(*made), _I64(*_UPDATE, _HALF if is_half else types.none), allocates=False)
 
 
-#: Optimizer type -> its rule. SGD and row-wise optimizers have rules for entire rows; the others use blocks' rules.
+#: Optimizer type -> its rule. SGD and row-wise optimizers have rules for entire rows; the others use the rules of
+#: blocks.
 _RULES: dict[type[Optimizer], Callable[[Any], Rule | None]] = {
     SGD: lambda _: Rule(row_rules.sgd, 0, lambda rate: (rate,)),
     RowAdagrad: lambda o: Rule(row_rules.row_adagrad, 1, lambda rate: (rate, o.eps)),
@@ -241,7 +242,7 @@ def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowU
 
 
 def _corrections(beta: float) -> Any:
-    """Return ``1 / (1 - beta**t)`` for t = 1, 2, …, up to the first value that is 1 as a float32."""
+    """Return ``1 / (1 - beta**t)`` for t = 1, 2, …, until the value as a float32 is 1."""
     count = 1 if beta == 0 else min(_CORRECTIONS_LIMIT, math.ceil(-18 / math.log(beta)) + 1)
     return 1 / (1 - np.power(beta, np.arange(1, count + 1)))
 

@@ -70,7 +70,7 @@ def number_ids(ids: Ids, counts: Places, index: npt.NDArray[np.int32], distinct:
 
 
 def add_up(gradients: Floats, bits: npt.NDArray[np.uint32], places: Places, sums: Floats) -> int:
-    """Sum the gradients of each id, given the ids' numbers. Stop at the first row that contains NaN or infinity.
+    """Sum the gradients of each id, given the ids' numbers. Stop at the first row with NaN or infinity.
 
     Args:
         gradients: (n, dim).
@@ -128,7 +128,7 @@ def spread_tables(rows: Floats, starts: Places, widths: Places, counts: Places, 
 
 
 def are_equal(ids: Ids, others: Ids) -> bool:
-    """True if the ids are the same, in the same order."""
+    """True if the ids are equal and in the same order."""
     if ids.size != others.size:
         return False
     difference = np.uint64(0)

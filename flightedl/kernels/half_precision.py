@@ -23,10 +23,10 @@ KINDS = ("", "bfloat16", "float16")
 ITEM_BYTES = 2
 
 
-#: Largest finite value of each kind; smallest float32 that rounds to infinity.
+#: Largest finite value of each kind, and smallest float32 that rounds to infinity.
 _LARGEST = {"bfloat16": 3.3895313892515355e38, "float16": 65504.0, "float32": 3.4028234663852886e38}
 _TOO_LARGE = {"bfloat16": 3.3961775292304601e38, "float16": 65520.0}
-#: The bits that are all set in infinity and in NaN.
+#: Bits of a 16-bit float that are all set in infinity and in NaN.
 _EXPONENTS = {"bfloat16": 0x7F80, "float16": 0x7C00}
 
 
@@ -69,7 +69,7 @@ def check_kind(kind: str) -> None:
 
 
 def item_bytes(kind: str, dtype: str) -> int:
-    """Return the bytes that an element of type ``dtype`` takes on the wire. Only float32 is shortened."""
+    """Return the size on the wire of an element of type ``dtype``. Only float32 is shortened."""
     return ITEM_BYTES if kind and dtype == "float32" else np.dtype(dtype).itemsize
 
 

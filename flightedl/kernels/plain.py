@@ -6,12 +6,12 @@ import numpy as np
 
 #: Mask for all bits of a float32 except the sign.
 MAGNITUDE = np.uint32(0x7FFFFFFF)
-#: Lowest value of these bits for which a float32 is infinite or NaN.
+#: Bits of the smallest float32 magnitude that is infinite or NaN.
 INFINITY = np.uint32(0x7F800000)
 
 
 def index_size(count: int) -> int:
-    """Return the size of an open-addressing index for ``count`` ids: a power of two above ``2 * count``."""
+    """Return the size of an open-addressing index for ``count`` ids: a power of two that exceeds ``2 * count``."""
     size = 1
     while size <= 2 * count:
         size *= 2

@@ -56,7 +56,7 @@ def remove(t: Table, records: Records, salt: int) -> None:
 
 
 def place(t: Table, ids: Ids, salt: int, records: Records) -> None:
-    """Find or create records for a checkpoint's ids; -1 if there is no room. ``count_touches`` counts them by age."""
+    """Find or create records for a checkpoint's ids, or -1 without room. ``count_touches`` counts them by age."""
     for i in range(ids.size):
         mixed = mixed_id(ids[i], salt)
         record = find(t, ids[i], mixed)
@@ -89,7 +89,7 @@ def collect(words: Words, stride: int, at: int, width: int, records: Records, ou
 
 
 def next_wanted(t: Table, salt: int, line: int, oldest: Records, oldest_epoch: int, records: Records) -> int:
-    """Find the next records of a cut that have not changed since it began. Return their number, which is 0 at the end.
+    """Find the next records of a cut that have not changed since it began. Return their number; 0 at the end.
 
     ``line`` is the cut's line in ``cuts``, and ``oldest`` contains one version per bucket. The cursor moves past the
     records, so they are not copied when they change later. The caller must copy them before it releases the lock.
@@ -113,7 +113,7 @@ def next_wanted(t: Table, salt: int, line: int, oldest: Records, oldest_epoch: i
 
 
 def existing(t: Table, salt: int, oldest_version: int, oldest_epoch: int, start: int, records: Records) -> int:
-    """Find the existing rows among ``records.size`` records from ``start`` on. Return their number."""
+    """Find the existing rows among the ``records.size`` records from ``start`` on. Return their number."""
     found = 0
     for record in range(start, min(start + records.size, t.state[HIGH])):
         is_used = t.used[record >> 6] >> np.uint64(record & 63) & _U1 != _ZERO

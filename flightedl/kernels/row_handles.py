@@ -4,7 +4,8 @@ Each array that is passed to compiled code makes a call slower, and a table has 
 for each table, which contains the addresses and sizes of its arrays, and the settings that every call needs. A table's
 arrays do not move. When one of them is replaced, the handle is written again.
 
-The *work* of a call has one line of numbers for each section of the request: the section's table, ids and values.
+The *work* of a call has one line of numbers for each section of the request, which locates the section's table, ids and
+values.
 """
 
 from __future__ import annotations
@@ -21,24 +22,29 @@ from flightedl.kernels.row_records import Table
 Handles = npt.NDArray[np.int64]
 Work = npt.NDArray[np.int64]
 
-# A handle contains the address and size of each array of ``Table`` and of a second thread's scratch memory, and then:
+# A handle contains the address and size of each array of ``Table`` and of a second thread's scratch memory. Then follow
+# the salt, the number of elements in a row, and the number of words that a row's values take.
 SALT = 38
 DIM = 39
-VALUE_WORDS = 40  # number of words of a row's values
+VALUE_WORDS = 40
 HANDLE_SIZE = 41
 
-_SCRATCH = 30  # position of ``tags`` and ``places``,
-_BESIDE = 34  # and of the second thread's ``tags`` and ``places``
+# Positions in a handle of ``tags`` and ``places``, for the calling thread and for the second thread.
+_SCRATCH = 30
+_BESIDE = 34
 
-# Numbers of a section in a call's work:
+# A line of a call's work describes one section of the request. ``FIRST`` is the position of the section's first id,
+# ``COUNT`` the number of its ids, and ``VALUES`` the position of its first value. Rows with versions below
+# ``OLDEST_VERSION`` or epochs below ``OLDEST_EPOCH`` are expired. ``CONSTANTS`` is the index of the optimizer's
+# constants, and the call sets ``MISSED`` to the number of ids without a row.
 TABLE = 0
-FIRST = 1  # Position of the section's first id.
-COUNT = 2  # Number of its ids.
-VALUES = 3  # Position of its first value.
-OLDEST_VERSION = 4  # Rows with lower versions are expired.
-OLDEST_EPOCH = 5  # Rows with lower epochs are expired.
-CONSTANTS = 6  # Index of the optimizer's constants.
-MISSED = 7  # Result: the number of ids without a row.
+FIRST = 1
+COUNT = 2
+VALUES = 3
+OLDEST_VERSION = 4
+OLDEST_EPOCH = 5
+CONSTANTS = 6
+MISSED = 7
 WORK_SIZE = 8
 
 

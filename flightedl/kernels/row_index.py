@@ -114,7 +114,7 @@ def find(t: Table, row_id: Any, mixed: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def _first_match(t: Table, tag: Any, line: Any) -> Any:
-    """Return the record that probably belongs to the id, for prefetching. Return -1 if the line has no candidate."""
+    """Return the record that probably belongs to the id, for prefetching, or -1 if the line has no candidate."""
     pattern = tag * _ONES
     matches = _zero_bytes(t.lines[line * 8] ^ pattern)
     if matches != _ZERO:
@@ -181,10 +181,10 @@ def _split(t: Table, segment: Any, mixed: Any, salt: Any) -> Any:
 
 @register_jitable
 def _has_room(t: Table, mixed: Any, salt: Any) -> Any:
-    """Return True if there is room for another id in its segment. Split the segment if necessary."""
     while True:
         segment = _segment_of(t, mixed)
-        # A segment has 768 places. The limit varies between segments, so that they are not all split at the same time.
+        # A segment has 768 places. The limit is different for different segments, so that they are not all split at the
+        # same time.
         if t.segments[2 * segment] < 560 + segment * 37 % 101:
             return True
         if not _split(t, segment, mixed, salt):
@@ -217,7 +217,7 @@ def made_record(t: Table, row_id: Any, mixed: Any, salt: Any) -> Any:
 
 @register_jitable
 def remove_record(t: Table, record: Any, salt: Any) -> None:
-    """Remove a record. If a cut wants it, copy it for the cut first."""
+    """Remove a record. If a cut wants the record, copy it for the cut first."""
     stride = t.layout[STRIDE]
     change(t, record)
     mixed = mixed_id(id_at(t.words, record * stride), salt)
@@ -246,7 +246,7 @@ def remove_record(t: Table, record: Any, salt: Any) -> None:
 def ask_for(t: Table, ids: Ids, start: Any, count: Any, salt: Any, shift: Any, stride: Any) -> None:
     """Prefetch the records of a group of ids.
 
-    The results are stored for ``found``: tags in ``t.tags``; lines, candidate records and buckets in ``t.places``.
+    Results are stored for ``found``: tags in ``t.tags``; lines, candidate records and buckets in ``t.places``.
     """
     tags, lines, records, buckets = t.tags, t.places, t.places[GROUP:], t.places[2 * GROUP :]
     for i in range(count):

@@ -1,4 +1,4 @@
-"""Memory layout of a table's rows, with the records of versions, limits and cuts.
+"""Memory layout of a table's rows, and how versions, limits and cuts are recorded.
 
 **Records.** A row is a record of 32-bit words in one array: id (low word, high word), history, slots, values.
 ``layout`` contains the positions of these words. The array reserves address space, and its pages are allocated when
@@ -56,41 +56,44 @@ class Table(NamedTuple):
 
     #: Records.
     words: Words
-    #: The index as lines of eight 64-bit words; the same memory as lines of sixteen 32-bit words.
+    #: The index as lines of eight 64-bit words, and the same memory as lines of sixteen 32-bit words.
     lines: npt.NDArray[np.uint64]
     entries: Words
     directory: Words
     #: For each segment: the number of its entries, and the number of bits of the mixed id that select it.
     segments: npt.NDArray[np.int32]
-    #: Bits of the records: set if the record is in use; set if it has changed since the newest cut began.
+    #: One bit per record: ``used`` is set if the record is in use, ``dirty`` if it has changed since the newest cut
+    #: began.
     used: npt.NDArray[np.uint64]
     dirty: npt.NDArray[np.uint64]
-    #: (MAX_CUTS * CUT_SIZE,) numbers; for their meaning see ``CURSOR`` and the following constants.
+    #: (MAX_CUTS * CUT_SIZE,) numbers, whose meaning is explained at ``CURSOR``.
     cuts: npt.NDArray[np.int64]
     #: Number of rows by the store's version at their last update (for tables without a limit), and by epoch.
     by_version: npt.NDArray[np.int32]
     by_epoch: npt.NDArray[np.int32]
     #: (buckets,), see "Versions".
     shifts: npt.NDArray[np.int64]
-    #: (AGES * buckets,) and (buckets, any number, 2); see "Limits". Without a limit, ``runs`` is empty.
+    #: (AGES * buckets,) and (buckets, any number, 2); see "Limits". ``runs`` is empty if there is no limit.
     ages: npt.NDArray[np.int64]
     runs: Words
     state: npt.NDArray[np.int64]
     layout: npt.NDArray[np.int64]
-    #: Scratch memory of loops, which do not allocate, so that they need not count references to arrays.
+    #: Scratch memory of loops. Loops that do not allocate memory need not count references to arrays.
     tags: npt.NDArray[np.uint64]
     places: npt.NDArray[np.int64]
 
 
-# state
-HIGH = 0  # Number of records that have ever been used.
-FREE = 1  # First free record plus 1; 0 if no record is free.
+# State of a table: ``HIGH`` is the number of records ever used, ``FREE`` the first free record plus 1 (0 if no record
+# is free), ``DEPTH`` the number of bits of an index into the directory, and ``CUTS`` the number of lines of ``cuts``
+# that may be in use. Rows with versions below ``OLDEST`` have expired by age; ``LIVE`` counts all other rows.
+HIGH = 0
+FREE = 1
 USED = 2
 SEGMENTS = 3
-DEPTH = 4  # Number of bits of an index into the directory.
-CUTS = 5  # Number of lines of ``cuts`` that may be in use.
-OLDEST = 6  # Rows with lower versions have expired by age.
-LIVE = 7  # Number of rows with version ``OLDEST`` or higher.
+DEPTH = 4
+CUTS = 5
+OLDEST = 6
+LIVE = 7
 RECORD_LIMIT = 8
 SEGMENT_LIMIT = 9
 SWEPT = 10
@@ -100,16 +103,19 @@ REFUSED = 13
 EVICTED = 14
 STATE_SIZE = 15
 
-# Numbers of a cut in its line of ``cuts``:
-CURSOR = 0  # Next record to read.
-END = 1  # Last record that may be wanted plus 1; 0 if the line is not in use.
-UNDONE = 2  # Number of records that had to be copied, including those for which there was no room.
-WANTED = 3  # Address and size of the array with a bit for each record.
-UNDO = 5  # Address and size of the memory for copies.
+# A line of ``cuts`` describes one cut: ``CURSOR`` is the next record to read, ``END`` the last record that may be
+# wanted plus 1 (0 if the line is not in use), and ``UNDONE`` the number of records that had to be copied, even if there
+# was no room. At ``WANTED`` begin the address and size of the array with a bit for each record, at ``UNDO`` those of
+# the memory for copies.
+CURSOR = 0
+END = 1
+UNDONE = 2
+WANTED = 3
+UNDO = 5
 CUT_SIZE = 7
 MAX_CUTS = 8
 
-# Layout: positions of words in a record; -1 if records do not have them.
+# Positions of words in a record; -1 if records do not have them.
 STRIDE = 0
 AT_UPDATES = 1
 AT_VERSION = 2
@@ -118,16 +124,19 @@ AT_SLOTS = 4
 AT_VALUES = 5
 LAYOUT_SIZE = 6
 
-# Positions in ``ages`` of the first bucket's numbers; each is followed by those of the other buckets:
-GIVEN_UP = 0  # Rows with lower versions were evicted, because there were too many.
-LIVING = 1024  # Number of rows in the runs.
-HEAD = 2048  # First valid run.
-TAIL = 3072  # Last valid run plus 1.
+# Positions in ``ages`` of bucket 0's numbers, each followed by the other buckets' numbers. Rows with versions below
+# ``GIVEN_UP`` were evicted because there were too many, ``LIVING`` is the number of rows in the runs, ``HEAD`` the
+# first valid run, and ``TAIL`` the last valid run plus 1.
+GIVEN_UP = 0
+LIVING = 1024
+HEAD = 2048
+TAIL = 3072
 AGES = 4
 BUCKETS = 1024
 
-LINES = 64  # Number of lines in a segment.
-PLACES = 12  # Number of places in a line.
+# Number of lines in a segment of the index, and number of places in a line.
+LINES = 64
+PLACES = 12
 MAX_DEPTH = 28
 #: Number of ids in a group; see "Batches".
 GROUP = 32
@@ -153,7 +162,7 @@ def bucket_of(mixed: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def change(t: Table, record: Any) -> None:
-    """Copy a record that is about to change for the cuts that want it. Other threads may be changing other records."""
+    """Copy a record that is about to change, for the cuts that want it. Other threads may change other records."""
     bit = _U1 << np.uint64(record & 63)
     if t.dirty[record >> 6] & bit != _ZERO:
         return
@@ -164,7 +173,6 @@ def change(t: Table, record: Any) -> None:
 
 @register_jitable
 def _set_aside(t: Table, record: Any, bit: Any) -> None:
-    """Copy a record for each cut that wants it and whose cursor has not passed it."""
     stride = t.layout[STRIDE]
     for line in range(t.state[CUTS]):
         at = line * CUT_SIZE
@@ -179,10 +187,10 @@ def _set_aside(t: Table, record: Any, bit: Any) -> None:
 
 @register_jitable
 def count_touch(t: Table, record: Any, bucket: Any, step: Any) -> None:
-    """Add ``step`` to the numbers of rows by age. Ids that wait for admission are not counted."""
+    """Add ``step`` to the number of rows of each age. Ids that wait for admission are not counted."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and t.by_version.size > 0:
-        # Rows whose last update precedes the store's first version are counted for that version.
+        # A row whose last update precedes the store's first version counts as updated in that version.
         version: Any = max(np.int64(t.words[at + t.layout[AT_VERSION]]) - t.shifts[bucket], 0)
         t.by_version[version] += step
         if version >= t.state[OLDEST]:
@@ -273,7 +281,7 @@ def exists(t: Table, record: Any, bucket: Any, oldest_version: Any, oldest_epoch
 
 @register_jitable(forceinline=True)
 def is_young(t: Table, record: Any, oldest: Any, oldest_epoch: Any) -> Any:
-    """Return True if a row is not older than its bucket's version in ``oldest`` and than ``oldest_epoch``."""
+    """Return True if a row's version is not below its bucket's in ``oldest``, nor its epoch below ``oldest_epoch``."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) < oldest:
         return False

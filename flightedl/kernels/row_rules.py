@@ -1,10 +1,10 @@
-"""Update rules that need an entire row; also 16-bit conversion, initial values of rows, and sums of rounds.
+"""Update rules that need an entire row; conversion of 16-bit values; initial values of rows; sums of rounds.
 
 The formulas are those of ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32. Constants
 follow the conventions in ``flightedl.kernels.rules``.
 
-A rule has the same arguments as ``rules.by_element``, which applies a rule for one element. ``row_updates`` builds the
-loops.
+A rule has the same arguments as ``rules.by_element``, which applies a rule for single elements. ``row_updates`` builds
+the loops.
 """
 
 # ruff: noqa: ARG001 - every rule has the same arguments, because the same loop calls them
@@ -54,7 +54,7 @@ def _descend(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any, rate: Any) -> 
 def nothing(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Change nothing: the rate is zero, and the optimizer's rule would divide by it."""
+    """Change nothing, because the rate is zero and the optimizer's rule would divide by it."""
 
 
 @register_jitable(forceinline=True)
@@ -110,7 +110,7 @@ def to_float32(bits: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
         box_bits[0] = (wide & np.uint32(0x7FFF)) << np.uint32(13)
         value = box[0] * np.float32(2.0**112)
     else:
-        # Its bits would be those of a subnormal float32, which counts as zero here.
+        # The bits would be those of a subnormal float32, which counts as zero here.
         value = np.float32(wide & np.uint32(0x3FF)) * np.float32(2.0**-24)
     return -value if wide & np.uint32(0x8000) else value
 

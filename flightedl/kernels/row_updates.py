@@ -65,7 +65,7 @@ def _chance(stream: Any, element: Any) -> Any:
 
 @register_jitable
 def _updates_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
-    """Count an update of a row. Return the number of earlier updates: at most ``size - 1``, 0 if not counted."""
+    """Count an update of a row. Return the number of earlier updates, at most ``size - 1``, or 0 if not counted."""
     if at_updates < 0:
         return 0
     step = np.int64(t.words[at + at_updates])
@@ -89,7 +89,7 @@ class Half(NamedTuple):
 
 @cache
 def loop_of(step: Loop, rule: Loop | None = None, get: Loop | None = None, put: Loop | None = None) -> Loop:
-    """Return the loop for a rule: a rule of ``row_rules``, or ``by_element`` with a rule for one element."""
+    """Return the loop for a rule of ``row_rules``, or for ``by_element`` with a rule for single elements."""
 
     def update(
         handles: Handles,

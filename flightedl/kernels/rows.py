@@ -154,7 +154,7 @@ def wait(
     admit_after: int,
     places: npt.NDArray[np.int64],
 ) -> int:
-    """Count the pushes of ids that wait for admission exactly.
+    """Count exactly how often ids that wait for admission have been pushed.
 
     Args:
         w: The table of waiting ids.
@@ -233,7 +233,7 @@ def make(
 
 
 def advance(t: Table, oldest: int) -> None:
-    """Raise ``OLDEST``, and subtract the number of rows that expire thereby from ``LIVE``."""
+    """Raise ``OLDEST``, and subtract the number of rows that expire by this from ``LIVE``."""
     state = t.state
     while state[OLDEST] < oldest:
         state[LIVE] -= t.by_version[state[OLDEST]]
@@ -285,7 +285,7 @@ def sweep(
 @register_jitable
 def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.NDArray[np.int32]) -> int:
     """Return 0 if the ids of a section are valid, 1 if an id occurs twice, 2 if an id belongs to another bucket."""
-    # Scratch memory with ``index_size(ids.size)`` elements, or empty if ids may occur twice.
+    # Scratch memory with ``index_size(ids.size)`` elements; empty if ids may occur twice.
     mask = np.uint64(seen.size - 1)
     seen[:] = -1
     for i in range(ids.size):
@@ -305,15 +305,15 @@ def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.
 
 
 _index_size = register_jitable(index_size)
-# Rows of the array that ``received`` fills. Each column is a section: first those with gradients, then those with
-# wanted rows.
+# Rows of the array that ``received`` fills. Its columns are the sections with gradients, followed by those with wanted
+# rows.
 RECEIVED_TABLE, RECEIVED_DIM, RECEIVED_COUNT, RECEIVED_FIRST, RECEIVED_VALUES = range(5)
 RECEIVED_SIZE = 5
 
 
 @register_jitable
 def _is_known(found: Any, start: Any, place: Any, table: Any) -> Any:
-    """Return True if an earlier section of this kind has the table, or if all columns for this kind are in use."""
+    """Return True if an earlier section of this kind has the table, or if all columns of this kind are in use."""
     if place - start >= found.shape[1] // 2:
         return True
     for other in range(start, place):  # noqa: SIM110 - numba compiles no generators
@@ -324,7 +324,7 @@ def _is_known(found: Any, start: Any, place: Any, table: Any) -> Any:
 
 @register_jitable
 def _sections(words: Any, dims: Any, may_push: Any, found: Any) -> Any:
-    """Fill ``found``. Return the number of sections of each kind (-1 if malformed) and the position of the values."""
+    """Fill ``found``. Return the number of sections of each kind, or -1 if malformed, and the values' position."""
     tables, count = dims.size, np.int64(words[1])
     pushed = asked = 0
     first = values = answer = np.int64(0)

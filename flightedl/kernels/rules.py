@@ -35,7 +35,7 @@ class Constants(NamedTuple):
     scale: Any
     clip: Any
     decay: Any
-    #: Learning rate; in Adam, multiplied by the bias correction of the average.
+    #: Learning rate. For Adam, it is multiplied by the bias correction of the average.
     rate: Any
     a: Any
     b: Any
@@ -66,7 +66,7 @@ def update_element(
 ) -> None:
     """Apply a rule to one element.
 
-    The caller contains the loop, because LLVM vectorizes loops in the outermost function.
+    The loop is in the caller, because LLVM vectorizes only loops in the outermost function.
 
     Args:
         w: Values; element ``at + i`` changes.
@@ -143,7 +143,7 @@ PUTS = _put_0, _put_1, _put_2, _put_3
 
 @register_jitable(forceinline=True)
 def divided(dividend: Any, divisor: Any) -> Any:
-    """Return the quotient, or 0 if both numbers are zero, which they are before the first gradient if eps is 0."""
+    """Return the quotient, or 0 if both numbers are zero, as they are before the first gradient if eps is 0."""
     return dividend / (divisor if divisor != _ZERO else _ONE)
 
 
@@ -241,6 +241,6 @@ def ftrl(old: Any, g: Any, s: Any, c: Any) -> Any:
     root = math.sqrt(total)
     pull = s[1] + (g - (root - math.sqrt(s[0])) * c.rate * old)
     step = math.copysign(max(abs(pull) - c.a, _ZERO), pull)
-    # If the divisor is zero, the step is zero, too; 0 / 0 must give 0.
+    # If the divisor is zero, the step must be zero, so 0 / 0 must yield 0.
     new = _ZERO if step == _ZERO else -step / ((root + c.b) * c.rate + c.c)
     return new, (total, pull)

@@ -1,8 +1,8 @@
 """Make kernels treat subnormal numbers as zero.
 
-When the gradients of an element become zero, its average decays into the subnormal range (float32 below 1.2e-38) and
-never leaves it, because numbers are rounded to nearest. x86 processors handle such operands in microcode, which made an
-Adam update 20 times slower for the rest of the job. Therefore each kernel sets the two processor flags by which
+When the gradients of an element become zero, its moving average decays into the subnormal range (float32 below 1.2e-38)
+and, because numbers are rounded to nearest, never leaves it. x86 processors handle such operands in microcode, which
+made an Adam update 20 times slower for the rest of the job. Therefore each kernel sets the two processor flags by which
 subnormal numbers count as zero, and restores the thread's flags before it returns; both take nanoseconds. Other
 processors have no such penalty, so their flags are not changed.
 

@@ -4,20 +4,20 @@
 
 * ``main``: one master process, from waiting for the lock until its exit
 * ``flight``: the master's verbs, translated into calls of ``service``
-* ``service``: construction of the other components, and the operations that they share
+* ``service``: construction of the other components, and operations that they share
 * ``state``: driver of the core, guarded by one lock
 * ``durable``: group commit of the state to etcd; ``recovery``: reading of a predecessor's state
 * ``continuity``: check that etcd was not restored from an older state
 * ``declaring``: declarations of the dataset and the model; ``evaluations``: datasets of evaluations
 * ``indexing``: tasks of a declared dataset; ``growing``: files that are added to it later
-* ``tasks``: tickets from trainers; ``failures``: location of failed work in files
+* ``tasks``: tickets from trainers; ``failures``: location of failed work in the data files
 * ``pservers``: calls to the pservers; ``beginning``: reinitialization of a model whose values are lost
-* ``checkpointing``: checkpoint files; ``resuming``: start of a job from a checkpoint; ``exporting``: the model as a
-  file
-* ``reading``: locations of parameters and tables
-* ``progress``: sums over the trainers' reports; ``journal``: the newest events
+* ``checkpointing``: checkpoint files; ``resuming``: starting a job from a checkpoint; ``exporting``: writing the model
+  to a file
+* ``reading``: where clients can read parameters and tables
+* ``progress``: sums over trainers' reports; ``journal``: recent events
 * ``status``: the job's status; ``groups``: the status of a group; ``history``: curves over time
-* ``metrics``: metrics for Prometheus; ``page``: the web page
+* ``metrics``: metrics for Prometheus; ``page``: the job's web page
 
 A trainer's ticket arrives in ``flight``. ``tasks`` passes it to ``state``, which applies it to the core, waits until
 ``durable`` has stored the result, and returns the core's answer. ``tasks`` then adds the chunks of each assigned task

@@ -8,7 +8,7 @@ from flightedl.process.importing import of_a_server
 from flightedl.process.tuning import leave_out_pandas_and_scipy
 
 if __name__ == "__main__":
-    # Must precede imports of packages that use arrays.
+    # Must be called before importing packages that use arrays.
     leave_out_pandas_and_scipy()
     with of_a_server():
         from flightedl.master.main import run

@@ -1,6 +1,6 @@
-"""Carry out the core's decisions about checkpoint files: write manifests, move the pointer, delete files.
+"""Carries out the core's decisions about checkpoint files: writing manifests, moving the pointer, deleting files.
 
-One thread carries out the operations in order. Each operation waits until the state that requires it has been stored in
+One thread carries out the operations in order. Each operation waits until the state that led to it has been stored in
 etcd. The pointer is part of that state, so the same fenced transaction writes it.
 """
 
@@ -52,7 +52,7 @@ class CheckpointStore:
         self._work.put(work)
 
     def drain(self, timeout_s: float, may_go_on: Callable[[], bool]) -> None:
-        """Make a last checkpoint before this master exits. Keep trying as long as ``may_go_on``."""
+        """Make a last checkpoint before this master exits. Keep trying as long as ``may_go_on`` returns True."""
         state = self._state
         deadline = state.clock.now() + timeout_s
         with state.lock:
@@ -127,7 +127,7 @@ class CheckpointStore:
         )
 
     def _full_declaration(self) -> JobDeclaration:
-        """Return the declaration with the files added since. A resumed job has no keys in etcd for these."""
+        """Return the declaration with the files added since. In etcd, these have keys that a resumed job lacks."""
         state = self._state
         arrivals = [] if state.dataset is None else list(state.dataset.arrivals)
         return replace(state.core.declaration, arrivals=arrivals)

@@ -5,8 +5,8 @@ from a state that is older than the newest checkpoint. With ``--resume``, it del
 new life from the checkpoint (see ``domain.recovery.store_history``). The new life is written last: if the master dies
 before that, its successor detects the older state again.
 
-Not guaranteed: without checkpoints, an older state is detected only if the cluster id has changed; while the checkpoint
-storage is unreadable, it is not detected at all, because the master does not wait for the storage.
+Not guaranteed: without checkpoints, an older state is detected only if the cluster id has changed. While the checkpoint
+storage is unreadable, an older state is not detected, because the master does not wait for the storage.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _OPERATIONS = 100
 
 
 def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, keys: JobKeys, *, resume: bool) -> bool:
-    """Return True if the job continues its current life; False if a new life has begun, which needs a new lock.
+    """Return True if the job continues its current life. False if a new life has begun, which needs a new lock.
 
     Raises:
         RolledBackError: the state is older than the newest checkpoint, or belongs to another cluster.
         FencedError: the lock is lost.
     """
     # Read the manifest first. A deposed predecessor may write a manifest at any time, with its latest observation of
-    # etcd. Only answers that etcd gives after the manifest has been read are certain to be as new as that observation.
+    # etcd. So only answers that etcd gives after the manifest has been read are at least as new as that observation.
     number, newest = _newest(storage, keys.job_name)
     stored = coordinator.get(keys.history)
     record = HistoryRecord() if stored is None else from_json(stored.value, HistoryRecord)
@@ -73,7 +73,7 @@ def _advice(number: int) -> str:
 
 
 def _newest(storage: Storage | None, job: str) -> tuple[int, Sighting | None]:
-    """Return the number of the newest checkpoint (0 if none is known), and the state of etcd that it observed."""
+    """Return the number of the newest checkpoint (0 if none is known) and the state of etcd recorded in it."""
     if storage is None:
         return 0, None
     try:

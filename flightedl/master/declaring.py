@@ -1,4 +1,4 @@
-"""Handle declarations of the dataset and the model: index the dataset or plan the model for the core."""
+"""Handle declarations of the dataset and the model: index the dataset, or plan the model, for the core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Declaring:
         self._indexing = indexing
 
     def dataset(self, declared: DatasetDeclaration) -> DeclaredDataset:
-        """Declare the dataset. Adopt the first declaration. In a resumed job, the first one may change the order.
+        """Declare the dataset. The first declaration is adopted; in a resumed job, it may change the order of tasks.
 
         Raises:
             DataError: a file cannot be used.
@@ -37,7 +37,7 @@ class Declaring:
         return reply
 
     def model(self, declared: ModelDeclaration) -> DeclaredModel:
-        """Declare the model. Adopt the first declaration. In a resumed job, the first one may change settings.
+        """Declare the model. The first declaration is adopted; in a resumed job, it may change settings.
 
         Raises:
             UsageError: a parameter, the optimizer or the mode is invalid.

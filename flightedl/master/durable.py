@@ -1,10 +1,10 @@
 """Group commit: the master's state is stored in etcd before any reply that depends on it is sent.
 
 A single thread writes the current state, so that one transaction serves all waiting requests. Each request waits on its
-own lock, so it is not woken when only other requests are done. If the last transaction served many requests, the thread
+own lock, so the completion of other requests does not wake it. If the last transaction served many requests, the thread
 briefly waits for the same number of requests, because the same senders are likely to send again.
 
-Each write is fenced by the lock's generation, and *also* compares the revisions of the keys that it overwrites (see
+Each write is fenced by the lock's generation. It *also* compares the revisions of the keys that it overwrites (see
 ``domain.master.stored``). A master steps down in three cases: the outcome of its writes stays unknown until its lease
 is at risk, it finds bytes that it did not write, or an unexpected error occurs.
 """
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 Snapshot = Callable[[], tuple[int, Mapping[str, bytes]]]
 
 _RETRY_S = 0.1
-#: Maximum seconds to wait for as many requests as the last transaction served.
+#: Maximum seconds to wait until as many requests are waiting as the last transaction served.
 _GATHER_S = 0.005
 #: Minimum number of requests for which this wait is worthwhile.
 _CROWD = 8
@@ -56,13 +56,13 @@ class DurableState:
         self._step_down = step_down
         self._instruments = NoInstruments() if instruments is None else instruments
         self._stored = StoredKeys(known)
-        #: Guards the following fields. Only the writer thread waits on it.
+        #: Guards the following fields. Only the writer thread waits on this condition.
         self._changed = threading.Condition()
-        #: (revision, lock to release when the revision is durable or can no longer become so)
+        #: (revision, lock to release when the revision is durable or can no longer become durable)
         self._waiters: list[tuple[int, threading.Lock]] = []
         self._wanted = 0
         self._durable = 0
-        #: Number of waiting requests that wakes the writer.
+        #: Number of waiting requests at which the writer is woken.
         self._enough = 1
         self._trouble = ""
         self._is_stopping = False
@@ -116,7 +116,7 @@ class DurableState:
         except FlightedlError as error:
             self._step_down(f"its state cannot be written: {error}")
         except Exception as error:  # noqa: BLE001 - see below
-            # A master that cannot write its state must give up the lock, because it could not answer any request.
+            # A master that cannot write its state must give up the lock, because it cannot answer any request.
             _log.exception("the state cannot be written")
             self._step_down(f"its state cannot be written: {error}")
         finally:

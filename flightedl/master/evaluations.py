@@ -11,7 +11,7 @@ from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclarati
 
 
 class EvaluationDatasets:
-    """Datasets of all evaluations. Do not hold the master's lock when calling it, because indexing may take long."""
+    """Datasets of all evaluations. Callers must not hold the master's lock, because indexing may take long."""
 
     def __init__(self, indexing: Callable[[], DatasetIndexing], queue_settings: Callable[..., QueueSettings]) -> None:
         self._new_indexing = indexing

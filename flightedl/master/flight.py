@@ -110,7 +110,7 @@ class MasterFlight:
         return b"{}"
 
     def _asks(self, kind: type[_Changing]) -> Callable[[bytes, Call], bytes]:
-        """Return an action that passes requests of this type to the core. The requests change the job."""
+        """Return an action that passes requests of this type, which change the job, to the core."""
 
         def ask(body: bytes, _: Call) -> bytes:
             request: Any = self._for_this_job(body, kind)

@@ -14,7 +14,7 @@ from flightedl.messages.status import FailedPiece, GroupStatus, StatusReply, Tas
 
 
 def with_group(reply: StatusReply, group: Group, queue: TaskQueue, indexed: IndexedDataset) -> StatusReply:
-    """Return the status with the group's progress in place of the queue's: with a group, the queue assigns no tasks."""
+    """Return the status with the group's progress instead of the queue's, because the queue assigns no tasks."""
     record, total = group.record, indexed.layout.record_count
     places = [each.at for each in group.places.values()]
     epochs = reply.epochs or 1

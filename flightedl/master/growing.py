@@ -3,8 +3,8 @@
 Every few seconds, a thread looks for new files by the rules in ``formats.following``. It indexes the new files and adds
 their tasks to the queue, in the transaction that also records their arrival, so that a successor has both or neither.
 An unusable file does not end the job: ``status`` reports the file, and the thread reads it again when the file has
-changed, or in the next scan if only the store failed briefly. When the dataset is complete, the thread tells the queue,
-so that the last epoch may end, and names the excluded files.
+changed, or in the next scan if only the store failed briefly. When the dataset is complete, the thread informs the
+queue, so that the last epoch may end, and reports the excluded files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Growing:
         self._is_declared_complete = False
 
     def begin(self) -> None:
-        """Start looking for new files if the dataset, whose current state is in etcd, may grow. Idempotent."""
+        """Start looking for new files if the dataset may grow. Its current state is in etcd. Idempotent."""
         with self._state.lock:
             work = self._state.core.work
             is_growing = work is not None and work.queue.is_growing
@@ -76,7 +76,7 @@ class Growing:
             self._thread.join(_CLOSE_S)
 
     def end(self, sender: Sender) -> None:
-        """Add the files that exist, then let the last epoch end, because a trainer declared the dataset complete.
+        """Add the existing files, then let the last epoch end, because a trainer declared the dataset complete.
 
         Raises:
             UnregisteredError: the trainer's lease has ended.
@@ -121,7 +121,7 @@ class Growing:
                 return
 
     def _look(self, following: DirectoryFollower, urls: Sequence[str]) -> tuple[bool, bool]:
-        """Look for new files once. Return (True if more can be added now, True if the dataset is complete)."""
+        """Look for new files once. Return (True if more files can be added now, True if the dataset is complete)."""
         scan = look(self._files, following, urls, is_declared_complete=self._is_declared_complete)
         if scan.stable and not self._add(following, scan.stable):
             return False, False

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from flightedl.messages.status import StatusReply
 
-#: Maximum number of points. When it is exceeded, every second point is dropped, and new points are spaced twice as far
-#: apart.
+#: Maximum number of points. When there are more, every second point is dropped, and the interval between new points is
+#: doubled.
 _POINTS = 240
 _SPACING_S = 2.0
-#: Maximum number of the script's metrics that are sampled.
+#: Maximum number of the script's metrics to sample.
 _METRICS_LIMIT = 24
 
 
@@ -43,7 +43,7 @@ class History:
 
 
 def progress_of(status: StatusReply) -> float:
-    """Return the completed fraction of all epochs, from 0 to 1. If training is endless, use the current epoch."""
+    """Return the completed fraction of all epochs, from 0 to 1; of the current epoch if training is endless."""
     tasks = status.tasks
     if status.state == "done":
         return 1.0

@@ -7,13 +7,13 @@ the dataset can be declared again once a file has been corrected. If the store f
 declared its dataset continues to wait.
 
 If the job has a storage, the index is stored there, next to the checkpoints, and later jobs with the same data read
-only files that have changed. After a takeover, the master uses the stored index without reading any data file, if it is
-the index with which the job was declared. So takeovers are fast, and work even if the store of the data files is
-unreachable. Readers detect changed files.
+only files that have changed. After a takeover, the master uses the stored index if the job was declared with it, and
+then reads no data file. So takeovers are fast, and work even if the store of the data files is unreachable. Readers
+detect changed files.
 
-The first scan that finds any files determines the files with which a followed dataset begins; ``growing`` adds more.
-The dataset's *arrivals*, which are groups of files that were added together, are part of the durable state. The index
-is made from them, in order.
+A followed dataset begins with the files that the first successful scan finds; ``growing`` adds more. The dataset's
+*arrivals*, which are groups of files that were added together, are part of the durable state. The index is made from
+the arrivals, in order.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Work:
 class DatasetIndexing:
     """Indexes datasets, at most one at a time. Thread-safe.
 
-    If ``storage`` is given, indexes are stored there. ``stop`` ends every wait for a store.
+    If ``storage`` is given, indexes are stored there. ``stop`` ends all waits for a store.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class DatasetIndexing:
         return found
 
     def index_again(self, known: DeclaredDataset, arrivals: Sequence[ArrivalRecord] = ()) -> IndexedDataset:
-        """Index the dataset that was declared under a predecessor. ``arrivals`` are those of a followed dataset.
+        """Index the dataset that was declared under a predecessor. ``arrivals`` are the arrivals of a followed dataset.
 
         Raises:
             DataError: the dataset cannot be read, or has changed.
@@ -147,7 +147,7 @@ class DatasetIndexing:
         self._doing = ""
 
     def _build_first(self, declared: DatasetDeclaration) -> IndexedDataset:
-        """Index a dataset on which no job depends yet. A permanent failure of its store is a user error."""
+        """Index a dataset on which no job depends yet. If its store fails permanently, that is a user error."""
         try:
             return self._build(declared)
         except NotReadyError:
@@ -208,7 +208,7 @@ def stats_of(arrivals: Sequence[ArrivalRecord]) -> tuple[FileStat, ...]:
 
 
 def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequence[ArrivalRecord] = ()) -> TaskLayout:
-    """Return the tasks. The tasks of an arrival do not change when another arrival follows."""
+    """Return the tasks. Further arrivals do not change the tasks of an arrival."""
     files = list(accumulate(len(arrival.files) for arrival in arrivals))
     bounds = [index.first_chunk(number) for number in files[:-1]]
     return mixed_layout.layout_of(index, declared, declared.batch_size, bounds)

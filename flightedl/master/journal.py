@@ -1,7 +1,7 @@
 """The job's recent events since this master took over, for users and for programs that follow them.
 
-Events are kept only in memory. After a takeover, the journal is empty, and its first event says so. Earlier events are
-in the log of the previous master.
+Events are kept only in memory. After a takeover, the journal begins with an event that reports the takeover; earlier
+events are in the log of the previous master.
 """
 
 from __future__ import annotations

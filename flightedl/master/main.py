@@ -3,7 +3,7 @@
 A master performs these steps: wait for ``master/lock``; check that etcd was not restored from an older state; write the
 number of pservers; bind the server, which answers "not ready"; read the predecessor's state, or a checkpoint if the job
 is resumed; serve; publish the address. The exit code is 0 if the master was stopped, 75 if it lost the lock or its
-lease (restart it as a standby), and 3 if etcd was restored from an older state.
+lease and should be restarted as a standby, and 3 if etcd was restored from an older state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
         return exit_code
 
     def _take_turn(self, coordinator: JobCoordinator) -> int | None:
-        """Wait for the lock and lead the job. Return the exit code, or None to acquire the lock again in a new life."""
+        """Wait for the lock and lead the job. Return the exit code, or None to get the lock again in a new life."""
         _log.info("waiting for the lock")
         self._health.waiting("it is on standby", is_ready=True)
         held = HeldKey.claim_when_free(

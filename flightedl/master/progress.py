@@ -11,17 +11,17 @@ from flightedl.messages.status import RaisedError
 from flightedl.messages.tasks import REPORT_EVERY_S, FailedTask, LogRequest
 
 _WINDOW_S = 10.0
-#: Seconds for which errors of the script are kept. If errors are rarer than that, they are harmless.
+#: Seconds for which errors of the script are kept. Errors that are less frequent are harmless.
 _RAISED_S = 600.0
 _RAISED_LIMIT = 1_000
 #: Maximum number of reports per second from all trainers together.
 _REPORTS_PER_S = 200.0
-#: Maximum seconds between two reports from a trainer, shorter than the time after which it counts as stuck.
+#: Maximum seconds between two reports from a trainer. It is less than the time after which a trainer counts as stuck.
 _RARELY_S = 5.0
 
 
 def report_every_s(trainers: int) -> float:
-    """Return the seconds between two reports from each trainer that keep the master's load limited."""
+    """Return the interval between reports of each trainer that limits the load on the master, in seconds."""
     return min(max(REPORT_EVERY_S, trainers / _REPORTS_PER_S), _RARELY_S)
 
 
@@ -104,7 +104,7 @@ class JobProgress:
     def raised(self, now: float) -> list[RaisedError]:
         while self._raised and self._raised[0][0] < now - _RAISED_S:
             self._raised.popleft()
-        #: Location in the script -> batch -> attempts. A repeated report has the same attempt as the original.
+        #: Location in the script -> batch -> attempts. A repeated report has the same attempt as the first one.
         attempts: dict[str, dict[tuple[int, int, int | None], set[int]]] = {}
         newest: dict[str, str] = {}
         for _, report in self._raised:
@@ -137,7 +137,7 @@ class JobProgress:
         return sum(records for _, records, _ in self._recent) / span
 
     def metrics(self, now: float) -> dict[str, float]:
-        """Return weighted means over the last few seconds, or the last known means if there were no reports."""
+        """Return weighted means over the last few seconds. If there are none, return the last known means."""
         if len(self._recent) > 1:
             self._forget(now)
         totals: dict[str, tuple[float, float]] = {}

@@ -1,7 +1,7 @@
 """The master's calls to the pservers. For each pserver, a thread makes the calls that the core returns.
 
-If the core returns no call, the thread polls the pserver's status. After a failed call, it asks the core for the next
-call. If a pserver is replaced during a call, the call is aborted, because the old process may be frozen.
+If the core returns no call, the thread polls the pserver's status. If a call fails, the thread asks the core for the
+next call. If a pserver is replaced during a call, the call is aborted, because the old process may be frozen.
 """
 
 from __future__ import annotations
@@ -141,13 +141,13 @@ class PserverLink:
             try:
                 answered = self._call(call, connection)
             except NotReadyError:
-                # The pserver may not be ready for minutes; show its current state until then.
+                # The pserver may take minutes to become ready; show its current state until then.
                 if self._state.clock.now() - self._asked_at >= _STATUS_S:
                     self._ask_status(connection)
                 raise
             self._state.apply(answered)
             if isinstance(answered.reply, AppliedReply):
-                # Store the reopened tasks now, because the next request that stores them may arrive much later.
+                # Store the reopened tasks now, because the next request that would store them may arrive much later.
                 self._state.store()
             if call.pause_s:
                 return call.pause_s
@@ -164,7 +164,7 @@ class PserverLink:
         return call
 
     def _call(self, call: ControlCall, connection: Connection) -> events.Answered:
-        """Make a call once the state that requires it is durable. Return the answer.
+        """Make a call when the state that led to it is durable. Return the answer.
 
         Raises:
             FlightedlError: the call failed, or its outcome is unknown.

@@ -1,4 +1,4 @@
-"""Locations of parameters and tables, for any Flight client, and reads of the rows that no pserver has completely."""
+"""Locations of parameters and tables, for any Flight client, and reads of rows that no pserver has completely."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _parameter_ranges(
         for start, stop, parts in row_ranges(plan, spec, rows):
             yield parts[0].pserver if len(parts) == 1 else _MASTER, start, stop
         return
-    # Every pserver can read all files.
+    # Any pserver can read all files.
     count = plan.pserver_count
     cuts = [rows.start + len(rows) * place // count for place in range(count + 1)]
     for owner, (start, stop) in enumerate(pairwise(cuts)):

@@ -1,4 +1,4 @@
-"""A predecessor's state in etcd. It is read after the lock has been acquired, so no other process can write it."""
+"""A predecessor's state in etcd. It is read after the lock has been acquired, when no other process can write it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RecoveredState:
 
 
 def read_state(coordinator: Coordinator, keys: JobKeys, checkpoints: Storage | None = None) -> RecoveredState:
-    """Read the declaration, the queue, the membership, and, with tables, the list of the newest checkpoint's files."""
+    """Read the declaration, the queue and the membership; if there are tables, also the newest checkpoint's files."""
     names = keys.of_state
     entries = {name: coordinator.get(key) for name, key in names.items()}
     found = {name: (entry.value, entry.mod_revision) for name, entry in entries.items() if entry is not None}
@@ -51,7 +51,7 @@ def _has_tables(declaration: JobDeclaration) -> bool:
 
 
 def _newest_files(storage: Storage | None, pointer: bytes | None) -> tuple[ShardFile, ...]:
-    """Return the newest checkpoint's files; empty if the store is unreadable, because a master does not wait for it."""
+    """Return the newest checkpoint's files, or nothing if the store is unreadable: a master does not wait for it."""
     latest = None if pointer is None else latest_of(pointer)
     if storage is None or latest is None:
         return ()

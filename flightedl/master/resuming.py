@@ -74,7 +74,7 @@ def begin(
 
 
 def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
-    """Check that the storage can be written and read, before a job runs for a day. Return the sizes of its files.
+    """Before a job runs for a day, check that the storage can be written and read. Return the sizes of its files.
 
     Raises:
         UsageError: the storage cannot be used.
@@ -94,7 +94,7 @@ def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
 
 
 def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arrivals: Sequence[ArrivalRecord]) -> None:
-    """Write the arrivals of a followed dataset, one per transaction. They are read only if the job exists."""
+    """Write the arrivals of a followed dataset, each in one transaction. They are read only once the job exists."""
     for entry in coordinator.list(keys.arrivals).entries:
         held.write([Delete(entry.key)], [Absent(keys.job)])
     for number, arrival in enumerate(arrivals):
@@ -103,7 +103,7 @@ def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arriva
 
 
 def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manifest, bytes, list[int]]:
-    """Return the newest checkpoint that is complete by the list of files, its manifest, and newer unusable numbers.
+    """Return the newest checkpoint that a list of files shows to be complete, its manifest, and newer unusable numbers.
 
     Raises:
         UsageError: there is no such checkpoint; the message says why.
@@ -153,6 +153,6 @@ def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
 
 
 def former(declaration: JobDeclaration) -> JobDeclaration:
-    """Return the declaration, marked so that trainers must declare its parts again and may change settings."""
+    """Return the declaration, marked so that trainers must declare its parts again, with settings that may differ."""
     model = None if declaration.model is None else msgspec.structs.replace(declaration.model, is_former=True)
     return msgspec.structs.replace(declaration, model=model, is_resumed=True)

@@ -1,7 +1,7 @@
 """A running master: constructs and starts its components, and passes time and leases to the core.
 
-All components share ``state``, which one lock guards. The directory (leases in etcd) determines the trainers: when the
-key of a trainer disappears, the trainer immediately loses its tasks and its membership.
+All components share ``state``, which is guarded by one lock. The directory (leases in etcd) determines the trainers:
+when the key of a trainer disappears, the trainer immediately loses its tasks and its membership.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class MasterService:
                 delete_election(self._held, self._keys, step)
 
     def read_directory(self) -> None:
-        # The lock prevents older leases from replacing newer ones. The revision is read first, so it is never newer
-        # than the leases.
+        # The lock prevents an older set of leases from replacing a newer one. The revision is read first, so it is
+        # never newer than the leases.
         with self._looking:
             revision = self._directory.revision
             trainers = {name: record.generation for name, record in self._directory.trainers().items()}
@@ -199,7 +199,7 @@ class MasterService:
             )
 
     def stacks_of_trainer(self, request: StacksRequest, closing: threading.Event) -> StacksReply:
-        """Return the stack traces of a trainer's threads, which come with the trainer's next report.
+        """Return the stack traces of a trainer's threads, which the trainer sends with its next report.
 
         Raises:
             NotFoundError: there is no such trainer.

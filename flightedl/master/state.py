@@ -1,8 +1,8 @@
 """Driver of the master's core: passes events to it under a lock, carries out effects, and stores its state in etcd.
 
 The lock is never held during I/O. An event changes the core's state under the lock. The effects are carried out after
-:class:`~flightedl.master.durable.DurableState` has stored that state. The threads that handle requests wait here for
-their answers.
+:class:`~flightedl.master.durable.DurableState` has stored that state. Threads that handle requests wait for their
+answers in this module.
 
 ``lock`` guards the core and all fields, except those that are set only once.
 """
@@ -199,7 +199,7 @@ class JobState:
     def ask(self, request: Request, closing: threading.Event | None = None, *, is_last: bool = False) -> Any:
         """Return the answer to a request once the answer is durable. The caller must not hold the lock.
 
-        Waits for at most the request's ``wait_s``, if it has that field. For ``is_last`` see ``Asked``.
+        Waits for at most the request's ``wait_s``, if the request has that field. For ``is_last`` see ``Asked``.
 
         Raises:
             FlightedlError: the answer is an error.
@@ -221,7 +221,7 @@ class JobState:
                     break
             if not slot.is_answered.is_set():
                 self.apply(WaitEnded(call))
-                # Another thread may have triggered the answer, in which case it will arrive soon.
+                # Another thread may have triggered the answer, which then arrives soon.
                 if not slot.is_answered.wait(_DURABLE_S):
                     raise NotReadyError("the master is busy: try again")
         finally:
@@ -382,7 +382,7 @@ class JobState:
 
 
 def queue_settings_of(chosen: MasterSettings) -> Callable[..., QueueSettings]:
-    """Return a function that creates queue settings with this process's limits."""
+    """Return a function that creates queue settings, which include this process's limits."""
     return partial(
         QueueSettings,
         attempts_limit=chosen.attempts_limit,

@@ -140,7 +140,7 @@ def describe(
 
 
 def _mode_change(membership: Membership) -> str:
-    """Return a description of a pending mode change; empty for the job's first mode."""
+    """Return a description of a pending change of the mode; empty for the job's first mode."""
     return waiting_for_mode(membership) if membership.switch_round else ""
 
 
@@ -167,7 +167,7 @@ def _waiting_for(
 
 
 def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
-    """Return the number of records that have been trained on, without those of quarantined or dropped batches.
+    """Return the number of records that have been trained on, excluding quarantined and dropped batches.
 
     Within an epoch, the number is proportional to the number of done tasks. Failed batches count as full batches.
     """

@@ -1,6 +1,6 @@
 """Tickets from trainers: they report work and request more, for the training data and for evaluations.
 
-A request is answered when its changes are durable, so a successor knows every assignment that a trainer has received.
+A request is answered when its changes are durable, so a successor knows every assignment that trainers have received.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Tasks:
                 if state.core.trainers.get(ticket.trainer) == ticket.generation:
                     state.progress.failed(ticket.failed, state.clock.now())
             for report in ticket.failed:
-                # The core records quarantined batches, but not every failure, and it does not use the location of a
-                # failure.
+                # The core records quarantined batches but not every failure, and it does not use the location of
+                # failures.
                 at = "" if report.batch is None else f" batch={report.batch}"
                 text = f"work failed epoch={report.epoch + 1}{at} place={report.place or '-'}: {report.error}"
                 state.journal.add(Kind.WORK_FAILED, ticket.trainer, text, is_warning=True)
@@ -63,7 +63,7 @@ class Tasks:
     def index_pieces(self) -> list[pa.RecordBatch]:
         """Return the index of the declared dataset, by which the ranks of a group plan their rounds.
 
-        The index is encoded only once: every rank requests it, and encoding a million chunks takes two seconds.
+        The index is encoded only once, because every rank requests it, and encoding a million chunks takes two seconds.
 
         Raises:
             NotReadyError: there is no dataset yet.
@@ -78,7 +78,7 @@ class Tasks:
             return self._encoded[1]
 
     def declare_evaluation(self, request: EvaluationDeclaration) -> DeclaredDataset:
-        """Declare an evaluation. The first declaration of a name is adopted.
+        """Declare an evaluation. For each name, the first declaration is adopted.
 
         Raises:
             DataError: a file cannot be used.

@@ -214,7 +214,6 @@ class Conversation:
         self._service.meter.step(self._clock.now() - begun.began)
 
     def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks]) -> None:
-        """Answer with rows of tables. The last message is also marked as the end of the answer."""
         shard, stream = self._service.shard(header.plan_hash), self._stream
         if len(parts) != 1:
             raise MessageError(f"a lookup must have exactly one part, not {len(parts)}")

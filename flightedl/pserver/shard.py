@@ -571,7 +571,6 @@ class Shard:
 
 
 def _rows_of(span: RowSpan, cut: RowCut, salt: int, buckets: range) -> Iterator[StoredRows]:
-    """Yield the rows of a cut that are in these buckets."""
     while True:
         with span.lock:
             chunk = cut.next_rows(_CHUNK_BYTES)

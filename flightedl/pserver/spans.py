@@ -269,7 +269,6 @@ class ArraySpan(SpanPlace):
         self.contributions.clear()
 
     def within(self, _numbers: range, wanted: TableRows) -> TableRows:
-        """Return ``wanted`` unchanged, because blocks have no rows."""
         return wanted
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:

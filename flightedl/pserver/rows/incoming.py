@@ -20,7 +20,6 @@ _NO_VALUES: Floats = np.empty(0, np.float32)
 
 
 def _those(found: Numbers, ids: Ids, values: Floats = _NO_VALUES) -> TableRows:
-    """Return the sections of a message that ``rows.received`` found."""
     if not found.shape[1]:
         return NO_ROWS
     tables, dims, counts, starts, value_starts = found

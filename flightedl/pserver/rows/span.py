@@ -41,7 +41,6 @@ class ReceivedRows(NamedTuple):
     wanted: TableRows = NO_ROWS
 
     def within(self, buckets: range, tables: Sequence[TableSpec]) -> ReceivedRows:
-        """Return the part of the content that belongs to these buckets."""
         return ReceivedRows(self.gradients.within(buckets, tables), self.wanted.within(buckets, tables))
 
 

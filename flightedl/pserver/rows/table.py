@@ -41,7 +41,6 @@ _NEVER = -(1 << 62)
 
 
 def _compile_for(spec: TableSpec) -> None:
-    """Compile all functions that pushes and cuts need, so that none of them has to wait for the compiler."""
     wanted: list[Callable[..., Any]] = [
         rows.received,
         rows.make,
@@ -134,7 +133,6 @@ class RowTable:
             out[missing] = 0
 
     def _first_values(self, ids: Ids, places: npt.NDArray[np.int64], out: Floats) -> None:
-        """Write the initial values that a read returns for ids without a row."""
         row_kernel(row_rules.first_values)(ids, places, self._key, *self._init, out)
         if self.half:
             out[places] = self._from_bits(self._to_bits(out[places]))
@@ -273,7 +271,6 @@ class RowTable:
         return self.rows.shifts.copy() if self.rows.shifts.any() else NO_SHIFTS
 
     def part(self, *, is_waiting: bool) -> row_records.Table:
-        """Return the records of the waiting ids, or those of the rows."""
         return self.waiting if is_waiting else self.rows
 
     def changed(self, *, is_waiting: bool) -> npt.NDArray[np.uint64]:

@@ -165,7 +165,6 @@ class RowTables:
         missing: Numbers,
         scale: float | Mapping[int, float],
     ) -> None:
-        """Create and update rows for admitted ids, to the extent that memory permits."""
         before = table.size_bytes
         made = table.make(push.ids, common, missing, self.memory.room_bytes())
         if made.size:
