@@ -1,4 +1,4 @@
-"""Marks all tests of this directory."""
+"""Marks all tests of this directory, and gives them time on a busy machine."""
 
 from __future__ import annotations
 
@@ -12,3 +12,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.schedules)
+            item.add_marker(pytest.mark.timeout(180))

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dis
 import gc
+import logging
 import queue
 import sys
 import threading
@@ -40,6 +41,8 @@ Schedule = tuple[tuple[int, int], ...]
 Program = Callable[["Run"], None]
 
 _WATCHDOG_S = 30.0
+#: Decisions after which a program is considered never to end.
+_ENDLESS = 20_000
 #: Methods of containers and arrays, which access shared state in C.
 _SHARED_METHODS = frozenset(
     {"add", "append", "appendleft", "clear", "copy", "count", "discard", "extend", "fill", "find", "get", "insert"}
@@ -112,7 +115,7 @@ class Run:
         self.decisions: list[tuple[int, bool, int, _Access]] = []
         #: (name, thread, True if it is changed) of all accesses.
         self.accesses: set[tuple[str, int, bool]] = set()
-        self._primitives = 0
+        self._primitives = self._steps = 0
         #: Called when the run is over.
         self.on_end: list[Callable[[], object]] = []
         #: Interruptions, for people.
@@ -136,6 +139,8 @@ class Run:
             raise _AbandonedError
         if self._is_exploring:
             self._decide(None, access)
+        else:
+            self._count_step()
 
     def number_primitive(self) -> str:
         """Return a name for a lock or a similar object that is the same in all runs."""
@@ -252,6 +257,7 @@ class Run:
         if self._is_exploring:
             self.accesses.add((access[0], current.number, access[1]))
         options = self._options()
+        self._count_step()
         if not options:
             waiting = ", ".join(task.name for task in self._tasks if not task.is_finished)
             self._fail(DeadlockError(f"these threads wait for ever: {waiting}"))
@@ -268,6 +274,12 @@ class Run:
             self.story.append(f"{current.name} ({'' if frame is None else _place_of(frame)}) -> {chosen.name}")
         self._switch_to(chosen)
         return None
+
+    def _count_step(self) -> None:
+        self._steps += 1
+        if self._steps > _ENDLESS:
+            self._fail(AssertionError("the program does not end"))
+            self._stay_abandoned()
 
     def _options(self) -> list[_Task]:
         """Return the threads that can run now, starting with the current one. If there are none, let time pass."""
@@ -638,7 +650,7 @@ def first_failure(
     levels: list[deque[Schedule]] = [deque() for _ in range(deviations + 1)]
     levels[0].append(())
     seen = _Accesses()
-    with _replaced(), _without_collection():
+    with _replaced(), _undisturbed():
         for level, waiting in enumerate(levels):
             done: list[tuple[Schedule, list[tuple[int, bool, int, _Access]]]] = []
             while waiting:
@@ -696,7 +708,7 @@ def replay(
     program: Program, modules: Sequence[ModuleType], schedule: Schedule, *, early_timeouts: bool = False
 ) -> None:
     """Run the program under one schedule. Raises ScheduleError if it fails."""
-    with _replaced(), _without_collection():
+    with _replaced(), _undisturbed():
         run = _executed(program, schedule, _Points(modules), early_timeouts=early_timeouts)
     if run.error is not None:
         raise _failure(run, schedule)
@@ -721,19 +733,22 @@ def _failure(run: Run, schedule: Schedule) -> ScheduleError:
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
-    """Do not collect garbage, which would run finalizers at different moments of each run."""
+def _undisturbed() -> Iterator[None]:
+    """Do not collect garbage, which would run finalizers at different moments of each run. Log nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
+        logging.disable(logging.NOTSET)
         if was_enabled:
             gc.enable()
 
 
 def finds(flaw: Planted, program: Program, modules: Sequence[ModuleType], **bounds: Any) -> ScheduleError:
     """Return the failure that exploration finds in the product with a planted bug. Fails if it finds none."""
+    replay(program, modules, ())
     with planted([flaw]):
         found = first_failure(program, modules, **bounds)
         assert found.error is not None, f"not found in {found.schedules} schedules: {flaw.what}"
