@@ -412,6 +412,32 @@ class RLock(Lock):
     is_reentrant = True
 
 
+class Semaphore:
+    """Replaces ``threading.Semaphore`` and ``threading.BoundedSemaphore``."""
+
+    def __init__(self, value: int = 1) -> None:
+        self._value = value
+        self._access = running().number_primitive(), True
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        running().point(self._access)
+        if not running().block(lambda: self._value > 0, timeout if blocking else 0.0):
+            return False
+        self._value -= 1
+        return True
+
+    def release(self, n: int = 1) -> None:
+        if not running().is_abandoned:
+            running().point(self._access)
+        self._value += n
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class Condition:
     """Replaces ``threading.Condition``."""
 
@@ -579,6 +605,7 @@ def _replaced() -> Iterator[None]:
     fakes[threading].__dict__.update(
         Lock=Lock, RLock=RLock, Condition=Condition, Event=Event, Thread=Thread, current_thread=_current_thread
     )
+    fakes[threading].__dict__.update(Semaphore=Semaphore, BoundedSemaphore=Semaphore)
     fakes[threading].__dict__.update(get_ident=lambda: running().current.number + 1, local=threading.local)
     fakes[queue].__dict__.update(SimpleQueue=SimpleQueue, Queue=SimpleQueue, Empty=queue.Empty, Full=queue.Full)
     replaced = [
