@@ -1,6 +1,6 @@
 """Adapters to external systems, one module per system. Most of them implement a protocol of ``ports``.
 
-* ``etcd``: implementation of the coordinator
+* ``etcd``: the coordinator, implemented with etcd
 * ``etcd_access``, ``etcd_tokens``: address and credentials of etcd; authentication by password
 * ``etcd_program``: the etcd program on this machine, for launchers
 * ``storage``, ``patience``: files and storage on fsspec; retries of their calls
@@ -9,8 +9,8 @@
 * ``kubectl``: a Kubernetes cluster
 * ``certificates``, ``pem_files``: a private certificate authority for a job's members; the files that it creates
 
-A call through an adapter: a process calls a method of a protocol in ``ports``, such as ``Coordinator.transact``. The
+To access an external system, a process calls a method of a protocol in ``ports``, such as ``Coordinator.transact``. The
 adapter sends the request with a deadline, and converts the library's exceptions to those in ``errors``, which
-distinguish *failed* from *outcome unknown*. The caller decides about retries; ``patience`` adds the common retry policy
-to files and storage.
+distinguish *failed* from *outcome unknown*. The caller decides whether to retry; for files and storage, ``patience``
+implements the common policy.
 """

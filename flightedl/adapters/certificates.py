@@ -1,14 +1,14 @@
 """A private certificate authority for a job, implemented with the ``cryptography`` library.
 
-A directory of certificates contains files of the authority and files of each role:
+A directory of certificates contains files for the authority and for each role:
 
 * ``ca.pem`` contains the certificates of the authorities that members trust, newest first. ``authority/key.pem`` is the
   private key of the newest authority, which signs members' certificates. Only this module reads the key; keep it off
   the job's hosts.
-* ``ROLE/ca.pem``, ``ROLE/cert.pem`` and ``ROLE/key.pem`` are the files that a process with that role needs.
+* ``ROLE/ca.pem``, ``ROLE/cert.pem`` and ``ROLE/key.pem`` are the files needed by processes with that role.
 
-Renewal replaces the files one after the other. If a process reads them in between, the key does not match the
-certificate; the process then continues to use the previous files, and reads the files again for its next connection.
+Renewal replaces one file after the other. If a process reads the files in between, the key does not match the
+certificate; the process then keeps using the previous files, and reads the files again at its next connection.
 
 An authority is replaced in two steps, so that no process is presented with a certificate that it does not trust.
 ``renew_authority`` adds a new authority to the trusted ones. Once all processes trust it, ``renew`` issues certificates
@@ -85,7 +85,7 @@ def create(directory: Path, members: Sequence[Member], *, days: int, authority_d
 
 
 def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Lifetime]:
-    """Issue new certificates and keys, signed by the newest authority. Running processes keep theirs until they end.
+    """Issue new certificates and keys, signed by the newest authority. Running processes keep their old ones.
 
     Raises:
         UsageError: there is no authority, or it expires before the certificates would.

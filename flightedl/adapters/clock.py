@@ -1,9 +1,9 @@
 """The process's clock.
 
 ``now`` uses CLOCK_BOOTTIME where available. This clock also advances while the process is stopped, and while the
-machine is suspended, for example a laptop, or a virtual machine during migration. So if a process was frozen until
-after its lease had expired, it detects this when it wakes up, before doing anything else. Other systems use the
-monotonic clock, which may stop while the machine is suspended.
+machine is suspended, for example a laptop, or a virtual machine during migration. So a process that was frozen until
+its lease had expired detects this when it wakes up, before it does anything else. Other systems use the monotonic
+clock, which may stop while the machine is suspended.
 """
 
 from __future__ import annotations

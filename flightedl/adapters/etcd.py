@@ -3,12 +3,10 @@
 Rules:
 
 * Every call has a deadline. A call that the server rejected, or that was never sent, is distinguished from a call that
-  may have been executed. Connecting times out before the call's deadline, so gRPC reports a failure to connect or to
-  resolve the name only if the call was not sent. After a call has been sent, any other failure means that the outcome
-  is *unknown*.
+  may have been executed. Connecting times out before the call does, so if gRPC reports a failure to connect or to
+  resolve the name, the call was not sent. For any other failure after sending, the outcome is *unknown*.
 * If a call exceeds its deadline, its connection is replaced, because a frozen or half-open connection never completes
-  the calls queued on it. If there are several endpoints, they are tried in turn, beginning with the one that answered
-  last.
+  the calls queued on it. Several endpoints are tried in turn, beginning with the one that answered last.
 * A watch has its own connection, and is driven by the thread that calls ``next``. That thread opens the stream. If the
   stream is silent, it requests progress; if there is still no answer, it opens another stream that resumes after the
   last revision seen. Events are filtered by revision, so none is delivered twice. A rollback of etcd is reported like a
@@ -63,16 +61,16 @@ from flightedl.ports import (
     Written,
 )
 
-#: etcd's own limit. It is checked here, so that the error can suggest a remedy.
+#: Limit of etcd. Checking it here allows the error to suggest a remedy.
 OPERATIONS_LIMIT = 128
 
 _QUIET_S = 2.0
-#: Minimum timeout of a renewal in seconds, so that short leases are not lost on a busy machine.
+#: Minimum timeout of a renewal in seconds. Prevents the loss of short leases on a busy machine.
 _RENEWAL_FLOOR_S = 0.5
 _REOPEN_PAUSE_S = 0.2
 _NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving ")
 
-#: Returns the stub method of a connection, which is called with a request and a ``timeout``.
+#: Returns a connection's stub method, to be called with a request and a ``timeout``.
 _Method = Callable[["_Connection"], Callable[..., Any]]
 
 
@@ -96,7 +94,7 @@ class EtcdCoordinator:
         self._lock = threading.Lock()
         self._current = 0
         self._connections: dict[int, _Connection] = {}
-        #: Replaced connections that may have calls in flight, with the time by which all these calls will have ended.
+        #: Replaced connections that may still have calls in flight, with the time by which these calls will have ended.
         self._retired: list[tuple[float, _Connection]] = []
         self._watches: set[EtcdWatch] = set()
         self._is_closed = False
@@ -148,7 +146,7 @@ class EtcdCoordinator:
         return version_of(status.version), len(members.members)
 
     def compact(self) -> None:
-        """Make etcd discard all past events. Not part of the port, because only the owner of this etcd may do this."""
+        """Make etcd discard all past events. Only the owner of this etcd may do this, so it is not part of the port."""
         request = rpc.CompactionRequest(revision=self.list("/").revision, physical=True)
         self._ask(lambda connection: connection.kv.Compact, request)
 
@@ -179,7 +177,7 @@ class EtcdCoordinator:
     ) -> Any:
         """Send to the endpoint that answered last. Try another one only if the request was certainly not executed.
 
-        ``is_current`` tells that lagging members of etcd never answer this request.
+        Set ``is_current`` if a lagging member of etcd never answers this request.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = self._clock.now() + timeout_s
@@ -359,8 +357,8 @@ class EtcdWatch:
         endpoint = endpoints[self._stream_count % len(endpoints)]
         self._stream_count += 1
         start, end = self._range
-        # Resume at the last revision seen, not at the next one. etcd before 3.4.34 and 3.5.15 loses the deletion of a
-        # key if it is compacted at exactly the revision of that deletion, and reports this only to watchers that start
+        # Resume at the last revision seen, not at the next one. If etcd before 3.4.34 or 3.5.15 is compacted at exactly
+        # the revision at which a key was deleted, it loses the deletion, and reports this only to watchers that start
         # at an earlier revision.
         create = rpc.WatchCreateRequest(key=start, range_end=end, start_revision=max(self._revision, 1))
         connection = _Connection(self._access, endpoint, self._timeout_s)
@@ -372,7 +370,7 @@ class EtcdWatch:
                 return
             self._received_at = self._clock.now()
             self._probed_at = None
-            with contextlib.suppress(RolledBackError):  # The thread that waits for events raises it.
+            with contextlib.suppress(RolledBackError):  # The error is raised in the thread that waits for events.
                 self._history.saw(self._history.seen, reply.header, is_current=False)
             if reply.compact_revision or (reply.created and reply.header.revision < self._revision):
                 self._is_compacted = True
@@ -444,7 +442,7 @@ class _Connection:
         self.maintenance = rpc.MaintenanceStub(self._channel)
 
     def keep_alive(self, request: Any, timeout: float) -> Any:
-        """Renew a lease once, on a stream with a single request."""
+        """Renew a lease once, by a stream with a single request."""
         stream = self.lease.LeaseKeepAlive(iter((request,)), timeout=timeout)
         try:
             for reply in stream:
@@ -458,7 +456,7 @@ class _Connection:
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
-    """Return the start and end of the key range that consists of the keys beginning with ``prefix``."""
+    """Return the start and end of the range of all keys that begin with ``prefix``."""
     start = prefix.encode()
     return (start, start[:-1] + bytes((start[-1] + 1,))) if start else (b"\0", b"\0")
 
@@ -512,7 +510,7 @@ def _is_trouble(error: Any) -> bool:
 
 
 def _meaning(error: Any, endpoint: str, timeout_s: float, *, is_repeatable: bool) -> FlightedlError | LeaseLostError:
-    """Convert a gRPC error to one of ours. A repeatable request may safely be sent again."""
+    """Convert a gRPC error to one of our errors. A repeatable request may safely be sent again."""
     code, details = error.code(), error.details() or ""
     if _was_never_sent(error):
         return UnavailableError(

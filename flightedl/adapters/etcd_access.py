@@ -1,11 +1,11 @@
 """Address of etcd, and the credentials of this process.
 
-* Without credentials, connections are plain text. Use this for an etcd on loopback, or in a network that only the job
+* Without credentials, connections use plain text. This is for an etcd on loopback, or in a network that only the job
   can reach.
 * With a directory of certificates, connections use TLS and this process's certificate. If etcd has
   ``--client-cert-auth`` and authentication enabled, the certificate's common name is the user.
-* With a user and a password file, connections use TLS, and the password is exchanged for a token. This is repeated when
-  etcd no longer accepts the token, for example after a restart.
+* With a user and a password file, connections use TLS, and the password is exchanged for a token. If etcd rejects the
+  token, for example after a restart, the password is exchanged again.
 
 Files are read for each new connection, so renewed files take effect without a restart.
 """
@@ -53,14 +53,14 @@ class EtcdAccess:
         Raises:
             UsageError: a file cannot be read; names it.
         """
-        # Imported lazily: a launcher creates this object long before its first call to etcd.
+        # Imported lazily: launchers create this object long before their first call to etcd.
         import grpc  # type: ignore[import-untyped]
 
         options = (
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.max_reconnect_backoff_ms", 500),
-            # Connecting times out before the call does, so that the error of the call shows that nothing was sent.
+            # Connecting times out before the call does. So the call's error shows that nothing was sent.
             ("grpc.min_reconnect_backoff_ms", int(timeout_s * 500)),
             ("grpc.max_receive_message_length", _REPLY_LIMIT_BYTES),
             ("grpc.enable_http_proxy", 0),

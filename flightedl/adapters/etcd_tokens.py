@@ -19,11 +19,11 @@ class _Details(
     ),
     grpc.ClientCallDetails,  # type: ignore[misc]
 ):
-    """Details of a call: its metadata and limits."""
+    """Details of a call for gRPC: metadata and limits."""
 
 
 class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
-    """Adds a token to each call. Requests a token for the first call, and when etcd has rejected one.
+    """Adds a token to each call. Requests a token before the first call, and after etcd has rejected one.
 
     Args:
         channel: Channel for requests of tokens.

@@ -1,7 +1,7 @@
 """Files and Storage that retry if the store fails temporarily (``domain.retries``).
 
 If a read fails in the middle of a file, the file is opened again, and reading continues at the same position. Readers
-check the file's version afterwards, so they detect if the file was replaced in the meantime.
+check the file's version afterwards, so they detect a replacement of the file during the read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Persistence:
         self._patience = patience
         self._clock = clock
         self._stop = threading.Event() if stop is None else stop
-        #: Most recent transient error of a call that is still being repeated; empty if there is none.
+        #: Most recent transient error of a call that is being repeated; empty if no call is being repeated.
         self.trouble = ""
 
     def __call__(self, attempt: Callable[[], Result]) -> Result:

@@ -11,7 +11,7 @@ FILES = ("ca.pem", "cert.pem", "key.pem")
 
 
 def read_file(path: Path, setting: str) -> bytes:
-    """Return the content of a file. Raises UsageError, naming the file and its setting, if the file is unreadable."""
+    """Return the content of a file. Raises UsageError with the file and its setting if the file is unreadable."""
     try:
         return path.read_bytes()
     except OSError as error:

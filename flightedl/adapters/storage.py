@@ -6,13 +6,13 @@ Rules:
   rename, and fsync of the directory. For other file systems, the content is first collected in an unnamed temporary
   file on this machine, and uploaded when it is complete: leaving ``with fs.open(path, "wb")`` by an exception would
   commit a partial file.
-* Listings never come from a cache, and correctness does not depend on conditional puts.
-* The standard variables (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ...) set the endpoint and the credentials of S3.
-  Time limits and few retries turn a dead server into an error within seconds.
+* Listings never come from a cache. Correctness does not depend on conditional puts.
+* S3's endpoint and credentials are taken from the standard variables (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``,
+  ...). Because of time limits and few retries, a dead server becomes an error within seconds.
 * Messages name files but never credentials: user, password and query are removed from URLs.
 
-Not guaranteed: that a failed publish had no effect. This is harmless, because names are always new. A process that is
-killed during a local write leaves behind a hidden temporary file, which ``list`` omits.
+A failed publish may have had an effect, which is harmless because names are always new. A process that is killed during
+a local write leaves behind a hidden temporary file, which ``list`` omits.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class FsspecStorage:
             collected.seek(0)
             require()
             with self._explained(name):
-                if isinstance(self._fs, MemoryFileSystem):  # put_file makes the file visible while writing it
+                if isinstance(self._fs, MemoryFileSystem):  # put_file shows the file while it is being written
                     self._fs.pipe_file(path, collected.read())
                 else:
                     self._fs.put_file(f"/dev/fd/{collected.fileno()}", path)
@@ -151,7 +151,7 @@ class FsspecStorage:
         return size_bytes
 
     def _write_all(self, name: str, file: BinaryIO, parts: Iterable[bytes | memoryview]) -> int:
-        """Write the parts. Errors raised by the iterable are propagated unchanged."""
+        """Write the parts. Errors that iterating over them raises are propagated unchanged."""
         size_bytes = 0
         for part in parts:
             with self._explained(name):
@@ -181,7 +181,7 @@ class FsspecStorage:
                 self._remove_empty_directories(Path(self._path(name)))
 
     def _remove_empty_directories(self, path: Path) -> None:
-        """Remove the directories that were created for a file, if they are now empty."""
+        """Remove directories that were created for a file, if they are empty now."""
         root = Path(self._root)
         for directory in path.parents:
             if root not in (directory, *directory.parents):
@@ -220,7 +220,7 @@ class FsspecStorage:
 
 
 class _ReplacedError(Exception):
-    """The file was replaced during a read that took several requests, which s3fs reports as EBUSY."""
+    """s3fs reports EBUSY if the file was replaced during a read that took several requests."""
 
 
 class _RangesOfIndices(AbstractFileSystem):  # type: ignore[misc]
@@ -300,17 +300,17 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _opened(fs: Any, path: str, **options: Any) -> BinaryIO:
-    """Open for reading. All readers of fsspec's memory file system share one file object, so each gets a copy."""
+    """Open for reading. Readers in fsspec's memory file system share one file object, so each gets a copy."""
     if isinstance(fs, MemoryFileSystem):
         return io.BytesIO(fs.cat_file(path))
     return cast("BinaryIO", fs.open(path, "rb", **options))
 
 
 def _opened_in_new_directory(path: Path) -> BinaryIO:
-    """Open for writing. Create a missing directory; ``delete`` may remove it once in between."""
+    """Open for writing. Create a missing directory, which ``delete`` may remove once in between."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError:  # For example below /proc, where directories cannot be created.
+    except FileNotFoundError:  # This happens, for example, below /proc, where directories cannot be created.
         raise UsageError(f"the directory {path.parent} cannot be created: choose another place") from None
     try:
         return path.open("xb")
@@ -356,7 +356,7 @@ def _stat(fs: Any, path: str, details: Mapping[str, Any]) -> FileStat:
         version = str(tag).strip('"')
     else:
         changed = next((details[name] for name in ("mtime", "LastModified", "created") if details.get(name)), "")
-        # Some file systems return the same time as a number in listings, and as a date for a single file.
+        # For the same time, some file systems return a number in listings and a date for a single file.
         instant = changed.timestamp() if hasattr(changed, "timestamp") else changed
         version = f"{size_bytes}-{instant}"
     return FileStat(fs.unstrip_protocol(path), size_bytes, version)

@@ -1,6 +1,6 @@
 """Storage for a job's checkpoints and for exported models.
 
-Checkpoints are stored at the URL in the servers' settings, in a directory with the job's name.
+Checkpoints are stored under the URL in the servers' settings, in a directory named after the job.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def export_table(
 
 
 def specs_of(manifest: Manifest) -> list[ParameterSpec]:
-    """Return the specs of a checkpoint's parameters. Raises CorruptError if it contains none."""
+    """Return the specs of a checkpoint's parameters. Raises CorruptError if it has no parameters."""
     declared = decode(manifest.declaration, JobDeclaration).model
     if declared is None:
         raise CorruptError(f"checkpoint {manifest.number} has no model")

@@ -6,8 +6,8 @@ unreachable, the copy stays unchanged (``trouble`` is the reason), and the watch
 the events in between, all keys are listed again, and subscribers see all changes at once. After a rollback of etcd, the
 copy never becomes current again (``require_followed``).
 
-Not guaranteed: that the copy is current. A process that acts on the copy sends the generation that it has found there.
-If that generation has ended, the request is rejected.
+The copy may be outdated. A process that acts on it sends the generation that it has found there, and if that generation
+has ended, the request is rejected.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Directory:
         self._stop = threading.Event()
         #: Watch in which the thread waits. Closing it ends the wait.
         self._watching: Watch | None = None
-        #: Cache of a snapshot's decoded pservers.
+        #: Cache: the decoded pservers of one snapshot.
         self._known_pservers: tuple[Mapping[str, Entry], Mapping[int, ServerRecord]] = ({}, {})
         self._thread = threading.Thread(target=self._follow, name="flightedl-directory", daemon=True)
 
@@ -70,7 +70,7 @@ class Directory:
         return self
 
     def close(self) -> None:
-        """Stop following. The last snapshot stays readable."""
+        """Stop following etcd. The last snapshot stays readable."""
         self._stop.set()
         with self._condition:
             self._condition.notify_all()
@@ -94,7 +94,7 @@ class Directory:
 
     @property
     def state(self) -> object:
-        """An object that is replaced whenever the snapshot changes, or when this copy stops following etcd."""
+        """An object that is replaced when the snapshot changes, and when this copy stops following etcd."""
         return self._snapshot
 
     @property
@@ -112,7 +112,7 @@ class Directory:
         return self._snapshot[0].get(key)
 
     def master(self) -> ServerRecord | None:
-        """Return the record of the active master. Its ``generation`` is the generation of its lock."""
+        """Return the record of the active master. Its ``generation`` is that of its lock."""
         found = self.entry(self._keys.master_address)
         return None if found is None else decoded(found, ServerRecord)
 
@@ -122,7 +122,7 @@ class Directory:
         known, found = self._known_pservers
         if known is not entries:
             found = MappingProxyType(dict(sorted(records(entries, self._keys.pserver_index, ServerRecord))))
-            # Called in every step, mostly with the same snapshot.
+            # Every step calls this, mostly with the same snapshot.
             self._known_pservers = entries, found
         return found
 
@@ -136,7 +136,7 @@ class Directory:
         return dict(records(self._snapshot[0], self._keys.trainer_id, TrainerRecord))
 
     def wait_until(self, predicate: Callable[[Directory], Result | None], timeout_s: float) -> Result | None:
-        """Evaluate ``predicate`` now and after each change. Return its first result that is not None.
+        """Evaluate ``predicate`` now and after each change. Return the first result that is not None.
 
         Return None after ``timeout_s``, or when the directory is closed.
         """
@@ -152,7 +152,7 @@ class Directory:
                     self._condition.wait(left_s)
 
     def catch_up(self, key: str, timeout_s: float) -> bool:
-        """Read a key from etcd, then wait until this copy is at least as new. Return False after ``timeout_s``.
+        """Read a key from etcd, then wait until this copy is at least as new. Return False if ``timeout_s`` passes.
 
         Raises:
             UnavailableError: etcd is unreachable.
@@ -239,7 +239,7 @@ def records(
 
 
 def decoded(entry: Entry, kind: type[Record]) -> Record | None:
-    """Return the record stored under a key. For any other value return None, as if the process did not exist."""
+    """Return the record stored under a key. If the value is not a record, return None, as if the key did not exist."""
     try:
         return from_json(entry.value, kind)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""A key that this process holds by a lease, and that entitles it to act.
+"""A key that this process holds by a lease. While holding it, the process may act in the key's role.
 
 Rules:
 
@@ -6,13 +6,13 @@ Rules:
   the key still has this create_revision. It is this check, not the lease, that makes a deposed holder harmless.
 * ``domain.tenure`` decides when to renew the lease and when it counts as lost. It uses a clock that also advances while
   the process or the machine is frozen.
-* A process whose start takes long first requests a longer time to live, and the usual one when it is ready
-  (``hold_for``): the key moves to another lease and keeps its create_revision. Without this, a busy machine could
-  prevent a starting process from renewing for seconds, and the restart would make the machine even busier.
-* A process that has lost its key can claim it again, and then has a new generation.
+* A process that starts slowly requests a longer time to live at first, and the usual one when it is ready
+  (``hold_for``): the key moves to another lease and keeps its create_revision. Otherwise, a starting process on a busy
+  machine might not renew for seconds, and its restart would make the machine even busier.
+* A process that has lost its key may claim it again, and then has a new generation.
 * A separate thread renews the lease. It holds no lock while it waits for etcd.
 
-Not guaranteed: while ``is_held`` is True, another process may already hold the key. Only ``write`` can tell.
+While ``is_held`` is True, another process may nevertheless hold the key already. Only ``write`` can tell.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HeldKey:
         self._lease = lease
         #: Requested time to live; None if no change is requested.
         self._target_ttl_s: float | None = None
-        #: Leases to which the key may have moved, by id.
+        #: Leases, by id, to which the key may have been moved.
         self._tried: dict[int, Lease] = {}
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class HeldKey:
         on_lost: OnLost | None = None,
         also_when: Sequence[Condition] = (),
     ) -> HeldKey | None:
-        """Create ``key`` under a new lease. Return None if another process holds it or ``also_when`` is not met.
+        """Create ``key`` under a new lease. Return None if another process holds it, or if ``also_when`` is not met.
 
         Args:
             coordinator: Access to etcd.
@@ -141,7 +141,7 @@ class HeldKey:
         *,
         stop: threading.Event,
     ) -> HeldKey | None:
-        """Wait until ``key`` is free, and claim it. Retry while etcd is unreachable. None once ``stop`` is set."""
+        """Wait until ``key`` is free and claim it, even across outages of etcd. None if ``stop`` is set before that."""
         has_warned = False
         while not stop.is_set():
             try:
@@ -158,7 +158,7 @@ class HeldKey:
     @property
     def is_held(self) -> bool:
         """True if this process may still act under the key. Once it is False, it never becomes True again."""
-        # Read without the lock: pservers check this for every message, and only one field changes at a time.
+        # Read without the lock, because pservers check this for every message, and only one field changes at a time.
         return self._tenure.left_s(self._clock.now()) > 0
 
     @property
@@ -217,7 +217,7 @@ class HeldKey:
                 return
 
     def has_lost(self) -> None:
-        """Mark the key as lost, because a caller noticed the end of the lease before the next renewal."""
+        """Mark the key as lost, because a caller has noticed the lease's end before the next renewal did."""
         self._lose(f"the lease of {self.key} has ended")
 
     def hold_for(self, ttl_s: float) -> None:
@@ -230,7 +230,7 @@ class HeldKey:
         self._lose(f"{self.key} was released")
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        # Ignored: if etcd is unreachable, the lease expires by itself.
+        # Ignore errors: if etcd is unreachable, the lease expires by itself.
         for lease in (self._lease, *self._tried.values()):
             with contextlib.suppress(FlightedlError):
                 lease.revoke()
@@ -311,7 +311,7 @@ class HeldKey:
 
 
 def _claimed_after_all(coordinator: Coordinator, key: str, lease_id: int) -> int | None:
-    """If the claim, whose outcome was unknown, has succeeded, return the generation."""
+    """Return the generation if a claim whose outcome was unknown has succeeded."""
     with contextlib.suppress(UnavailableError):
         found = coordinator.get(key)
         if found is not None and found.lease_id == lease_id:
@@ -321,7 +321,7 @@ def _claimed_after_all(coordinator: Coordinator, key: str, lease_id: int) -> int
 
 
 def _wait_until_free(coordinator: Coordinator, key: str, stop: threading.Event) -> None:
-    """Return when ``key`` is absent or may be absent, or when ``stop`` is set.
+    """Wait until ``key`` is absent or may be absent, or until ``stop`` is set.
 
     Raises:
         UnavailableError: etcd is unreachable.

@@ -28,13 +28,14 @@ class JobKeys:
         self.prefix = prefix = f"{_ALL_JOBS}{job_name}/"
         #: Prefix of all keys that only masters read.
         self.state_prefix = state = f"/flightedl-state/{job_name}/"
-        #: Etcd on which the job's state was created, and the job's life: a ``HistoryRecord``.
+        #: The etcd on which the job's state was created, and the job's life; a ``HistoryRecord``.
         self.history = f"{prefix}history"
-        #: Key that the active master holds. Its create_revision is the master's generation.
+        #: Key held by the active master. Its create_revision is the master's generation.
         self.master_lock = f"{prefix}master/lock"
-        #: Address of the active master: a ``ServerRecord`` with the generation of the lock.
+        #: Address of the active master; a ``ServerRecord`` with the generation of the lock.
         self.master_address = f"{prefix}master/addr"
-        #: Key that the launcher of the whole job (``flightedl run``) holds: a ``ServerRecord`` without an address.
+        #: Key held by the process that launched the entire job (``flightedl run``); a ``ServerRecord`` without an
+        #: address.
         self.launcher = f"{prefix}launcher"
         #: Number of the job's pservers, in decimal.
         self.ps_desired = f"{prefix}ps_desired"
@@ -44,32 +45,32 @@ class JobKeys:
         self.trainers = f"{prefix}trainers/"
         #: The declaration: parameters, dataset, mode.
         self.job = f"{prefix}job"
-        #: Trainer that initializes the parameters; True once it has done so.
+        #: The trainer that initializes the parameters, and whether it has done so.
         self.init_params = f"{prefix}init_params"
         #: Prefix of names that only one trainer can claim.
         self.once = f"{prefix}once/"
         #: The newest complete checkpoint.
         self.checkpoint_latest = f"{prefix}checkpoint/latest"
-        #: State of the task queue. Only the master writes this key and the keys below it.
+        #: State of the task queue. Only the master writes this key and all keys listed below.
         self.task_queues = f"{state}task_queues"
         #: Quarantined tasks. They change rarely, whereas ``task_queues`` changes with every assignment.
         self.task_failures = f"{state}task_failures"
         #: Prefix of the records of files that were added to a followed dataset.
         self.arrivals = f"{state}arrivals/"
-        #: ``StopRecord``, written when a trainer ends the job before all data has been trained on.
+        #: A ``StopRecord``, written when a trainer ends the job before all data has been trained on.
         self.stopped = f"{state}stopped"
-        #: ``GroupRecord``: the current start of the group of ranks that consumes the data.
+        #: A ``GroupRecord`` with the current start of the group of ranks that consumes the data.
         self.group = f"{state}group"
-        #: Evaluations, with their queues and sums.
+        #: The evaluations, with their queues and sums.
         self.evaluations = f"{state}evaluations"
         #: The membership view.
         self.membership = f"{state}membership"
-        #: Process of each pserver on which the queue's state relies; written together with the queue.
+        #: For each pserver on which the queue's state relies, the process. Written together with the queue.
         self.pserver_recovery = f"{state}pserver_recovery"
 
     @property
     def of_state(self) -> dict[str, str]:
-        """Keys of the state that a new master takes over, by the names of their values in ``domain.master``."""
+        """Keys of the state that a new master reads, by the names that ``domain.master`` uses for their values."""
         return {
             "declaration": self.job,
             "queue": self.task_queues,
@@ -83,21 +84,21 @@ class JobKeys:
         }
 
     def pserver(self, index: int) -> str:
-        """Key that the pserver with this index holds: a ``ServerRecord``."""
+        """Key held by the pserver with this index; a ``ServerRecord``."""
         return f"{self.pservers}{index}"
 
     def pserver_index(self, key: str) -> int | None:
-        """Return the index in a pserver's key; None if the key is of another kind."""
+        """Return the index in a pserver's key, or None for other keys."""
         text = key.removeprefix(self.pservers)
         is_index = text != key and text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
         return int(text) if is_index else None
 
     def trainer(self, trainer: str) -> str:
-        """Key that this trainer holds: a ``TrainerRecord``."""
+        """Key held by this trainer; a ``TrainerRecord``."""
         return self.trainers + trainer
 
     def trainer_id(self, key: str) -> str | None:
-        """Return the id in a trainer's key; None if the key is of another kind."""
+        """Return the id in a trainer's key, or None for other keys."""
         text = key.removeprefix(self.trainers)
         return text if text and text != key else None
 
@@ -106,7 +107,7 @@ class JobKeys:
         return f"{self.arrivals}{number:08d}"
 
     def save(self, url: str) -> str:
-        """Key of the most recent request of trainers to write the model to this URL."""
+        """Key of the trainers' most recent request to write the model to this URL."""
         return f"{self.prefix}saves/{url}"
 
 

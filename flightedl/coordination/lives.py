@@ -2,7 +2,7 @@
 
 Theory of operation. The key ``history`` names the job's *life* (``domain.recovery.store_history``). All processes of
 the job add the life's first revision to revisions that they receive from etcd, and subtract it from revisions that they
-send. It is 0 in the first life, so only programs that also read the etcd of a resumed job need to know of it. A
+send. In the first life, this revision is 0, so it matters only to programs that also read the etcd of a resumed job. A
 condition on a revision of an earlier life is never met.
 
 A process cannot continue if it detects that etcd was rolled back, or that its job has started another life. From then
@@ -38,7 +38,7 @@ from flightedl.ports import (
     Written,
 )
 
-#: A revision that no existing key has, so a condition on it is never met.
+#: A revision that no existing key has, so that a condition on it is never met.
 _NEVER = -1
 
 
@@ -110,7 +110,7 @@ class JobCoordinator:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[int]:
-        """Allow calls of etcd inside the block. Yield the revision to add to etcd's revisions.
+        """Allow calls to etcd inside the block. Yield the revision that is to be added to etcd's revisions.
 
         Raises:
             RolledBackError, BegunAnewError: this process is over.

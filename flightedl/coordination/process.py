@@ -1,8 +1,8 @@
-"""Functionality common to master and pserver processes: settings, shutdown, and the record with the address.
+"""The common part of master and pserver processes: settings, shutdown, and the record with the process's address.
 
-A process ends for the first of these reasons: a signal (exit code 0), the loss of its lease (exit code 75; restart it),
-a job that cannot continue, or a rolled-back etcd (exit code 3). A ``FlightedlError`` that reaches ``run_server``
-becomes a message and an exit code.
+A process ends for the first of these reasons: a signal (exit code 0); the loss of its lease (75, to be restarted); a
+job that cannot continue, or a rolled-back etcd (3). A ``FlightedlError`` that reaches ``run_server`` is converted to a
+message and an exit code.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         self._exit_code = 0
         self._reason = ""
         self._health = Health(self._clock.now)
-        #: Recorder of this process's events; None if they are not recorded.
+        #: Recorder of this process's events; None if events are not recorded.
         self._recorder: Recorder | None = None
         #: Metrics of the Prometheus page.
         self._registry = CollectorRegistry()
@@ -144,7 +144,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
     ) -> contextlib.AbstractContextManager[object]:
         """Serve this process's HTTP pages during the ``with`` block if the settings enable them.
 
-        The pages are: metrics for Prometheus, answers to probes, and the pages in ``other``.
+        These are metrics for Prometheus, answers to probes, and the pages in ``other``.
         """
         if not self._settings.metrics_port:
             return contextlib.nullcontext()

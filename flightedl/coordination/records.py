@@ -1,6 +1,6 @@
 """Values of keys that identify processes, and of the key that names the job's life.
 
-The values are JSON. Unknown fields are ignored, so that processes of a newer version can join. When an entry of a
+The values are JSON. Unknown fields are ignored, so that processes of a newer version can join. When the entry of a
 pserver or trainer is read, ``generation`` is set to the create_revision of its key. The master's record contains the
 generation of the lock, which is another key.
 """

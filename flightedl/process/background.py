@@ -1,4 +1,4 @@
-"""Run work on a separate thread, and always report its end."""
+"""Run work on a separate thread whose end is always reported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """End a process without the interpreter's final steps.
 
-The interpreter would stop gRPC's threads, and threads that compile or load, at arbitrary points. If a stopped thread
-holds a lock, the process may block forever. Otherwise it may crash, and the crash would be reported although nothing
-was lost.
+The interpreter would stop gRPC's threads, and threads that compile or load, at arbitrary points. A stopped thread that
+holds a lock may block the process forever. Any other may crash it, and the crash would be reported although nothing was
+lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NoReturn
 
 
 def code_of(ended: SystemExit) -> int:
-    """Return the exit code of a ``sys.exit``, as the interpreter does. Print its argument if that is not a number."""
+    """Return the exit code of a ``sys.exit``, as the interpreter does. Print its argument if it is not a number."""
     if ended.code is None:
         return 0
     if isinstance(ended.code, int):

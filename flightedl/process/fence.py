@@ -1,9 +1,9 @@
 """Memory fences between two processes that map the same memory: no access moves across a fence.
 
 Processors reorder the reads and writes of a thread. x86 never reorders two reads or two writes, and never moves a write
-before an earlier read. This is sufficient here, so the fence for x86 does nothing. Other processors, such as ARM, need
-an instruction that Python does not offer. llvmlite, which comes with numba, compiles it, at the cost of 66 MiB and
-several tenths of a second. Trainers on x86 avoid this cost.
+before an earlier read. These guarantees are sufficient here, so the fence for x86 does nothing. Other processors, such
+as ARM, need an instruction that Python does not offer. llvmlite, which comes with numba, compiles it, at the cost of 66
+MiB and several tenths of a second. Trainers on x86 avoid this cost.
 
 No fence is needed between writes and the message that follows them, because sockets use locks, which act as fences.
 """

@@ -23,12 +23,12 @@ _MESSAGE = (
 
 
 class ForkGuard:
-    """Records if Flight was used before this process was forked. Each process has one guard."""
+    """Records whether Flight was used before this process was forked. There is one guard per process."""
 
     __slots__ = ("_is_forked", "_used")
 
     def __init__(self) -> None:
-        #: Flight servers and clients of this process that are alive.
+        #: Flight servers and clients that are alive in this process.
         self._used: weakref.WeakSet[object] = weakref.WeakSet()
         self._is_forked = False
         os.register_at_fork(after_in_child=self._after_fork_in_child)

@@ -1,4 +1,4 @@
-"""Return freed memory to the system, which the tuned allocator would keep (see ``tuning``).
+"""Return freed memory to the system. Otherwise, the tuned allocator would keep it (see ``tuning``).
 
 A server holds several copies of a request in memory before it can check the sender and the length, because gRPC has no
 limit that Python could set. An unauthorized message of 100 MB, although rejected, would permanently enlarge a server by
@@ -31,7 +31,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def give_back(kept_bytes: int) -> bool:
-    """Return freed memory to the system if it exceeds ``kept_bytes``. Return False if it does not, or without glibc."""
+    """Return freed memory to the system if it exceeds ``kept_bytes``. False if it does not, or without glibc."""
     try:
         library = ctypes.CDLL(None)
         mallinfo, trim = library.mallinfo2, library.malloc_trim

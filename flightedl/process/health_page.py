@@ -1,16 +1,16 @@
 """Answer the probes that a cluster sends to a server.
 
-There are three probes, which differ in their answers and their consequences:
+The three probes differ in their answers and in their consequences:
 
-* ``/started``: has the server started? Until it has, the cluster does not send the other two probes.
-* ``/live``: is the main loop running? A loop that has been stuck for ``STANDS_STILL_S`` will not recover, so the
-  process must be replaced. A process that waits for others (a lock, etcd, loading a checkpoint) is alive, however long
-  the wait is.
-* ``/ready``: may the next server be replaced? Not while this server is building, loading or ending. The answer does not
-  control the routing of requests, because the members of a job find each other through etcd.
+* ``/started`` tells if the server has started. Until it has, the cluster does not send the other two probes.
+* ``/live`` tells if the main loop is running. A loop that has been stuck for ``STANDS_STILL_S`` will not recover, so
+  the process must be replaced. A process that waits for others (a lock, etcd, loading a checkpoint) is alive, however
+  long it waits.
+* ``/ready`` tells if the next server may be replaced, which it may not while this server is building, loading or
+  ending. The answer does not affect where requests are sent, because the members of a job find each other through etcd.
 
-An answer has the status 200 or 503 and one sentence, which states only the reason for waiting. Probes need no
-certificate, because a kubelet has none.
+An answer consists of the status 200 or 503 and one sentence, which states only what the process waits for. Probes need
+no certificate, because a kubelet has none.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PATHS = ("/started", "/live", "/ready")
 
 
 class Condition(NamedTuple):
-    """State of a process, as it was last reported."""
+    """Most recently reported state of a process."""
 
     is_started: bool
     is_ready: bool
     #: Current activity, for people.
     doing: str
-    #: Time of the main loop's last beat; None while the process waits for others, for which there is no time limit.
+    #: Time of the main loop's last beat; None while the process waits for others, which may take any time.
     beat_at: float | None
 
 
@@ -48,14 +48,14 @@ class Health:
         self._condition = Condition(is_started=False, is_ready=False, doing="starting", beat_at=None)
 
     def waiting(self, doing: str, *, is_ready: bool = False) -> None:
-        """Record that the process is waiting for others. There is no time limit."""
+        """Record that the process is waiting for others, which may take any time."""
         self._condition = Condition(is_started=True, is_ready=is_ready, doing=doing, beat_at=None)
 
     def beat(self, doing: str, *, is_ready: bool) -> None:
         self._condition = Condition(is_started=True, is_ready=is_ready, doing=doing, beat_at=self._now())
 
     def answer(self, path: str) -> tuple[int, str]:
-        """Return the HTTP status and sentence for ``/started``, ``/live`` or ``/ready``; status 404 for other paths."""
+        """Return the HTTP status and sentence for ``/started``, ``/live`` or ``/ready``; 404 for any other path."""
         found = self._condition
         still_s = 0.0 if found.beat_at is None else self._now() - found.beat_at
         is_live = still_s < STANDS_STILL_S

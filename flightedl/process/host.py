@@ -1,6 +1,6 @@
 """Properties of this process and its machine, for the job's operators.
 
-They are read from the kernel, without additional libraries. Reading them takes about 50 microseconds.
+The properties are read from the kernel, without additional libraries, which takes about 50 microseconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _cores() -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the resident memory in bytes; its peak if the system does not report the current size."""
+    """Return the resident memory in bytes, or its peak if the system does not report the current size."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):

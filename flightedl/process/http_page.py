@@ -2,7 +2,8 @@
 
 The server withstands hostile clients: it limits the number of concurrent requests, closes idle connections, and rejects
 connections beyond its limits. With certificates, it answers only members of the job. A stream lasts until its reader
-disconnects; there is a lower limit for streams, so that the readers of a page cannot displace a probe or Prometheus.
+disconnects; the number of streams has a lower limit than that of requests, so that readers of a page cannot displace a
+probe or Prometheus.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class Asked(NamedTuple):
     """A request."""
 
     path: str
-    #: Formats that the reader accepts, as stated in the header of its request.
+    #: Formats that the reader accepts, according to a header of its request.
     accept: str
-    #: Set when the server is closing, to end streams.
+    #: Set when the server is closing. Ends all streams.
     closing: threading.Event
 
 
 class Answer(NamedTuple):
-    """A complete answer, or a stream of parts, each of which is sent when it has been produced."""
+    """A complete answer, or a stream of parts, each of which is sent as soon as it has been produced."""
 
     body: bytes | Iterator[bytes]
     content_type: str = TEXT
@@ -95,7 +96,7 @@ class HttpPage:
 def patient_page(open_page: Callable[[], HttpPage]) -> Iterator[None]:
     """Serve a page during the block, as soon as its port is free. Entering the block never waits.
 
-    So a server can run without its page while another process, such as a frozen predecessor, occupies the port.
+    This allows a server to run without its page while another process, such as a frozen predecessor, occupies the port.
     """
     closing = threading.Event()
     with contextlib.ExitStack() as stack:
@@ -129,7 +130,7 @@ def _context(tls: tuple[Path, Path, Path]) -> ssl.SSLContext:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
-    #: Do not wait for requests in progress when closing.
+    #: When closing, do not wait for requests in progress.
     block_on_close = False
 
     def __init__(self, address: tuple[str, int], answer: Handler, context: ssl.SSLContext | None) -> None:
@@ -170,7 +171,7 @@ class _Server(ThreadingHTTPServer):
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that have disconnected, and unauthorized clients."""
+        """Ignore errors of clients that have disconnected, and of unauthorized clients."""
 
 
 def _is_loopback(host: str) -> bool:
@@ -204,7 +205,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.send_error(503, "too many readers")
 
     def _is_for_this_host(self) -> bool:
-        """False if another site's name directed a browser on this machine to this page (DNS rebinding)."""
+        """False if another site's name led a browser on this machine to this page (DNS rebinding)."""
         named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         address = str(self.server.server_address[0])
         return not _is_loopback(address) or named in {None, "localhost"} or _is_loopback(str(named))
@@ -227,4 +228,4 @@ class _RequestHandler(BaseHTTPRequestHandler):
         return "flightedl"
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing: probes arrive every few seconds."""
+        """Log nothing, because probes arrive every few seconds."""

@@ -29,7 +29,7 @@ def without_collection() -> Iterator[None]:
 
 @contextmanager
 def of_a_server() -> Iterator[None]:
-    """Disable collection, and exempt the loaded objects permanently. For processes that load all at startup.
+    """Disable collection, and exempt loaded objects permanently. For processes that load everything at startup.
 
     Do not call this in a trainer: objects that the user's program created earlier may become garbage later.
     """
@@ -39,7 +39,7 @@ def of_a_server() -> Iterator[None]:
 
 
 def require(module: str, purpose: str, extra: str) -> None:
-    """Raise UsageError if a module of an optional package is missing. It states the command that installs it."""
+    """Raise UsageError, with the command that installs it, if a module of an optional package is missing."""
     if importlib.util.find_spec(module) is None:
         raise UsageError(f"{purpose} needs {module}, which is not installed: {install_command(extra)}")
 

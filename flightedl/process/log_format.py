@@ -11,13 +11,13 @@ import logging
 import re
 from typing import Any
 
-#: A placeholder in a message, with the name that precedes it, if any.
+#: A placeholder in a message, with the name that precedes it if there is one.
 _PLACE = re.compile(r"(?:(\w+)=)?%(?:[-+ #0]*\d*(?:\.\d+)?)([a-zA-Z%])")
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a log record as a JSON object: time, level, logger, message, the values in the message, any error."""
+    """Formats a log record as a JSON object: time, level, logger, message, the message's values, and any error."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = dt.datetime.fromtimestamp(record.created, dt.UTC)

@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 
 class Figure(NamedTuple):
-    """A metric with one value, or with one value for each value of a label."""
+    """A metric: either a single value, or one value for each value of a label."""
 
     #: Description for people.
     help_text: str
-    #: A value of None means that the value is unknown; it is left out.
+    #: None means that the value is unknown; such a metric is left out.
     value: float | Mapping[str, float] | None
-    #: Name of the label, whose values are the keys of ``value``.
+    #: Name of the label. Its values are the keys of ``value``.
     label: str = ""
 
 

@@ -1,10 +1,10 @@
 """Unnamed memory that two processes on a host map: a memfd whose descriptor is sent over a Unix socket.
 
-The memory is freed when both processes have ended, however they ended, and the limit of /dev/shm does not apply. Its
-owner writes; the other process can map it only for reading. It is sealed against shrinking, because a reader of memory
-that shrinks would be killed by SIGBUS. Therefore a received descriptor is checked before it is mapped: its seals, its
-size, and its file system, which must be that of memfds. Pages of other files may be missing, for example huge pages
-that were never reserved.
+The memory is freed when both processes have ended, however they ended, and the limit of /dev/shm does not apply to it.
+Its owner writes; the other process can map it only for reading. It is sealed against shrinking, because SIGBUS would
+kill a process that reads memory after it has shrunk. Therefore the seals, the size and the file system of a received
+descriptor are checked before it is mapped. The file system must be that of memfds, because files elsewhere may lack
+pages, for example huge pages that were never reserved.
 
 The memory begins with the nonce of its stream, which proves to both processes that they map the memory of their Flight
 peer. Two words follow, which the owner writes: the number of the peer's messages that the owner has consumed, and a
@@ -49,7 +49,7 @@ _NETWORK = Path("/proc/self/ns/net")
 
 @functools.cache
 def host_mark() -> str:
-    """Return a string that is equal in processes that can share memory; empty if this process cannot share any.
+    """Return a string that is equal in processes that can share memory, and empty if this process cannot.
 
     Such processes run as one user and can connect by abstract sockets. A peer must also send a descriptor.
     """
@@ -62,7 +62,7 @@ def host_mark() -> str:
 
 
 class SharedMemory:
-    """A mapped memfd. It is unmapped when there are no more references to it and its arrays."""
+    """A mapped memfd. It is unmapped when there are no more references to it or to its arrays."""
 
     def __init__(self, descriptor: int, mapping: mmap.mmap, nonce: bytes) -> None:
         self._fence = memory_fence()
@@ -79,7 +79,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, nonce: bytes, size_bytes: int = SIZE_BYTES, name: str = _NAME) -> Self:
-        """Allocate memory of this process, with a name for /proc. Raises UnavailableError if that is impossible."""
+        """Allocate memory of this process, named in /proc. Raises UnavailableError if that is impossible."""
         try:
             descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
@@ -132,7 +132,7 @@ class SharedMemory:
         return cls(-1, mapping, nonce or b"")
 
     def descriptor(self) -> int:
-        """Return the descriptor to send to the other process. Only for own memory, and only before ``sent``."""
+        """Return the descriptor to send to the other process. Allowed only for own memory, and before ``sent``."""
         found: int = self.__dict__.get("_descriptor", -1)
         return found
 
@@ -146,7 +146,7 @@ class SharedMemory:
     def consumed(self) -> int:
         """Number of the other process's messages that the owner of this memory has consumed.
 
-        A fence ensures that the reader's subsequent writes come after the owner's reads.
+        A fence ensures that the reader's writes after this call come after the owner's reads before it.
         """
         count = int(self._consumed[0])
         self._fence()
@@ -159,18 +159,18 @@ class SharedMemory:
 
     @property
     def is_over(self) -> bool:
-        """True if the owner has revoked lent memory: data that was read from it so far may have changed."""
+        """True if the owner has revoked the lent memory: data read from it so far may have changed."""
         self._fence()
         return bool(self._over[0])
 
     def end(self) -> None:
-        """Revoke the lent memory. Call this before changing any of it."""
+        """Revoke the lent memory. Must be called before any of it is changed."""
         self._over[0] = 1
         self._fence()
 
 
 def _prefer_huge_pages(mapping: mmap.mmap) -> None:
-    # This is only an optimization; some kernels do not support it for shared memory.
+    # This is only an optimization, which some kernels do not support for shared memory.
     with contextlib.suppress(OSError, AttributeError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 

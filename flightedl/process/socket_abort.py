@@ -5,8 +5,8 @@ the server itself shuts down the peer's socket, which it finds among its own des
 read then fails as it does when a stream breaks. All calls on the connection end; their clients see a broken connection,
 and retry.
 
-A client does the same if a server was replaced and may be frozen: it ends its calls to that server by shutting down the
-sockets whose peer has the server's address (``abort_calls_to``).
+A client does the same if a server has been replaced and may be frozen: it ends its calls to the server by shutting down
+the sockets that are connected to the server's address (``abort_calls_to``).
 
 This works on systems that list the descriptors of a process in a directory (Linux, macOS). On other systems, no
 connection is shut down, and calls end when they reach their own time limits.
@@ -42,7 +42,7 @@ def abort_connections(local_port: int, remote_port: int | None = None) -> int:
     """
 
     def matches(connection: socket.socket) -> bool:
-        # A listening socket and a closed connection have no peer, so they raise OSError.
+        # Listening sockets and closed connections have no peer, so they raise OSError.
         peer_port = connection.getpeername()[1]
         return connection.getsockname()[1] == local_port and remote_port in {None, peer_port}
 

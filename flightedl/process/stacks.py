@@ -1,6 +1,6 @@
-"""Stack traces of all threads of this process, similar to a debugger's, reported by the process itself.
+"""Stack traces of all threads of this process, as a debugger shows them, reported by the process itself.
 
-This requires no permission to inspect another process. The report contains only names of functions and the last two
+No permission to inspect another process is required. The report contains only names of functions and the last two
 components of file names: no source lines, no values, and no directories.
 """
 

@@ -1,4 +1,4 @@
-"""Return the memory of library code that runs only at startup: the compiler, and half of Arrow and gRPC.
+"""Return memory of library code that runs only at startup (the compiler, and half of Arrow and gRPC) to the system.
 
 This saves about 90 MB per pserver. Pages of library code are backed by the library's file, so dropped pages are loaded
 again when they are executed; for example, a kernel can still be compiled later. Linux keeps dropped pages in its cache
@@ -16,15 +16,15 @@ from pathlib import Path
 
 _LIBRARIES = ("libllvmlite", "libarrow", "libparquet", "cygrpc")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*/(?:" + "|".join(_LIBRARIES) + r")[^/]*")
-#: Fields of proc_pid_smaps(5), in the order of that manual page, that count pages which differ from the file. After a
-#: fork, dirty pages are shared with the parent, so ``Private_Dirty`` does not count them.
+#: Fields that count pages which differ from the file, in the order of proc_pid_smaps(5). After a fork, dirty pages are
+#: shared with the parent, so ``Private_Dirty`` does not count them.
 _WRITTEN = ("Shared_Dirty:", "Private_Dirty:", "Anonymous:", "Swap:")
 #: From sys/mman.h.
 _MADV_DONTNEED = 4
 
 
 def release_startup_memory() -> int:
-    """Drop the pages of the libraries' code. Return the size of their mappings in bytes."""
+    """Drop the pages of the libraries' code. Return the total size of their mappings in bytes."""
     try:
         smaps = Path("/proc/self/smaps").read_text()
         madvise = ctypes.CDLL(None, use_errno=True).madvise

@@ -1,7 +1,7 @@
 """Spans of steps, tasks, checkpoints and recoveries across processes. Disabled unless a tracer is set.
 
-As in logging, one tracer serves the entire process, so it need not be passed around. Without a tracer, a span costs one
-function call and one comparison, and requests carry no additional data.
+As in logging, one tracer serves the entire process, so it need not be passed around. Without a tracer, a span costs
+only a function call and a comparison, and nothing is added to requests.
 
 A request to another process carries its span as a W3C ``traceparent``, either in a header of the Flight call or, on a
 stream that stays open between requests, in the message itself.
@@ -29,7 +29,7 @@ class Tracer(Protocol):
     """Receiver of spans. Thread-safe."""
 
     def span(self, name: str, kind: str, attributes: dict[str, Attribute]) -> AbstractContextManager[object]:
-        """Open a span inside the current one. It records exceptions. ``kind`` is internal, client or server."""
+        """Open a span inside the current one; it records exceptions. ``kind`` is "internal", "client" or "server"."""
         ...
 
     def past(self, name: str, start_s: float, end_s: float) -> None:
@@ -37,7 +37,7 @@ class Tracer(Protocol):
         ...
 
     def carried(self) -> str:
-        """Return the current span as a traceparent, or an empty string without one."""
+        """Return the current span as a traceparent, or an empty string if there is none."""
         ...
 
     def continued(self, traceparent: str) -> AbstractContextManager[object]:
@@ -45,7 +45,7 @@ class Tracer(Protocol):
         ...
 
     def lasting(self, name: str, key: int) -> AbstractContextManager[object]:
-        """Make spans inside the block children of a span that lasts from the first such call for this key on."""
+        """Make spans inside the block children of a span that begins with the first such call for this key."""
         ...
 
     def over(self, name: str, key: int) -> None:
@@ -94,7 +94,7 @@ def _served(to: Tracer, role: str, verb: str, traceparent: str) -> Iterator[None
 
 
 def serves(role: str, verb: str, traceparent: str) -> AbstractContextManager[object]:
-    """Open the server's span of a request, given the traceparent that came with it (empty if none did)."""
+    """Open the server's span of a request, given the traceparent of the request (empty if it has none)."""
     if tracer is None or verb in _QUIET:
         return NOTHING
     return _served(tracer, role, verb, traceparent)
@@ -112,7 +112,7 @@ def past(name: str, start_s: float, end_s: float) -> None:
 
 
 def carried() -> str:
-    """Return the current span as a traceparent to send with a request, or an empty string without one."""
+    """Return the current span as a traceparent to send with a request, or an empty string if there is none."""
     return "" if tracer is None else tracer.carried()
 
 

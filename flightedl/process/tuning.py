@@ -1,15 +1,16 @@
-"""Settings that make Flight fast, applied in processes that were started without them.
+"""Settings that make Flight fast. They are applied here in processes that were started without them.
 
-There are three settings. Together, they speed up a 64 MB push and pull on loopback from 0.48 to 0.71 of the reference:
+There are three settings. Together, they raise the speed of a 64 MB push and pull on loopback from 0.48 to 0.71 of the
+reference:
 
 * glibc's allocator keeps up to 1 GiB of freed memory, instead of returning every received buffer to the kernel and
   faulting it in again. ``mallopt`` sets this in a running process, for all threads. All threads share one arena;
   otherwise, with 8 trainers, the threads of a pserver would keep 300 MB more.
 * gRPC's experiments with larger TCP frames are enabled. gRPC reads the environment variable only once, at first use, so
   the variable must be set before pyarrow.flight is imported. :mod:`flightedl.rpc.arrow_flight` ensures that.
-* Another experiment applies only to Flight's clients: their threads wait for their own sockets, as they did before gRPC
-  had an *event engine*, instead of being woken by another thread for each piece of a message (12 % less time). grpcio,
-  which the etcd client uses, contains another copy of gRPC, which reads the same variable. It must not use this
+* Another experiment applies only to Flight's clients: each thread waits for its own socket, as before gRPC had an
+  *event engine*, instead of being woken by another thread for each piece of a message, which takes 12 % less time.
+  grpcio, which the etcd client uses, contains another copy of gRPC, which reads the same variable. It must not use this
   experiment, because calls that etcd aborts would then have an unknown outcome. So the variable names the experiment
   only while pyarrow's gRPC reads it.
 
@@ -20,7 +21,7 @@ Servers never load certain libraries (``leave_out_pandas_and_scipy``), trainers 
 (``defer_pandas``), and pservers do not preempt running threads (``avoid_preemption``).
 
 Variables that are already set in the environment are never overridden. Without glibc (macOS, musl), the allocator is
-not changed. The cost of these settings is memory: a process returns free heap memory only beyond 1 GiB.
+not changed. The settings cost memory: a process keeps up to 1 GiB of free heap memory.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from flightedl.config import tuned_environment
 
 GRPC_EXPERIMENTS = "GRPC_EXPERIMENTS"
 _FOR_FLIGHT_ALONE = "-event_engine_client"
-#: Address for a client that never connects.
+#: Address used by a client that never connects.
 _NOWHERE = "grpc://127.0.0.1:1"
 _HEAVY = frozenset({"pandas", "scipy"})
 #: If coverage is installed, numba imports it to measure compiled code.
@@ -50,7 +51,7 @@ _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_TH
 
 
 def apply() -> tuple[bool, bool]:
-    """Tune this process. Must be called first in ``main`` or ``connect``; further calls are harmless.
+    """Tune this process. Must be the first call in ``main`` or ``connect``; repeated calls are harmless.
 
     Returns:
         True if the allocator is tuned, and True if gRPC is. The platform or the import order may prevent it.
@@ -84,8 +85,8 @@ class _LeftOut(MetaPathFinder):
 def leave_out_pandas_and_scipy() -> bool:
     """Prevent pyarrow from loading pandas, and numba from loading scipy, if they are installed.
 
-    pandas takes half a second of a server's startup and 30 MB; scipy takes 15 MB. Call this only in processes that need
-    neither, and before pyarrow creates an array. Returns False if either is already loaded.
+    pandas takes half a second of a server's startup and 30 MB; scipy takes 15 MB. Call this function only in processes
+    that need neither, and before pyarrow creates an array. Returns False if either is already loaded.
     """
     if any(name in sys.modules for name in _HEAVY):
         return False
@@ -128,16 +129,16 @@ class _Telling(Loader):
         self._loader.exec_module(module)
         from pyarrow import lib
 
-        # This access must succeed; afterwards, pyarrow forgets that pandas was missing.
+        # This access must succeed. Afterwards, pyarrow no longer assumes that pandas is missing.
         _ = lib._pandas_api.pd  # noqa: SLF001 - pyarrow has no other word for it
 
 
 def defer_pandas() -> bool:
     """Prevent pyarrow from importing pandas until the program imports it or requests a data frame.
 
-    pyarrow imports pandas when it first creates or reads an array, to check if the data comes from pandas. That is
-    impossible until the program has imported pandas. Without this import, trainers start half a second faster. Returns
-    False if pandas is already loaded.
+    pyarrow imports pandas when it first creates or reads an array, to check if the data comes from pandas. Before the
+    program has imported pandas, it cannot, so this import is useless. Without it, trainers start half a second faster.
+    Returns False if pandas is already loaded.
     """
     if "pandas" in sys.modules:
         return False
@@ -158,7 +159,7 @@ def avoid_preemption() -> bool:
     """Ask Linux not to preempt a running thread when another thread of this process wakes up (``SCHED_BATCH``).
 
     Otherwise, an arriving message would interrupt a thread that is processing another message, whose data is in the
-    cache. With 64 MB, a step takes 5 % less time. Threads that are started later inherit the policy. A thread that
+    cache. With 64 MB, a step takes 5 % less time. Threads that are started later inherit this policy. A thread that
     wakes up waits for at most one time slice of a few milliseconds. If other processes keep all processors busy, a step
     takes 5 % longer.
 
