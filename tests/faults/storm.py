@@ -28,6 +28,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,11 +40,15 @@ from pathlib import Path
 
 from flightedl.examples.ledger import MODES, batches_of
 from flightedl.launch.forking import ForkServer
+from flightedl.recording.account import account
+from flightedl.recording.reader import recordings_in
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.marks import left_in, report
 from flightedl.testing.s3_server import S3Server
 
 from ..launch.forked_launcher import ForkedCommand
+from . import reading_ledger
+from .reads import findings
 from .stored import stored_findings
 from .strikes import STRIKES, Victims
 
@@ -84,6 +89,8 @@ class Storm:
     etcd: EtcdServer | None = None
     #: Directory for recordings of all processes; empty disables recording.
     record: str = ""
+    #: True to check what trainers read, too; needs ``record``.
+    reads: bool = False
     #: Fork server for the launcher; None starts a program.
     forks: ForkServer | None = None
     done: Counter[str] = field(default_factory=Counter)
@@ -97,8 +104,8 @@ class Storm:
     def arguments(self, *more: str) -> list[str]:
         """Return the arguments of ``flightedl``."""
         return [
-            *("run", "flightedl.examples.ledger"),
-            *("--trainers", str(self.trainers), "--pservers", str(self.pservers), "--output", "out"),
+            *("run", reading_ledger.__file__ if self.reads else "flightedl.examples.ledger"),
+            *("--trainers", str(self.trainers), "--pservers", str(self.pservers), "--output", "out", "--job", "ledger"),
             *("--lease-ttl-s", str(self.lease_s), "--checkpoint", self.checkpoint or str(self.directory / "ck")),
             *(["--record", self.record] if self.record else []),
             *more,
@@ -135,6 +142,9 @@ class Storm:
             "FLIGHTEDL_LOG_LEVEL": os.environ.get("FLIGHTEDL_LOG_LEVEL", "INFO"),
         }
         self.marks.mkdir(exist_ok=True)
+        if self.reads:
+            environment[reading_ledger.DIRECTORY] = str(self.directory / "reads")
+            (self.directory / "reads").mkdir(exist_ok=True)
         if self.swallow_after_s:
             environment["FLIGHTEDL_GIVE_UP_S"] = str(self.swallow_after_s)
         log = (self.directory / log_name).open("wb")
@@ -184,6 +194,13 @@ class Storm:
             if time.monotonic() - start > 90:
                 raise TimeoutError((self.directory / "log").read_text())
             time.sleep(0.2)
+
+    def read_findings(self) -> list[str]:
+        """Return all errors in what the job's blocks counted and its processes read."""
+        if not self.reads:
+            return []
+        counted = account(recordings_in(Path(self.record))).findings
+        return [*counted.values(), *findings(Path(self.record), self.directory / "reads")]
 
     def stored_findings(self) -> list[str]:
         """Return all errors in the checkpoint that the job left."""
@@ -321,6 +338,7 @@ def storm_of(chosen: argparse.Namespace) -> Storm:
 def one(storm: Storm) -> int:
     """Run the storm and print its result. Return 0 if it ended exact."""
     storm.directory.mkdir(parents=True, exist_ok=True)
+    storm.reads, storm.record = storm.etcd is None, str(storm.directory / "recorded")
     start = time.monotonic()
     code, output = storm.run()
     if storm.etcd is not None and storm.done["old etcd"]:
@@ -330,7 +348,7 @@ def one(storm: Storm) -> int:
         code, output = storm.resume()
         code = code if is_right else 1
     (storm.directory / "events").write_text("\n".join(storm.events))
-    wrong = storm.stored_findings() if verdict(output) is not None else []
+    wrong = [*(storm.stored_findings() if verdict(output) is not None else []), *storm.read_findings()]
     result = {
         "mode": storm.mode,
         "optimizer": storm.optimizer,
@@ -349,6 +367,7 @@ def one(storm: Storm) -> int:
         print(*(line for line in output.splitlines() if "ledger: " in line), sep="\n")
         print(output[-3000:])
         return code or 1
+    shutil.rmtree(storm.record, ignore_errors=True)
     return 0
 
 

@@ -74,9 +74,10 @@ def test_every_record_counts_once_through_a_mixed_storm(tmp_path: Path, mode: st
     storm.per_task, storm.strikes = 2000, {"trainer+master": 1, "trainer+pserver": 1}
     # Each task has a remainder of 20 records.
     storm.optimizer, storm.batch_size = "adam" if mode == "bounded" else "sgd", 30
-    storm.record = str(tmp_path / "recorded")
+    storm.record, storm.reads = str(tmp_path / "recorded"), True
     require_exact(storm, forks)
     assert sum(storm.done.values()) >= 5
+    assert storm.read_findings() == []
     require_the_same_again(tmp_path / "recorded")
 
 
