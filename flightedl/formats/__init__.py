@@ -4,25 +4,25 @@ Training data:
 
 * ``chunks``: chunks, the units of indexing and reading
 * ``dataset_spec``: a user's description of a dataset
-* ``index``, ``chunk_index``, ``stored_index``: building an index of chunks; the index; storing it
+* ``index``, ``chunk_index``, ``stored_index``: building an index of chunks; the index itself; storing it
 * ``following``: rules for adding files to a growing dataset
 * ``layout``, ``mixed_layout``: grouping of chunks into tasks, for one or several sources
-* ``reader``: reading of a task's batches
+* ``reader``: reading the batches of a task
 * ``record_places``: readable list of the files and record numbers in a batch
 * ``convert``: conversion of a dataset to another format
 * ``registry``: all formats, and the choice of a file's format
 * ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text``, ``json_lines``, ``tar_archive``: one
-  format each; the text formats share ``text`` and ``cutting``
+  format per module; the text formats share ``text`` and ``cutting``
 * ``indices``: ranges of indices in place of files
-* ``records``, ``schemas``: columns and conditions of a read; the common schema of a dataset's files
-* ``sources``, ``sinks``: opening of files; writing of files
+* ``records``, ``schemas``: requested columns and conditions; the common schema of a dataset's files
+* ``sources``, ``sinks``: opening files; writing files
 
 Models:
 
-* ``shard_files``, ``row_batches``: the file of a pserver in a checkpoint; the table rows in it
-* ``checkpoint_files``, ``stored_tables``: reading of a checkpoint's parameters and rows
+* ``shard_files``, ``row_batches``: a pserver's file in a checkpoint; the rows of tables in that file
+* ``checkpoint_files``, ``stored_tables``: reading the parameters and rows in a checkpoint
 * ``range_file``: a stored file that is read in ranges
-* ``columns``: Arrow columns of parameters and tables
+* ``columns``: parameters and tables as Arrow columns
 * ``model_files``, ``table_files``: parameters and rows in formats of other programs
 
 A record's path: ``index`` finds the record's chunk, and the master stores the index. ``layout`` assigns the chunk to a

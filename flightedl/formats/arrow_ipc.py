@@ -1,4 +1,4 @@
-"""Arrow IPC files and streams. A chunk is one record batch. The first bytes of a file tell the two formats apart.
+"""Arrow IPC files and streams. A chunk is one record batch. The first bytes of a file distinguish the two formats.
 
 Indexing reads a file's footer and the metadata of each message, but no bodies. When a record batch is read, it is fully
 validated (offsets, UTF-8), because using a damaged batch could crash the process.
@@ -118,7 +118,7 @@ def _read_from_file(
 def _read_from_stream(
     source: WatchedFile, chunk: Chunk, schema: pa.Schema, options: pa.ipc.IpcReadOptions
 ) -> pa.RecordBatch:
-    """Read the chunk by assembling a stream from the schema, the preceding dictionaries, and the chunk itself."""
+    """Read the chunk from a stream that is assembled from the schema, preceding dictionaries, and the chunk itself."""
     parts = []
     has_dictionaries = any(_has_dictionary(field.type) for field in schema)
     for message in messages(source, FILE_START if _is_file(source) else 0, chunk.offset):

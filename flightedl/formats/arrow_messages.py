@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from flightedl.formats.sources import WatchedFile
 
 MAGIC = b"ARROW1"
-#: Offset of the stream within a file: it follows the magic number, which is padded to 8 bytes.
+#: Offset of the stream within a file, after the magic number, which is padded to 8 bytes.
 FILE_START = 8
 SCHEMA, DICTIONARY, RECORDS = 1, 2, 3
 
@@ -27,7 +27,7 @@ _BLOCK_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class MessagePlace:
-    """Location of a message. ``size_bytes`` counts from the first byte of its framing to the end of its body."""
+    """Location of a message. ``size_bytes`` is the distance from the start of its framing to the end of its body."""
 
     kind: int
     offset: int

@@ -1,4 +1,4 @@
-"""Read a checkpoint: the blocks of one pserver, or complete parameters, regardless of which pservers wrote them.
+"""Read a checkpoint: the blocks of one pserver, or complete parameters, whichever pservers wrote them.
 
 Only the necessary parts of files are read. If all blocks in a file are needed, the file is read in one pass and
 verified by its hash in the manifest. Other files are read a few blocks at a time, and each block has a checksum.
@@ -39,7 +39,7 @@ Array = npt.NDArray[np.generic]
 
 
 def found_checkpoints(storage: Storage, job: str) -> list[Manifest | Skipped]:
-    """Return all checkpoints with a manifest, newest first, each with the information if files are missing.
+    """Return all checkpoints that have a manifest, newest first. Each states if any of its files are missing.
 
     Raises:
         UnavailableError: the storage cannot be read.
@@ -100,7 +100,7 @@ def load_parameters(
 def parameter_pieces(
     storage: Storage, manifest: Manifest, plan: ShardPlan, spec: ParameterSpec, start: int, stop: int
 ) -> Iterator[Array]:
-    """Yield the elements ``start`` to ``stop`` of a parameter, some at a time. Raises the errors of ``read_blocks``.
+    """Yield the elements ``start`` to ``stop`` of a parameter in parts. Raises the same errors as ``read_blocks``.
 
     Args:
         storage: Storage with the checkpoint.
@@ -215,7 +215,7 @@ def _load_links(
 def chain_buckets(
     storage: Storage, file: ShardFile, begin: Callable[[str], None] = lambda _: None
 ) -> list[FileBuckets]:
-    """Return the buckets whose rows are valid in each file of a chain, oldest file first."""
+    """Return, for each file of a chain, the buckets whose rows are valid. The oldest file comes first."""
     files = []
     for each in file.chain:
         begin(each.name)
@@ -227,7 +227,7 @@ def chain_buckets(
 
 
 def require_file(manifest: Manifest, header: ShardHeader, index: int, file: ShardFile | Link) -> None:
-    """Check that this is the file in the manifest. Older files of a chain may distribute the blocks differently."""
+    """Check that the file is the one in the manifest. Older files of a chain may distribute blocks differently."""
     if isinstance(file, Link):
         is_listed = header.number == file.number and name_same_cut(header.plan_hash, manifest.plan_hash)
     else:

@@ -1,4 +1,4 @@
-"""Index of a dataset, in columns. Each chunk takes one row of 40 bytes, so a million chunks take 40 MB.
+"""Index of a dataset, stored by columns. Each chunk takes a row of 40 bytes, so a million chunks take 40 MB.
 
 The index is authoritative: a file whose version has changed since it was indexed is rejected.
 """
@@ -42,7 +42,7 @@ class ChunkIndex:
             FileIndex(file.stat, file.format, file.schema, ChunkColumns.of([], [], []), file.skipped) for file in files
         )
         counts = np.array([len(file.chunks) for file in files], np.int64)
-        #: Number of the first chunk of each file, and finally the number of all chunks.
+        #: Number of each file's first chunk, followed by the number of all chunks.
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._file_numbers = np.repeat(np.arange(len(files), dtype=np.int32), counts)
         self._columns = ChunkColumns.concatenated([file.chunks for file in files])
@@ -76,7 +76,7 @@ class ChunkIndex:
         return len(self._columns)
 
     def first_chunk(self, file: int) -> int:
-        """Return the number of a file's first chunk. For the number of files, return the number of all chunks."""
+        """Return the number of a file's first chunk; for the number of files, the number of all chunks."""
         return int(self._starts[file])
 
     def chunk(self, number: int) -> Chunk:
@@ -108,7 +108,7 @@ class ChunkIndex:
         return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=CHUNKS_SCHEMA)
 
     def content_hash(self) -> str:
-        """Return a hash (32 hexadecimal digits) of the files, their versions and their division into chunks."""
+        """Return a hash (32 hexadecimal digits) of the files, their versions and how they are divided into chunks."""
         digest = xxhash.xxh3_128()
         for file in self._files:
             stat = file.stat

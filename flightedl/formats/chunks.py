@@ -1,4 +1,4 @@
-"""Chunks, the pieces of files of which tasks consist: as objects, as columns, and as messages.
+"""Chunks, the pieces of files that make up tasks: as objects, as columns, and as messages.
 
 A *chunk* is a range of consecutive records of a file that can be read without the rest of the file. It contains its
 location, its number of records, its format, and the version of the file when it was indexed. A trainer needs nothing
@@ -42,7 +42,7 @@ class CorruptChunkError(DataError):
     """The content of a file is damaged. ``on_corrupt="skip"`` skips only content with this error."""
 
     def refused(self) -> CorruptChunkError:
-        """Return the error with a remedy appended, for callers that do not skip corrupt content."""
+        """Return this error with a remedy, for callers that do not skip corrupt content."""
         return CorruptChunkError(
             f"{str(self).rstrip('.')}; "
             "restore the file, remove it from the dataset, or choose on_corrupt skip to train without the corrupt parts"
@@ -58,7 +58,7 @@ class Chunk:
     """A range of consecutive records of a file."""
 
     url: str
-    #: Version of the file when it was indexed. A different version when reading means that the file has changed.
+    #: Version of the file when it was indexed. If the version is different on reading, the file has changed.
     version: str
     #: Name of the format.
     format: str
@@ -121,7 +121,7 @@ class ChunkColumns:
 
     @staticmethod
     def concatenated(parts: Sequence[ChunkColumns]) -> ChunkColumns:
-        """Return all chunks of these columns, in order. Requires at least one argument."""
+        """Return all chunks of all arguments, in order. Requires at least one argument."""
         return ChunkColumns(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in _COLUMNS))
 
 
@@ -145,7 +145,7 @@ class FileIndex:
 class IndexOptions:
     """Options for dividing files into chunks."""
 
-    #: Maximum records in a chunk of a Parquet file; 0: no limit. Reading a part decodes the row group up to its end.
+    #: Maximum records in a chunk of a Parquet file; 0 for no limit. Reading a part decodes its row group up to its end.
     max_records_per_chunk: int = 0
     #: Approximate maximum size of a chunk of a text file (see ``formats.text``).
     text_chunk_bytes: int = 16 << 20
@@ -177,7 +177,7 @@ def chunks_to_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
 
 
 def chunks_to_rows(chunks: Sequence[Chunk]) -> list[ChunkRow]:
-    """Return the chunks in the form in which messages contain them."""
+    """Return the chunks in the form used in messages."""
     return [_row(chunk) for chunk in chunks]
 
 

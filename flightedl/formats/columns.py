@@ -5,8 +5,8 @@
 * A table has the columns ``id`` and ``values``, as in ``table_files``, and on request ``version`` (the version at the
   row's last update, if the table's rows can expire), ``updates`` and the optimizer's slots.
 
-bfloat16 is sent as float32, because Arrow does not have it. Values are what trainers read: those of 16-bit parameters
-are rounded.
+bfloat16 values are sent as float32, because Arrow has no bfloat16. Readers get the same values as trainers: those of
+16-bit parameters are rounded.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from flightedl.kernels.half_precision import shortened, widened
 
 Array = npt.NDArray[np.generic]
 
-#: Size of a batch, which is the best for Flight.
+#: Size of a batch in bytes; this size is the best for Flight.
 _BATCH_BYTES = 1 << 20
-#: Columns of a parameter and of a table, unless others are requested.
+#: Default columns of a parameter and of a table.
 VALUE = "value"
 USUAL = ("id", "values")
 VERSION = pa.field("version", pa.int64(), nullable=False)
@@ -94,7 +94,7 @@ def _require_columns(
 
 
 def parameter_batches(schema: pa.Schema, spec: ParameterSpec, pieces: Iterable[Array]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of a parameter's rows, without copying values if possible.
+    """Yield batches of a parameter's rows. Values are not copied if that can be avoided.
 
     Args:
         schema: Output of ``parameter_schema``.
@@ -135,7 +135,7 @@ def _rows(schema: pa.Schema, spec: ParameterSpec, stored: Array) -> pa.RecordBat
 
 
 def table_batches(schema: pa.Schema, spec: TableSpec, rows: Iterable[StoredRows]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of a table's rows. ``schema``: output of ``table_schema``."""
+    """Yield batches of a table's rows. ``schema`` is the output of ``table_schema``."""
     has_slots = not {*USUAL, VERSION.name}.issuperset(schema.names)
     whole_schema = schema_of(spec, has_slots=has_slots)
     for some in rows:

@@ -3,8 +3,8 @@
 Shard i of n is named ``<prefix>-<i>-of-<n><suffix>``, with five digits for each number. Each shard contains an equal
 share of consecutive records. The shares are computed before the filter is applied, so a shard does not depend on the
 others. Shards are published atomically, so an interrupted conversion can be resumed. The file
-``_<prefix>.conversion.json``, whose name patterns never match, describes the source and the settings. Existing shards
-with the same description are kept.
+``_<prefix>.conversion.json``, which has a name that no pattern matches, describes the source and the settings. Existing
+shards with the same description are kept.
 
 Shards that were damaged after they had been written are not detected. Delete them, and convert again.
 """
@@ -82,7 +82,7 @@ class Converted:
     """Outcome of a conversion."""
 
     names: tuple[str, ...]
-    #: Number of shards that existed before the conversion.
+    #: Number of shards that already existed.
     kept: int
     size_bytes: int
     counts: ReadCounts

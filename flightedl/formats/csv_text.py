@@ -1,8 +1,8 @@
 """CSV and TSV with a header line. Fields are quoted as in RFC 4180, so quoted fields may contain newlines.
 
-pyarrow infers the types of columns: null, int64, date, time, timestamp, bool, double or string. If parts of a file
-disagree about the type of a column, it becomes a column of strings. If files disagree, it is an error. Empty lines are
-skipped. A UTF-8 BOM is permitted.
+pyarrow infers the types of columns: null, int64, date, time, timestamp, bool, double or string. If the types inferred
+from different parts of a file differ, the column becomes a column of strings. If the types in different files differ,
+this is an error. Empty lines are skipped. A UTF-8 BOM is permitted.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def _count(values: npt.NDArray[np.uint8], byte: int) -> int:
 
 
 def _blocks(text: Any, records: int | None) -> tuple[int, bool]:
-    """Return the block size for parallel parsing, and True if each record is one line (parsing then starts sooner).
+    """Return the block size for parallel parsing, and True if each record is one line, so parsing can start sooner.
 
-    If there are as many lines as records, no quoted field contains a newline, unless carriage returns end records.
+    If there are as many lines as records, no quoted field contains a newline, unless carriage returns end the records.
     """
     values = np.frombuffer(text, np.uint8)
     returns = _count(values, _RETURN)
@@ -107,7 +107,8 @@ class CommaSeparated(TextFormat):
         try:
             return self._table(text, names, convert, block_bytes, is_by_line=is_by_line)
         except pa.ArrowInvalid:
-            # Parse again as one block: a record may exceed a block, and only then are damaged rows reported.
+            # Parse again as a single block, because a record may exceed a block, and only then are damaged rows
+            # reported.
             return self._table(text, names, convert, _MAX_BLOCK_BYTES)
 
     def _table(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 _QUOTE, _NEWLINE, _RETURN = 0x22, 0x0A, 0x0D
 
-#: (text that begins with a record) -> length of its complete records; 0 if none is complete.
+#: Text that begins with a record -> length of its complete records; 0 if none is complete.
 RecordsEnd = Callable[[bytes], int]
 
 
@@ -26,7 +26,7 @@ class Readable(Protocol):
 
 
 def pieces(source: Readable, size_bytes: int, records_end: RecordsEnd) -> Iterator[bytes]:
-    """Yield pieces of complete records, each about ``size_bytes`` long or one longer record, and finally the rest."""
+    """Yield pieces of complete records (about ``size_bytes`` long, or a longer single record), and then the rest."""
     rest = b""
     wanted = size_bytes
     while True:
@@ -79,11 +79,11 @@ def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
 
 
 def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], delimiter: int) -> npt.NDArray[np.bool_]:
-    """Return (len(places),): True for each place that is inside quotes.
+    """Return an array (len(places),), True for each place that is inside quotes.
 
     Normally, each quote with an even number (counting from 0) begins a field or directly follows another quote. In this
     case, a place is inside quotes if it is preceded by an odd number of quotes. If an unquoted field contains a stray
-    quote, a loop determines the places.
+    quote, a slower loop is necessary.
     """
     quotes = np.flatnonzero(values == _QUOTE)
     before = values[quotes - 1]

@@ -63,7 +63,7 @@ class DatasetSpec:
         return ReadRequest(self.columns, self.filter, schema)
 
     def index_hash(self) -> str:
-        """Return a hash of all settings that affect how files are divided. It is part of the stored index's name."""
+        """Return a hash of all settings that affect how files are divided. The stored index is named after it."""
         return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)).encode())
 
 

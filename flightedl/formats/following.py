@@ -17,8 +17,8 @@ Rules:
 
 Pure: no clock, no I/O.
 
-Not guaranteed: that a file is complete if its writer pauses for longer than the interval between scans. Writers should
-use a name that no pattern matches, and then rename the file, as Hadoop, Spark and rsync do.
+A file whose writer pauses for longer than the interval between scans may be added while it is incomplete. Writers
+should use a name that no pattern matches, and then rename the file, as Hadoop, Spark and rsync do.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DirectoryFollower:
         #: Files that have been seen only once, or that have changed since the previous scan.
         self._unstable: dict[str, FileStat] = {}
         self._refused: dict[str, tuple[FileStat, str]] = {}
-        #: Temporarily unreadable files -> time since when they have been unreadable, and the reason.
+        #: Temporarily unreadable files, each with the time since when it has been unreadable, and the reason.
         self._unreadable: dict[str, tuple[float, str]] = {}
         self._is_marked = False
         self._lost: list[str] = []
@@ -115,7 +115,7 @@ class DirectoryFollower:
             self._unreadable.pop(stat.url, None)
 
     def failed(self, stat: FileStat, error: Exception, now: float) -> None:
-        """Exclude the file: until a later scan if the error is transient, otherwise until the file changes."""
+        """Exclude the file: after a transient error until a later scan, otherwise until the file changes."""
         since, _ = self._unreadable.get(stat.url, (now, ""))
         reason = str(error) or type(error).__name__
         reason = reason if stat.url in reason else f"{stat.url}: {reason}"
@@ -128,7 +128,7 @@ class DirectoryFollower:
 
     @property
     def has_unreadable(self) -> bool:
-        """True if any file is excluded until a later scan."""
+        """True if a file is excluded only until a later scan."""
         return bool(self._unreadable)
 
     @property
@@ -138,7 +138,7 @@ class DirectoryFollower:
 
     @property
     def trouble(self) -> str:
-        """A sentence about missing, changed, rejected or unreadable files; empty if there are none."""
+        """Sentence about missing, changed, rejected or unreadable files; empty if there are none."""
         wrong = [
             *self._lost,
             *(f"{reason}: it is left out until it changes" for reason in self.left_out),

@@ -1,7 +1,7 @@
 """Build the index of a dataset: its files, the chunks of each file, and the common schema.
 
 A limited number of files are indexed in parallel. The first unusable file ends the indexing with a DataError. The index
-and its ``content_hash`` depend only on the files and on how they are divided into chunks.
+and its ``content_hash`` depend only on the files and on the settings for dividing them into chunks.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
 
 
 def _joined(schema: pa.Schema, first: FileIndex, file: FileIndex) -> pa.Schema | Mismatch:
-    """Return a schema that fits the first file and another one. Schemas of text files are only inferred."""
+    """Return a schema that fits both the first file and another one. The schemas of text files are only inferred."""
     if _is_guessed(file) and _is_guessed(first):
         return widened_schema(schema, file.schema, may_lack=file.format == "jsonl")
     return same_schema(schema, file.schema) or schema
@@ -213,7 +213,7 @@ def _indexed(
     concurrency: int,
     index_file: Callable[[Format, Files, FileStat, IndexOptions], Result],
 ) -> Iterator[tuple[int, Result]]:
-    """Yield the index of each file. At most ``concurrency`` files are indexed at a time, and none after an error."""
+    """Yield the index of each file. At most ``concurrency`` files are indexed at a time, and no more after an error."""
     options = spec.index_options()
     waiting = iter([(number, stat, format_for(stat.url, spec.format)) for number, stat in pending])
     with ThreadPoolExecutor(max_workers=max(concurrency, 1), thread_name_prefix="flightedl-index") as pool:

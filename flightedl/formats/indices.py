@@ -4,8 +4,8 @@ The URL ``indexed://0-50000`` stands for the indices 0 to 49,999 in ascending or
 for the same indices in a random order that never changes. Nothing is stored: the records, with the column ``index``,
 are computed.
 
-A task consists of consecutive records. In the fixed random order, each task is a random sample of the range, even if
-the elements are sorted by label. As in every dataset, tasks and their records are shuffled again in each epoch.
+A task consists of consecutive records. The fixed random order makes each task a random sample of the range, even if the
+elements are sorted by label. As in every dataset, tasks and their records are shuffled again in each epoch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_of_indices(url: str) -> bool:
 
 
 def indices_of(url: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return (len(numbers),): the indices in the records with these numbers."""
+    """Return the indices in the records with these numbers, (len(numbers),)."""
     indices, is_shuffled = _parsed(url)
     return indices.start + (KeyedPermutation(len(indices), _KEY).elements_at(numbers) if is_shuffled else numbers)
 

@@ -1,7 +1,7 @@
 """JSON lines: one object per line.
 
 pyarrow infers the types of columns: null, bool, int64, double, string, timestamp (for strings in that format), list or
-object. If a line lacks a key, the record has null there. Empty lines are skipped.
+object. If a key is missing from a line, the record has null in that column. Empty lines are skipped.
 """
 
 from __future__ import annotations

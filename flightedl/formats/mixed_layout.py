@@ -18,7 +18,7 @@ from flightedl.formats.layout import TaskLayout
 from flightedl.formats.parquet import Parquet
 from flightedl.messages.declarations import DatasetDeclaration
 
-#: Formats whose chunks may be divided.
+#: Formats whose chunks may be split.
 _CUT = (Parquet.name, Indices.name)
 
 
@@ -42,7 +42,7 @@ def layout_of(
 
 
 class MixedLayout(TaskLayout):
-    """Tasks of a mixture of URLs or patterns. A file that several of these match belongs to the first one."""
+    """Tasks of a mixture of URLs or patterns. If several of these match a file, it belongs to the first one."""
 
     def __init__(self, index: ChunkIndex, declared: DatasetDeclaration, batch_size: int) -> None:
         super().__init__(index, batch_size, steps_per_batch=declared.steps_per_batch)

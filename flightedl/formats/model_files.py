@@ -30,7 +30,7 @@ from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype, shortened,
 
 Array = npt.NDArray[np.generic]
 Parameters = Iterable[tuple[ParameterSpec, Array]]
-#: (all parameters, the same parameters with values, one at a time) -> bytes of the file, in parts.
+#: (all parameters; the same parameters with values, one at a time) -> bytes of the file, in parts.
 Writer = Callable[[Sequence[ParameterSpec], Parameters], Iterator[bytes | memoryview]]
 
 ARROW_SCHEMA = pa.schema(
@@ -41,7 +41,7 @@ ARROW_SCHEMA = pa.schema(
         pa.field("values", pa.large_binary(), nullable=False),
     ]
 )
-#: Names of dtypes in safetensors. Only the first four are ever written.
+#: Names of dtypes in safetensors. Files that this module writes contain only the first four.
 _DTYPES = {
     "F32": "float32",
     "F64": "float64",

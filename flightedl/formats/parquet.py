@@ -5,8 +5,8 @@ of the row group, and decodes nothing if they exclude every record. Otherwise it
 and the other columns only if a record remains. Statistics of floating-point columns are used only for ``==`` and
 ordering comparisons, because writers ignore NaN in statistics, and Arrow's ``is_in`` distinguishes 0.0 from -0.0.
 
-To read a part of a row group (``max_records_per_chunk``), the row group is decoded up to the end of that part. So this
-option makes tasks smaller, but does not make reading cheaper. Pages with a checksum are verified.
+To read a part of a row group (``max_records_per_chunk``), the row group must be decoded up to the end of that part. So
+this option makes tasks smaller, but reading no cheaper. Pages with a checksum are verified.
 
 Footers have no checksum. If the description of a column is damaged, requesting the column's metadata makes pyarrow
 abort the process, whereas *reading* the column raises an exception. So ``Footer`` first reads the column from a file
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Number of records to decode at a time if only a part of a row group is needed.
 _DECODED_RECORDS = 65_536
-#: Number of bytes to read from the end of a file in the first request; most footers fit.
+#: Number of bytes to read first from the end of a file. Most footers fit into them.
 _TAIL_BYTES = 65_536
 
 
@@ -182,7 +182,7 @@ def _open(source: WatchedFile, metadata: pq.FileMetaData) -> pq.ParquetFile:
 
 
 def _is_bounded(kind: pa.DataType, condition: Condition) -> bool:
-    """True if the minimum and maximum of a row group can exclude all of its records."""
+    """True if the minimum and maximum of a row group exclude all of its records."""
     _, operator, value = condition
     return value is None or not pa.types.is_floating(kind) or operator not in ("!=", "in", "not in")
 

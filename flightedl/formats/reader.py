@@ -4,11 +4,12 @@ Rules:
 
 * A task's records are the records of its chunks, numbered from 0. Batch b consists of the ``batch_size`` records from
   position b x batch_size on. Their order is the stored order or, with a seed, ``record_order(records, seed, epoch,
-  task)``. So a batch never spans tasks, and contains the same records in whatever process it is read.
+  task)``. So a batch never spans tasks, and contains the same records regardless of the process that reads it.
 * **Columns and conditions do not affect how records are divided into batches.** A batch is a range of *unfiltered*
   positions, to which the conditions are then applied. So a batch may have fewer than ``batch_size`` records, or none,
   but the reader always yields exactly ``end_batch - first_batch`` batches.
-* Skipped corrupt chunks do not affect the division either: their records are missing from the batches, and are counted.
+* Skipped corrupt chunks do not affect the division into batches either: their records are missing from the batches, and
+  are counted.
 * A file whose version differs from the indexed version is rejected, even if it changes while it is being read.
 * ``decode`` converts the bytes of a RecordIO record to a mapping from column names to values. The requested columns and
   the conditions then refer to the decoded columns, whose types pyarrow infers for each batch.
@@ -66,7 +67,7 @@ def read_task(
     decode: Decode | None = None,
     counts: ReadCounts | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a task from ``first_batch`` up to but excluding ``end_batch``, in order.
+    """Yield the batches ``first_batch`` (inclusive) to ``end_batch`` (exclusive) of a task, in order.
 
     Args:
         files: Access to the files.
@@ -147,7 +148,7 @@ class ChunkReader:
         return self._finished(_joined(parts))
 
     def take(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """Return those of the given records that meet the conditions, in the given order. Loads all chunks."""
+        """Return the given records that meet the conditions, in the given order. Loads all chunks."""
         if self._table is None:
             self._table = self._read_file()
         table, rows = self._table
@@ -173,7 +174,7 @@ class ChunkReader:
             records = self._read(chunk)
             self._current = (chunk, records)
             if records.numbers is None and self._decode is None:
-                # Parsers return tables in pieces. Joining all pieces at once is cheaper than per batch.
+                # Parsers return tables in pieces. Joining all pieces once is cheaper than joining them for each batch.
                 batches = records.table.combine_chunks().to_batches()
                 self._batch = batches[0] if len(batches) == 1 else None
         return self._current[1]

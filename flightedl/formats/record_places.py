@@ -25,7 +25,7 @@ _SHOWN = 8
 def record_ranges(
     chunks: tuple[Chunk, ...], first: int, end: int, seed: int | None, epoch: int, task: int
 ) -> tuple[RecordRange, ...]:
-    """Return the records at positions ``first`` up to but excluding ``end`` of a task, as ranges of its files.
+    """Return the records at positions ``first`` to ``end`` (exclusive) of a task, as ranges of its files.
 
     ``seed`` is None if the task is read in stored order.
     """

@@ -47,7 +47,7 @@ _GZIP_WINDOW = 31
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Numbers in the header of a chunk. Their order here is the same for all dialects."""
+    """Numbers in the header of a chunk, in an order that is the same for all dialects."""
 
     checksum: int
     compressor: int
@@ -179,7 +179,7 @@ def encode_records(
 
 
 def _require_empty(source: WatchedFile, offset: int, header: Header, dialect: Dialect) -> None:
-    """Verify that a chunk is empty. Empty chunks are never read, and the checksum does not cover the record count."""
+    """Verify that an empty chunk is empty: such chunks are never read, and no checksum covers the record count."""
     source.seek(offset)
     with parsing(source, f"chunk at byte {offset}"):
         decode_chunk(source.exactly(HEADER_BYTES + header.size_bytes), dialect)

@@ -1,4 +1,4 @@
-"""Request to read a chunk (columns, conditions), and its result (records with their numbers).
+"""A request to read a chunk (columns, conditions), and its result (records with their numbers).
 
 Conditions are triples (column, operator, value), all of which must hold. The operators are ``== != < <= > >= in "not
 in"``. A null meets only the condition ``(column, "==", None)``; ``(column, "!=", None)`` selects all values that are

@@ -30,7 +30,7 @@ class Format(Protocol):
     suffixes: ClassVar[tuple[str, ...]]
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
-        """Return the chunks of a file in order. Together they cover each record once.
+        """Return the chunks of a file, in order. Each record must be in exactly one of them.
 
         Raises:
             CorruptChunkError: its content is damaged, unless ``options.skip_corrupt``; names file and location.
@@ -43,7 +43,7 @@ class Format(Protocol):
         ...
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
-        """Return exactly the chunk's records, or only those that meet the conditions.
+        """Return the chunk's records: all of them, or those that meet the conditions.
 
         Raises:
             CorruptChunkError: its content is damaged, or contradicts the index.

@@ -5,15 +5,15 @@ Each record batch has one row with the file's schema. ``dtype`` states the kind 
 * ``rows:float32`` or ``rows:uint16`` (bits of 16-bit floats): n rows of the table with number ``parameter``. ``ids``
   contains n uint64; ``row_updates``, ``row_versions`` and ``row_epochs`` contain n uint32 each; ``values`` contains n *
   dim elements; ``slot_0`` contains the values of all slots, row by row, as float32. ``stop`` is n.
-* ``waiting``: ids that wait for admission, in the same form but without values and slots. ``row_updates`` counts their
-  pushes.
-* ``table``: the remaining state of a table, which precedes all of its rows
+* ``waiting``: ids that wait for admission, in the same form as rows but without values and slots. ``row_updates``
+  counts pushes.
+* ``table``: the rest of a table's state. This batch precedes all of the table's rows.
 
 Columns of a ``table`` batch:
 
 * ``ids``: ids of rows that were removed since the files on which this increment builds
 * ``stop``: version below which rows are expired
-* ``values``: counters of a sketch
+* ``values``: counters of the sketch
 * ``row_versions``: *shifts* of all buckets (1024 int32), which are the differences between the versions of a bucket's
   rows and the span's version; empty if all shifts are zero
 * ``row_updates``: for each bucket, the version below which rows were evicted because there were too many (1024 uint32);
@@ -67,7 +67,7 @@ class StoredRowSpan(msgspec.Struct, frozen=True, array_like=True):
     updates: int
     #: Highest epoch of any batch applied to the rows.
     epoch: int
-    #: Positions of buckets of which the increment contains every row. A base contains every row of all buckets.
+    #: Positions of the buckets of which an increment contains every row. A base contains all rows.
     complete: list[int] = []
 
     @property
@@ -107,7 +107,7 @@ class StoredRows:
 
     @property
     def sketch(self) -> Array:
-        """Counters of a ``TABLE`` by bucket; empty if they are not counted by bucket."""
+        """Counters of a ``TABLE`` by bucket; empty if the sketch does not count by bucket."""
         return self.values if self.epochs.size else self.values[:0]
 
     @property
@@ -137,9 +137,9 @@ def binary(view: Buffer, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def fixed_columns(numbers: Sequence[int], dtype: str, arrays: Sequence[memoryview]) -> list[pa.Array]:
-    """Return the columns before the values, with one value each: two int32, four int64, a string, and the checksum.
+    """Return the columns before the values, each with one value: two int32, four int64, a string and the checksum.
 
-    They are built from buffers, because ``pa.array`` would import pandas, if installed, during a checkpoint.
+    They are built from buffers, because ``pa.array`` would import pandas (if installed) during a checkpoint.
     """
     checksum = row_checksum(numbers, dtype, arrays)
     named = [_fixed(kind, letter, number) for (kind, letter), number in zip(_NUMBERS, numbers, strict=True)]

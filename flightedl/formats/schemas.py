@@ -5,7 +5,7 @@ Nullability and metadata are ignored. The schemas of text files are inferred, so
 type that can represent both: null with any other type, integers with decimals, dates with timestamps, and JSON objects
 field by field.
 
-If some JSON lines lack a column, it is null in their records. If a CSV file lacks a column, it is an error.
+If a line of JSON lacks a column, the record has null there. If a CSV file lacks a column, that is an error.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def require_unique_columns(schema: pa.Schema, url: str) -> None:
 
 
 def schema_text(schemas: Sequence[pa.Schema]) -> str:
-    """Return names and types as a string for hashing. It is the same in every version of pyarrow."""
+    """Return names and types as a string for hashing, which is the same in every version of pyarrow."""
     return "\n\n".join("\n".join(f"{field.name}\t{field.type}" for field in schema) for schema in schemas)
 
 
@@ -117,5 +117,5 @@ def _column_mismatch(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """True if values of this type are bytes, with offsets of any width."""
+    """True for a type whose values are bytes, with offsets of any width."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

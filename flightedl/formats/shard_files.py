@@ -10,7 +10,7 @@ blocks in their order, and the spans of rows. ``applied`` is the output of ``App
 and buckets, in the same order. ``checksum`` is the xxh3-128 of both. Rows of tables follow the blocks (see
 ``row_batches``).
 
-Damage is detected in three ways:
+There are three ways in which damage is detected:
 
 * ``load_shard`` reads the file in one pass and compares its xxh3-128 hash with the one in the manifest.
 * ``read_blocks`` reads only a part of the file, and verifies the checksums of rows and metadata, the plan hash, and the
@@ -18,7 +18,7 @@ Damage is detected in three ways:
 * Everything that Arrow returns is validated, and the schema must be the one that this module writes.
 
 A shard is written as a stream, and the storage receives the memory of each array without a copy. Damage to a file
-raises a CorruptError that names the file. Errors of the storage are not changed.
+raises a CorruptError that names the file. Errors of the storage are passed on unchanged.
 
 Do not use the blocks that ``load_shard`` yields until it has finished: they may be damaged.
 """
@@ -78,7 +78,7 @@ _STREAM_START = 8
 _DAMAGE = (pa.ArrowException, msgspec.DecodeError, StopIteration, OSError, ValueError, TypeError, MemoryError)
 _READ_AHEAD_BYTES = 16 << 20
 _SMALL_READ_BYTES = 64 << 10
-#: Below this size, hashing takes no longer than passing the bytes to another thread.
+#: If there are fewer bytes, hashing takes no longer than passing the bytes to another thread.
 _LARGE_BYTES = 256 << 10
 
 Array = npt.NDArray[np.generic]
@@ -313,7 +313,7 @@ def _stored_blocks(
 
 
 def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[int]) -> ShardContents:
-    """Read some blocks of a shard. Apart from them, only the file's description is read.
+    """Read some blocks of a shard. Of the rest of the file, only the description is read.
 
     Raises:
         CorruptError: the content is not what was written, or there is no such block.
@@ -412,7 +412,7 @@ def _block_of(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> StoredBl
 
 @contextlib.contextmanager
 def _as_corrupt(storage: Storage, name: str) -> Iterator[None]:
-    """Convert a reader's exceptions to a CorruptError that names the file. The storage's errors are not changed."""
+    """Convert a reader's exceptions to a CorruptError that names the file. The storage's errors pass unchanged."""
     try:
         yield
     except CorruptError as error:

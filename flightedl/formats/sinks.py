@@ -33,7 +33,7 @@ class PartsSink(io.RawIOBase):
         return b"".join(self.take_parts())
 
     def take_parts(self) -> list[bytes]:
-        """Return the bytes written since the last call as separate parts. Intended for large files."""
+        """Return the bytes written since the last call, as separate parts. Intended for large files."""
         parts, self._parts = self._parts, []
         return parts
 

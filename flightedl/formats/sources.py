@@ -165,5 +165,5 @@ def compression_of(url: str) -> str | None:
 
 
 def without_compression(url: str) -> str:
-    """Return the URL without a ``.gz`` or ``.zst`` at its end."""
+    """Return the URL without ``.gz`` or ``.zst`` at its end."""
     return next((url[: -len(suffix)] for suffix in _COMPRESSIONS if url.lower().endswith(suffix)), url)

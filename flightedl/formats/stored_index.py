@@ -1,12 +1,12 @@
 """Store an index, so that it has to be built only once.
 
-An index is stored as one Arrow IPC file, ``index/<hash of the settings that affect the division>.arrow``, which
+An index is stored as one Arrow IPC file, ``index/<hash of the settings for division into chunks>.arrow``, which
 contains the chunks as its only record batch. The schema's metadata contains everything else: the files (an Arrow stream
 of url, size_bytes, version, format, schema, skipped), their distinct schemas, the common schema, and the content hash,
-which is verified when the index is loaded.
+which is verified on loading.
 
-The stored index is only a cache: an index that is unreadable or does not match its hash is rebuilt. Entries of
-unchanged files are reused, and only the other files are read.
+The stored index is only a cache: an index that is unreadable or does not match its hash is rebuilt. The chunks of
+unchanged files are taken from it, and only the other files are read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FILES_SCHEMA = pa.schema(
     ]
 )
 
-#: Schema in which the master sends an index to the ranks of a group: pieces of the stored form.
+#: Schema in which the master sends an index to the ranks of a group. Its rows are pieces of the stored form.
 PIECES_SCHEMA = pa.schema([pa.field("piece", pa.binary(), nullable=False)])
 _PIECE_BYTES = 1 << 20
 
@@ -67,10 +67,10 @@ def load_or_build(
     progress: Progress | None = None,
     stats: Sequence[FileStat] | None = None,
 ) -> LoadedIndex:
-    """Return the index of a dataset. Reuse the stored index for unchanged files, and store the result.
+    """Return the index of a dataset. Use the stored index for unchanged files, and store the result.
 
-    ``stats`` are the files to index, in this order; None stands for the files that match the spec's URLs, sorted by
-    name. Without a working storage, the index is built but not stored. Raises the same errors as ``build_index``.
+    ``stats`` are the files to index, in this order; None means all files that match the spec's URLs, sorted by name.
+    Without a working storage, the index is built but not stored. Raises the same errors as ``build_index``.
     """
     name = index_name(spec)
     known = None if storage is None else load_stored(storage, spec)
@@ -83,7 +83,7 @@ def load_or_build(
 
 
 def store(storage: Storage, spec: DatasetSpec, index: ChunkIndex) -> str:
-    """Store the index. Return the storage's error, or an empty string: a job can run without a stored index."""
+    """Store the index. Return the storage's error, or an empty string. A job can run without a stored index."""
     try:
         storage.publish(index_name(spec), [encode_index(index)])
     except FlightedlError as error:
@@ -149,7 +149,7 @@ def index_to_pieces(index: ChunkIndex) -> list[pa.RecordBatch]:
 
 
 def index_from_pieces(batches: Iterable[pa.RecordBatch]) -> ChunkIndex:
-    """Return the index in batches from ``index_to_pieces``. Raises ValueError like ``decode_index``."""
+    """Return the index in batches from ``index_to_pieces``. Raises ValueError, as ``decode_index`` does."""
     return decode_index(b"".join(piece for batch in batches for piece in batch.column(0).to_pylist()))
 
 
@@ -174,7 +174,7 @@ def _files(batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> list[FileInde
 
 
 def load_stored(storage: Storage, spec: DatasetSpec) -> ChunkIndex | None:
-    """Return the stored index, which may be outdated. Return None if there is no valid one."""
+    """Return the stored index, which may be outdated, or None if there is no valid one."""
     name = index_name(spec)
     try:
         if not any(file.name == name for file in storage.list(name)):

@@ -50,7 +50,7 @@ def stored_rows(
         if not any(number - first in buckets for number in chain[-1].numbers):
             continue
         passed_over = np.empty(0, np.uint64)
-        #: For each bucket: the lowest unexpired version, and the lowest unexpired epoch.
+        #: For each bucket, the lowest unexpired version; and the lowest unexpired epoch.
         oldest = np.full((2, BUCKETS), _UNKNOWN)
         for file, counting in zip(reversed(shard.chain), reversed(chain), strict=True):
             counts = np.zeros(BUCKETS, np.bool_)
@@ -83,7 +83,7 @@ def _note_oldest(oldest: Numbers, first: int, span: StoredRowSpan, said: StoredR
 def _of_these(
     rows: StoredRows, spec: TableSpec, passed_over: Ids, counts: npt.NDArray[np.bool_], oldest: Numbers
 ) -> StoredRows:
-    """Return the live rows of the buckets to read, except those that a newer file contains."""
+    """Return the live rows in the buckets to read, except rows that a newer file contains."""
     buckets = buckets_of(rows.ids, spec.salt)
     is_wanted = counts[buckets]
     version, epoch = oldest[:, buckets]

@@ -1,10 +1,10 @@
 """Rows of a table in a separate Parquet file, with a column of ids and a column of values.
 
-* ``id``: int64. Ids of 2**63 and above appear as negative numbers. The id of a string is the hash by which it is looked
-  up.
+* ``id``: int64. Ids of 2**63 and above appear as negative numbers. The id of a string is its hash, by which its row is
+  looked up.
 * ``values``: a list of ``dim`` float32, or of float16 (halffloat) for a float16 table. bfloat16 values are written as
   float32.
-* With slots: ``updates`` (int64), and for each optimizer slot a float32 column, which contains numbers or lists of
+* With slots: ``updates`` (int64), and one float32 column for each optimizer slot, which contains numbers or lists of
   ``dim`` numbers.
 
 Files from other programs can be read: ids may be integers of any width or strings, and values may be any floats, in
@@ -47,7 +47,7 @@ class FileRows(NamedTuple):
     ids: npt.NDArray[np.uint64]
     #: (n, dim).
     values: Floats
-    #: (n,) uint32, and (n, total size of all slots); None if the file has no matching slots.
+    #: (n,) uint32, and (n, total size of all slots); None if the file has no slots of this optimizer.
     updates: npt.NDArray[np.uint32] | None
     slots: Floats | None
 
@@ -103,7 +103,7 @@ def file_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[by
 
 
 def batch_of(spec: TableSpec, rows: StoredRows, schema: pa.Schema, *, has_slots: bool) -> pa.RecordBatch:
-    """Return the record batch of some rows. ``schema``: output of ``schema_of``."""
+    """Return some rows as a record batch. ``schema`` is the output of ``schema_of``."""
     columns = [rows.ids.view(np.int64), _values(spec, rows)]
     if has_slots:
         columns.append(rows.updates.astype(np.int64))

@@ -3,13 +3,13 @@
 Rules:
 
 * A file's name is divided at its first dot: in ``train/0001.left.png``, ``train/0001`` is the key and ``left.png`` is
-  the column. The files of a record are adjacent. Columns contain bytes; they follow ``__key__``, sorted by name. If a
-  record lacks a file, the column is null.
+  the column. The files of a record are adjacent. The columns contain bytes and are sorted by name, after ``__key__``.
+  If a record lacks a file, that column is null.
 * Directories, links, and files without an extension or with an empty name are skipped.
 * A chunk is a sequence of records with about ``text_chunk_bytes`` in total. Indexing reads only headers.
 * In new archives, each record has one file per column of bytes, and one file ``json`` with all other columns.
 
-Not guaranteed: that damaged content is detected. Tar archives have checksums only for headers.
+Damaged content is not detected, because tar archives have checksums only for headers.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TarArchive:
 
 
 class _Walk:
-    """Records of an archive, or of a range of its bytes. Uses ``members`` if they are already known."""
+    """Records of an archive, or of a range of its bytes. If ``members`` are known already, they are used."""
 
     def __init__(
         self, source: WatchedFile | io.BytesIO | None, size_bytes: int, members: Iterable[_Member] | None = None
@@ -155,7 +155,7 @@ class _Walk:
                 stopped_at = archive.offset
         except tarfile.TarError as error:
             raise ValueError(str(error)) from None
-        # The library mistakes a damaged header for the end of the archive.
+        # The standard library mistakes a damaged header for the end of the archive.
         self._source.seek(stopped_at)
         if any(self._source.read(_BLOCK)):
             raise ValueError(f"there is no header at byte {stopped_at}")
@@ -164,7 +164,7 @@ class _Walk:
 def _plain_members(data: memoryview) -> list[_Member] | None:
     """Return the members, or None unless all headers are valid and belong to regular files with short names.
 
-    The standard library takes ten times as long per header, and holds the GIL.
+    In the standard library, parsing a header takes ten times as long, and holds the GIL.
     """
     found: list[_Member] = []
     checksums: list[int] = []
@@ -208,8 +208,8 @@ def _column(name: str, samples: Sequence[_Sample], data: pa.Buffer) -> pa.Array:
         view = memoryview(data)
         found = [None if each is None else view[each.offset_data : each.offset_data + each.size] for each in members]
         return pa.array(found, pa.binary())
-    # Arrow copies the members' bytes without holding the GIL. The array covers the entire archive: values at even
-    # positions are members, and values at odd positions are the bytes between members.
+    # Arrow copies the members' bytes without holding the GIL. In an array that covers the entire archive, values at
+    # even positions are members, and values at odd positions are the bytes between them.
     ends = [place for each in members if each is not None for place in (each.offset_data, each.offset_data + each.size)]
     count = max(len(ends) - 1, 0)
     values = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(np.array(ends or [0], np.int32)), data])

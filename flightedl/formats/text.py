@@ -1,8 +1,8 @@
-"""Common implementation of the text formats CSV and JSON lines.
+"""Common parts of the text formats CSV and JSON lines.
 
-A chunk is a range of bytes that ends with a record. It has about ``text_chunk_bytes``, or less if the file would
-otherwise have only a few chunks, so that a single file can keep many trainers busy. A compressed file (``.gz``,
-``.zst``) cannot be read from the middle, so it is a single chunk; split or convert large compressed files.
+A chunk is a range of bytes that ends with a record. Its size is about ``text_chunk_bytes``, or less if the file would
+otherwise have only a few chunks, so a single file can keep many trainers busy. A compressed file (``.gz``, ``.zst``)
+cannot be read from the middle, so it is a single chunk; split or convert large compressed files.
 
 Indexing parses each file once. This counts the records, detects damage before training starts, and infers the types of
 columns from *all* records. When a chunk is read, the inferred schema of the dataset must be given
@@ -27,7 +27,7 @@ from flightedl.formats.schemas import Mismatch, require_unique_columns, widened_
 from flightedl.formats.sources import WatchedFile, compression_of, opened, parsing
 from flightedl.ports import Files, FileStat
 
-#: Minimum number of chunks per file, unless that would make chunks smaller than ``_WORTH_A_TASK_BYTES``.
+#: Minimum number of chunks per file, unless chunks would become smaller than ``_WORTH_A_TASK_BYTES``.
 _CHUNKS_OF_A_FILE = 32
 _WORTH_A_TASK_BYTES = 16 << 10
 _ASCII_END = 0x80
@@ -44,7 +44,7 @@ class TextFormat:
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
-    #: True if some records may lack a column.
+    #: True if a column may be missing from some records.
     may_lack_columns: ClassVar[bool]
 
     def records_end(self, text: bytes) -> int:
@@ -56,7 +56,7 @@ class TextFormat:
         raise NotImplementedError
 
     def parse(self, text: Any, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
-        """Parse the records in ``text``. Column types come from ``request.schema``; others are inferred.
+        """Parse the records in ``text``. Column types come from ``request.schema``; other types are inferred.
 
         With a schema, the text is a chunk of an indexed file, in any kind of memory. Without one, it is ``bytes``.
 
@@ -102,7 +102,7 @@ class TextFormat:
         return FileIndex(stat, self.name, schema, ChunkColumns.of(records, offsets, sizes), tuple(skipped))
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        """Return the schema that is inferred from all records."""
+        """Return the schema inferred from all records."""
         return self.index(files, stat, IndexOptions()).schema
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
@@ -159,7 +159,7 @@ def _plain(source: WatchedFile, compression: str | None) -> Iterator[Readable]:
 
 
 def _require_utf8(text: Any) -> None:
-    """Raise ValueError if the text is not UTF-8. pyarrow would accept some invalid text without change."""
+    """Raise ValueError if the text is not UTF-8. pyarrow would accept some invalid texts unchanged."""
     if np.frombuffer(text, np.uint8).max(initial=0) < _ASCII_END:
         return
     try:
@@ -169,7 +169,7 @@ def _require_utf8(text: Any) -> None:
 
 
 def _with_missing(table: pa.Table, request: ReadRequest) -> pa.Table:
-    """Return the table with a null column for each of the dataset's columns that all of its records lack."""
+    """Return the table with null columns added for the dataset's columns that it lacks."""
     if request.schema is None:
         return table
     needed = request.needed()

@@ -1,14 +1,14 @@
 """Detect batches that are requested before the step, because the gradient would then count for the wrong batch.
 
-A batch is current from the time it is yielded until the next one is requested. Wrappers that prefetch violate this, and
-are detected as follows:
+A batch is current from the time it is yielded until the next one is requested. Wrappers that prefetch violate this rule
+and are detected as follows:
 
-* A wrapper that reads in another thread is detected by that thread.
-* Wrappers of accelerate and Lightning are detected by their stack frames.
-* Any other wrapper is detected at its first step: an earlier batch has been yielded, its tensors are still in use, and
-  no gradient has been computed for it.
+* If a wrapper reads in another thread, the thread reveals it.
+* Wrappers of accelerate and Lightning are recognized by their stack frames.
+* Any other wrapper is detected at the first step, if an earlier batch has been yielded whose tensors are still in use
+  and for which no gradient has been computed.
 
-Not detected: a custom wrapper that prefetches and keeps only copies, for example on another device. Its last step
+A custom wrapper that prefetches and keeps only copies, for example on another device, is not detected. Its last step
 fails, because no batch is current anymore.
 """
 
@@ -73,13 +73,13 @@ class Seen:
 
 
 class PrefetchDetector:
-    """Checks that each batch is finished before the next one is requested. Create it in the step's thread."""
+    """Checks that each batch is finished before the next one is requested. Must be created in the step's thread."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         #: Error message about the caller's mistake; empty if none has been detected.
         self._wrong = ""
-        #: The previous batch and its tensors if there was no step for it.
+        #: The previous batch and its tensors, if that batch had no step.
         self._left_out = ""
         self._tensors: list[weakref.ref[torch.Tensor]] = []
 
@@ -108,7 +108,7 @@ class PrefetchDetector:
         return "" if was_used else _known_wrapper()
 
     def require_in_order(self) -> None:
-        """Before a step, check that its gradients belong to the current batch.
+        """Called before a step: check that its gradients belong to the current batch.
 
         Raises:
             UsageError: they may belong to another batch.

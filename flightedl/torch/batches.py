@@ -1,8 +1,8 @@
-"""The job's batches as tensors, without copying where Arrow permits it.
+"""The job's batches as tensors, without a copy where Arrow permits that.
 
 The tensor of a numeric column without nulls shares the column's memory. It is read-only unless it is a copy
-(``copy=True``): a batch whose gradient arrived too late is yielded again, and must not have changed. Writes to it are
-detected and raise an error.
+(``copy=True``), because a batch whose gradient arrived too late is yielded again, and must not have changed. Writes to
+a read-only tensor are detected and raise an error.
 
 A batch is *current* from the time it is yielded until the next one is requested, and a step pushes under its identity.
 So batches must not be requested before the step (``ahead``). Worker processes of a ``DataLoader`` are rejected; the
@@ -73,7 +73,7 @@ def _batches(
         made, shared = _tensors_of(batch, columns, transform, copy, move)
         handed_out(made)
         yield made
-        # Do not keep a reference here: to ``ahead``, the tensor would seem to be in use.
+        # Do not keep a reference to the tensor here, or else ``ahead`` would consider it in use.
         del made
         _require_unwritten(shared)
 
@@ -85,7 +85,7 @@ def _tensors_of(
     copy: bool,
     move: _Move,
 ) -> tuple[Tensors, dict[str, tuple[torch.Tensor, int]]]:
-    """Return the user's tensors, and the read-only tensors by column, each with its write counter."""
+    """Return the user's tensors; and, by column, the read-only tensors with their write counters."""
     if transform is not None:
         return move.all_of(transform(batch)), {}
     _require_columns(columns, batch.schema)
@@ -116,7 +116,7 @@ def _require_unwritten(shared: dict[str, tuple[torch.Tensor, int]]) -> None:
 class IterableDataset(torch_data.IterableDataset[Tensors]):
     """The same batches for a ``DataLoader``: ``DataLoader(IterableDataset(data, "x", "y"), batch_size=None)``.
 
-    The loader must run in the process of the session (``num_workers=0``). It may pin memory.
+    The loader must run in the session's process (``num_workers=0``). It may pin memory.
 
     Args:
         dataset: The result of ``job.dataset``.
@@ -174,7 +174,7 @@ def _require_columns(columns: Iterable[str], schema: pa.Schema) -> None:
 
 
 def tensor_of_column(name: str, column: pa.Array) -> torch.Tensor:
-    """Return a tensor (records, ...) that shares the column's memory. Booleans, which Arrow stores as bits, are copied.
+    """Return a tensor (records, ...) that shares the column's memory, or a copy of booleans, which are bits in Arrow.
 
     Raises:
         UsageError: the column has nulls, lists of different lengths, or elements that are not numbers.

@@ -28,7 +28,7 @@ Combination = Literal["sum", "mean", "max"]
 
 
 class Embedding(OnTable):
-    """Looks up rows by id, like ``torch.nn.Embedding``, but in a table whose size is not fixed.
+    """Looks up rows by id, like ``torch.nn.Embedding``, but in a table without a fixed size.
 
     Args:
         table: The result of ``job.table``.
@@ -41,7 +41,7 @@ class Embedding(OnTable):
     """
 
     def forward(self, ids: Any) -> torch.Tensor:
-        """Return the rows of ids of any shape, as (*shape, dim).
+        """Return the rows of ids. Ids may have any shape; the result has the shape (*shape, dim).
 
         Raises:
             UsageError: the ids are invalid, an id has no row and the table requires one, or no optimizer trains this
@@ -110,7 +110,7 @@ class EmbeddingBag(OnTable):
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(self, ids: Any, offsets: Any = None, per_sample_weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return one row per bag, as (bags, dim). The row of an empty bag is zero.
+        """Return one row per bag, as (bags, dim). An empty bag yields zeros.
 
         Args:
             ids: (bags, n), or (n,) with ``offsets``, or an Arrow column of lists.

@@ -30,7 +30,7 @@ def load_into(
     job: str = "",
     rows: Mapping[str, str | Path] = _NO_ROWS,
 ) -> None:
-    """Load the values in a file from ``job.save_model``, or in a job's newest checkpoint, into a module.
+    """Load the values in a file written by ``job.save_model``, or in a job's newest checkpoint, into a module.
 
     Args:
         module: Module with parameters of the same names and shapes. Buffers that are not in the file do not change.

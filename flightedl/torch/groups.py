@@ -85,7 +85,7 @@ def shown(rule: Optimizer, version: int = 0) -> dict[str, Any]:
 
 
 class ShownSettings:
-    """Settings shown in the parameter groups of an optimizer. Detects changes to them."""
+    """Settings that an optimizer's parameter groups show. Detects changes to them."""
 
     def __init__(self) -> None:
         self._rules: list[Optimizer] = []

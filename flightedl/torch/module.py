@@ -34,7 +34,7 @@ class Place:
 
     @property
     def is_current(self) -> bool:
-        """False if another tensor has been assigned to the attribute."""
+        """False if the attribute has been assigned another tensor."""
         found = self.owner._parameters.get(self.attribute, self.owner._buffers.get(self.attribute))
         return found is self.tensor
 

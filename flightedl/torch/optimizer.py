@@ -1,15 +1,15 @@
 """The servers' optimizer as a ``torch.optim.Optimizer``, which pushes gradients and pulls values in place.
 
 ``step`` pushes all gradients under the identity of the current batch, and then pulls. New values arrive in a step, at
-the end of a batch without a step, and when this trainer joins again. The module then has these values, and the next
-gradient counts as computed from them.
+the end of a batch without a step, and when this trainer joins again. From then on, the module has these values, and
+gradients count as computed from them.
 
 A parameter in main memory is bound once, when the optimizer is created, to the memory in which its values arrive
-(``bind``). The values of all other parameters and of buffers are copied in place.
+(``bind``). For all other parameters and for buffers, values are copied in place.
 
 * A gradient of None is not a gradient of zero: if no trainer has a gradient for a parameter in a round, the parameter's
-  value and optimizer state do not change. The mean of a round includes only trainers that had a gradient, weighted by
-  their numbers of records.
+  value and optimizer state do not change. A round's mean includes only trainers with a gradient, weighted by their
+  numbers of records.
 * The learning rate and all other settings are stored on the servers, and apply to the entire job. ``param_groups``
   shows them. Changing them there, as PyTorch's schedulers do, is an error.
 * If other code writes to a parameter during a job, the next step fails, because other trainers would not get the new
@@ -20,7 +20,7 @@ A parameter in main memory is bound once, when the optimizer is created, to the 
 * If gradients of the current batch have been computed but not pushed, requesting the next batch fails, because the
   batch would count as done without them.
 
-Writes through ``.data`` may remain undetected; the next values overwrite them.
+Writes through ``.data`` may remain undetected. They are overwritten by the next values.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from flightedl.torch.tensors import Array, Copies, array_of, bind, fingerprint, 
 
 
 class Session(Protocol):
-    """Methods of a job that the optimizer needs."""
+    """Methods of a job that the optimizer uses."""
 
     def parameters(self, initial: Mapping[str, Any], **more: Any) -> Parameters: ...
 
@@ -96,7 +96,7 @@ class Optimizer(torch.optim.Optimizer):
         self._rule = _with_buffers(rule, self._buffers)
         self._model: Parameters | None = None
         self._tensors: dict[str, torch.Tensor] = {}
-        #: Tensor -> PyTorch's write counter when the tensor last had the job's values.
+        #: Tensor -> value of PyTorch's write counter when the tensor last had the job's values.
         self._written: dict[str, int] = {}
         #: Bound parameter -> hash of the job's values for it.
         self._prints: dict[str, int] = {}
@@ -108,7 +108,7 @@ class Optimizer(torch.optim.Optimizer):
         self._prefetch_detector = PrefetchDetector()
         super().__init__([{**group} for group in given], shown(self._rule))
         self._add_row_groups()
-        # Some tools consider an optimizer without state unused, and run a trial step with it.
+        # Some tools assume that an optimizer without state is unused, and run a trial step with it.
         for place in self._places.values():
             self.state[place.tensor] = {"version": torch.zeros((), device="cpu")}
         self._model = job.parameters(
@@ -138,7 +138,7 @@ class Optimizer(torch.optim.Optimizer):
         return given
 
     def _without_rows(self, group: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors of a group, without rows, which have their own groups.
+        """Return the tensors of a group, except rows, which have their own groups.
 
         Raises:
             UsageError: the group has settings and contains nothing but rows.
@@ -230,7 +230,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Start training parameters that are in no group yet. Their settings must be the declared ones.
+        """Train parameters that are in no group yet, with the settings that were declared for them.
 
         Raises:
             UsageError: a parameter is not in the module, or the group's settings differ from the declared ones.
@@ -254,7 +254,7 @@ class Optimizer(torch.optim.Optimizer):
         self._shown.add(rule, settings)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups, and the version of each parameter's values.
+        """Return the groups, with the version of each parameter's values.
 
         The servers store the optimizer's state. To resume a job, use its checkpoint, not this dict.
         """
@@ -268,7 +268,7 @@ class Optimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that a ``state_dict`` belongs to this optimizer. Nothing is loaded: the servers store the state.
+        """Check that a ``state_dict`` belongs to this optimizer. Loads nothing, because the servers store the state.
 
         Raises:
             UsageError: it belongs to another optimizer.
@@ -298,7 +298,7 @@ class Optimizer(torch.optim.Optimizer):
                 tensor = (self._places.get(name) or self._buffers[name]).tensor
                 values = self._tensors[name]
                 if is_bound(tensor, values):
-                    # The values are already in place, but autograd must learn that they have changed.
+                    # The values are already in place, but autograd must be told that they have changed.
                     increment_version(tensor)
                     self._prints[name] = fingerprint(values)
                 else:
@@ -324,14 +324,14 @@ class Optimizer(torch.optim.Optimizer):
             self._rows.drop()
 
     def _unpushed(self) -> list[torch.Tensor]:
-        """Return gradients that have been computed since the last push."""
+        """Return gradients that were computed after the last push."""
         dense = [gradient for gradient in self._gradients().values() if gradient not in self._pushed]
         rows = [used.leaf.grad for _, used in self._rows.gradients().values()]
         return dense + [gradient for gradient in rows if gradient is not None]
 
     def _require_pushed(self, current: CurrentBatch, unpushed: Sequence[torch.Tensor]) -> None:
         plain = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in unpushed]
-        # A GradScaler skips batches with non-finite gradients.
+        # A GradScaler skips batches whose gradients are not finite.
         if any(bool(each.count_nonzero()) for each in plain) and all(bool(each.isfinite().all()) for each in plain):
             raise UsageError(
                 f"the gradients of {current} were not pushed, and the batch would count as done without them: call "
@@ -345,7 +345,7 @@ class Optimizer(torch.optim.Optimizer):
         return (tensor for group in self.param_groups for tensor in group["params"])
 
     def _permanent(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors of a group that are independent of the batch."""
+        """Return the tensors of a group that do not depend on the batch."""
         return [tensor for tensor in tensors if tensor in self.state]
 
     def _gradients(self) -> dict[str, torch.Tensor]:
@@ -357,7 +357,7 @@ class Optimizer(torch.optim.Optimizer):
         return found
 
     def _changes_of_buffers(self) -> dict[str, Array]:
-        """Return the change of each buffer that has changed since its values last arrived or were last pushed."""
+        """Return the change of each changed buffer, relative to the values that last arrived or were last pushed."""
         changes: dict[str, Array] = {}
         for name, place in self._buffers.items():
             # PyTorch's kernels do not increment the write counter when they update running statistics.
@@ -387,7 +387,7 @@ class Optimizer(torch.optim.Optimizer):
             self._written[name] = tensor._version
 
     def _has_values_of_job(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if the tensor still contains the values that arrived last."""
+        """True if the tensor still contains the values that arrived most recently."""
         values, print_of_job = self._tensors[name], self._prints.get(name)
         if print_of_job is not None and fingerprint(values) != print_of_job:
             return False

@@ -5,11 +5,11 @@ until the step: a leaf tensor of shape (distinct ids, dim). So everything that w
 works with rows. Autograd adds up the gradients of repeated ids, ``zero_grad`` clears them, ``clip_grad_norm_`` includes
 them, and a ``GradScaler`` unscales them and detects overflows.
 
-* Each module also has a permanent parameter without elements, named ``rows``. Its device and dtype determine those of
-  the rows that ``forward`` returns, and its ``requires_grad`` can freeze the rows. A ``state_dict`` contains none of
-  these parameters, because the servers store the rows.
-* Rows that are only read are not parameters: in ``eval()`` mode, under ``no_grad``, when frozen, and without a current
-  batch.
+* Each module also has a permanent parameter without elements, named ``rows``. ``forward`` returns rows on its device
+  and in its dtype, and its ``requires_grad`` can freeze the rows. A ``state_dict`` contains none of these parameters,
+  because the servers store the rows.
+* Rows that are only read are not parameters. This applies in ``eval()`` mode, under ``no_grad``, to frozen rows, and
+  without a current batch.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class OnTable(nn.Module):
         self.scale_grad_by_freq = scale_grad_by_freq
         self.rows = nn.Parameter(torch.empty(0, table.dim))
         self._in_use: list[InUse] = []
-        #: Batch for which the rows in ``_in_use`` were looked up.
+        #: Batch to which the rows in ``_in_use`` belong.
         self._batch: object = None
         #: None if no optimizer contains this module.
         self.listener: RowListener | None = None
@@ -110,7 +110,7 @@ class OnTable(nn.Module):
         return self.table.asked(given, padding_idx=self.padding_idx, nulls=self.nulls)
 
     def is_training(self, batch: object) -> bool:
-        """True if rows that are looked up at this time will be trained.
+        """True if rows that are looked up now will be trained.
 
         Raises:
             UsageError: the module is in training, but no optimizer would push its gradients.
@@ -123,7 +123,7 @@ class OnTable(nn.Module):
         return self.training and batch is not None and self.rows.requires_grad and torch.is_grad_enabled()
 
     def keep(self, batch: object, used: InUse) -> None:
-        """Register rows as a parameter until the step of the batch."""
+        """Register rows as a parameter until the batch's step."""
         if self._batch is not batch:
             self.drop()
             self._batch = batch
@@ -146,10 +146,10 @@ class OnTable(nn.Module):
     # overrides of nn.Module
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Save nothing: the servers store the rows."""
+        """Save nothing, because the servers store the rows."""
 
     def _load_from_state_dict(self, *_: Any, **__: Any) -> None:
-        """Load nothing: the servers store the rows."""
+        """Load nothing, because the servers store the rows."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy of the module on the same table. The copy belongs to no optimizer."""
@@ -190,7 +190,7 @@ class Found(NamedTuple):
     weight: torch.Tensor
     #: (n,) row of each id.
     places: torch.Tensor
-    #: Index of the padding row; None without padding.
+    #: Index of the padding row; None if there is no padding.
     padding: int | None
 
 

@@ -1,8 +1,8 @@
-"""Stage gradients: during ``backward``, each gradient moves to the memory from which it is sent.
+"""Stage gradients: ``backward`` moves each gradient to the memory from which it is sent.
 
-A pserver on the same host maps that memory, so ``step`` need not copy the gradient. ``parameter.grad`` also refers to
-it. So whatever changes the gradient before the step (clipping, a scaler, a second backward pass) changes the sent
-values, too. The write counters of tensors do not detect changes by ``GradScaler`` or through ``.data``.
+A pserver on the same host maps that memory, so ``step`` need not copy the gradient. ``parameter.grad`` refers to this
+memory, too, so changes of the gradient before the step (by clipping, a scaler, or a second backward pass) also change
+the sent values. The write counters of tensors do not detect changes by ``GradScaler`` or through ``.data``.
 
 A gradient is not moved if anything else refers to its tensor, to its memory, or to the memory for sending, because the
 move would then be visible. Gradients on an accelerator, with another layout, or with a graph are not moved either.
@@ -21,7 +21,7 @@ from flightedl.torch.tensors import Array, is_bound, is_sole_owner, tensor_of
 
 
 class Staging:
-    """Hooks on the parameters of a module. When this object is deleted, they do nothing.
+    """Hooks on the parameters of a module. They do nothing after this object has been deleted.
 
     Args:
         places: The parameters by name.
@@ -54,7 +54,8 @@ class Staging:
         if gradient is None or not _is_movable(gradient, home):
             return
         with torch.no_grad():
-            # Each gradient is a new tensor. If the user keeps an earlier one, it also refers to ``home``; see below.
+            # Each gradient is a new tensor. If the user keeps a previous gradient, that also refers to ``home``; see
+            # below.
             parameter.grad = home.detach().copy_(gradient)
         before = weakref.ref(gradient)
         del gradient

@@ -1,7 +1,7 @@
-"""Convert between tensors and NumPy arrays, without copying where possible.
+"""Conversion between tensors and NumPy arrays, without copying where possible.
 
 NumPy has no bfloat16, so bfloat16 tensors are passed as their bits. Tensors on an accelerator are copied to pinned
-memory on a separate stream, all of them before a single wait.
+memory on a separate stream; all copies are started before waiting once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def tensor_of(array: Array) -> torch.Tensor:
 
 
 def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Move a parameter into the memory of ``values``, unless the move could be noticed.
+    """Move a parameter into the memory of ``values``, unless the move could be observed.
 
     A parameter keeps its own memory if it is on a device, has different strides or another dtype, or shares its memory
     with another tensor or array, which would not move with it.
@@ -64,7 +64,7 @@ def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def is_sole_owner(tensor: torch.Tensor) -> bool:
     """True if, as far as PyTorch knows, nothing else uses the tensor's memory."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    # One reference belongs to the tensor, another one to this function.
+    # One reference belongs to the tensor, and another one to this function.
     return count is not None and count(tensor.untyped_storage()._cdata) <= 2
 
 
