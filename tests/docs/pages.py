@@ -43,8 +43,13 @@ def examples(page: Path, group: str | None = None) -> list[Example]:
 
 
 def sessions(page: Path) -> list[str]:
-    """Return the fenced blocks without a language: commands and output."""
-    return [match["text"] for match in _FENCE.finditer(page.read_text()) if not match["info"]]
+    """Return the fenced blocks of a page without a language: commands and output."""
+    return sessions_in(page.read_text())
+
+
+def sessions_in(text: str) -> list[str]:
+    """Return the fenced blocks without a language in a text."""
+    return [match["text"] for match in _FENCE.finditer(text) if not match["info"]]
 
 
 def without_fences(page: Path) -> str:

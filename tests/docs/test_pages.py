@@ -34,7 +34,8 @@ from flightedl_tools.site.reference import (
     with_settings,
 )
 
-from .pages import PAGES, ROOT, sections, sessions, without_fences
+from .pages import PAGES, ROOT, sections, sessions, sessions_in, without_fences
+from .shapes import COMPARED
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`]+)`")
@@ -262,3 +263,34 @@ def test_a_shown_command_exists_with_its_options(line: str) -> None:
     own = words[: words.index("--")] if "--" in words else words
     used = {word.partition("=")[0] for word in own if re.match(r"--?[a-z]", word)}
     assert used <= known
+
+
+#: Commands, comments and settings in sessions.
+PROGRAMS = re.compile(
+    r"(\$ )?(flightedl|export|kubectl|docker|pip|make|python|cp|systemctl|git|sbatch|for|nc|etcd|etcdctl|ps|df"
+    r"|timedatectl|torchrun|openssl|source)\s|(\$ )?\.venv/bin/|[A-Z_]+=|#"
+)
+#: Pages and sections with output, and the test that compares it.
+OUTPUTS = {
+    ("start.md", ""): "test_start",
+    **{("commands.md", f"`flightedl {name}`"): "test_start" for name in COMPARED},
+    ("commands.md", "`flightedl doctor`"): "tests/tools/test_doctor",
+    ("exactly-once.md", "See for yourself"): "tests/faults/storm",
+    ("README.md", "What happens when something dies"): "tests/faults/storm",
+    ("README.md", "Try it"): "tests/examples/test_flights",
+}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_all_output_is_compared_with_that_of_a_command(page: Path) -> None:
+    for heading, text in sections(page).items():
+        if {(page.name, heading), (page.name, "")} & OUTPUTS.keys():
+            continue
+        for block in sessions_in(text):
+            unknown = [line for line in joined(block) if line.strip() and not PROGRAMS.match(line)]
+            assert not unknown, f"{page.name}, {heading}: compare this output in a test, or show only commands"
+
+
+def joined(block: str) -> list[str]:
+    """Return the lines of a block; continued lines are one."""
+    return re.sub(r"\\?\n +(?=--)", " ", block).splitlines()

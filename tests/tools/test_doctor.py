@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import click
+import msgspec
+
+from flightedl.domain.diagnosis.examine import examine
 from flightedl.domain.diagnosis.findings import Cause, Finding, Severity, Wait
 from flightedl.domain.diagnosis.observations import Asked, Observations
+from flightedl.domain.diagnosis.trainers import waits
 from flightedl.messages.hosts import HostFacts
-from flightedl.messages.status import JobEvent, StatusReply, TaskCounts
+from flightedl.messages.status import (
+    JobEvent,
+    PserverStatusReply,
+    ServerStatus,
+    StatusReply,
+    TaskCounts,
+    TrainerStatus,
+)
 from flightedl_tools.doctor import report_lines
 from flightedl_tools.report import report_of
+
+from ..docs.pages import ROOT, sections, sessions_in
+from ..docs.shapes import shape
 
 SECRET = "s3://user:secret@bucket/train.csv?token=secret"
 FOUND = Finding(
@@ -36,6 +53,38 @@ def test_findings_include_advice_and_the_position_of_the_script() -> None:
     assert any("harmful" in line and line.endswith("[trainer_is_slow]") for line in lines)
     assert "           train.py:9 slow" in lines
     assert "  round 7 of pserver-1 waits 12 s for t1" in lines
+
+
+def test_the_output_in_the_page_of_the_commands_is_that_of_a_slow_trainer() -> None:
+    slow = TrainerStatus(trainer="vm-8842-1c9f2a", name="trainer-1", generation=3, holding=1, batch_s=24.0)
+    server = ServerStatus(
+        index=0, address="p:1", generation=2, state="serving", waits_for=[slow.trainer], waits_at=405, waits_s=22.0
+    )
+    status = StatusReply(
+        job="flights",
+        state="training",
+        tasks=TaskCounts(done=40, todo=80, total=120),
+        pservers_desired=2,
+        pservers=[server, msgspec.structs.replace(server, index=1, waits_for=[])],
+        trainers=[slow],
+    )
+    answers = {index: Asked(address="p:1", seconds=0.1) for index in range(2)}
+    figures = {field.name: 0 for field in msgspec.structs.fields(PserverStatusReply) if field.required}
+    reply = PserverStatusReply(**{**figures, "state": "serving", "members": [], "rows": {}})
+    seen = replace(
+        SEEN,
+        etcd=(),
+        lock_generation=1,
+        address_generation=1,
+        status=status,
+        stacks={slow.trainer: "thread MainThread\n  job/train.py:31 augment"},
+        pservers=answers,
+        replies=dict.fromkeys(answers, reply),
+    )
+    printed = {shape(click.unstyle(line)) for line in report_lines(seen, examine(seen), waits(seen))}
+    (block,) = sessions_in(sections(ROOT / "docs" / "commands.md")["`flightedl doctor`"])
+    missing = [line for line in block.splitlines() if shape(line.replace("job flights", "job demo")) not in printed]
+    assert not missing, printed
 
 
 def test_a_healthy_job_is_reported_as_healthy() -> None:
