@@ -80,7 +80,9 @@ def proof_of(directory: str, metric: str, undisturbed: Sequence[Run], disturbed:
         if band is not None and run.final is not None and not band[0] <= run.final <= band[1]
     ]
     failed = next((run for run in runs if not run.is_exact), None)
-    if failed is None:
+    if failed is None and not struck:
+        verdict = "not proved: the script ended before any process was struck; give it more data"
+    elif failed is None:
         verdict = (
             f"proved: {counted(struck)} in {len(disturbed)} runs of {expected // len(runs)} batches: 0 lost, 0 double"
         )
@@ -88,7 +90,7 @@ def proof_of(directory: str, metric: str, undisturbed: Sequence[Run], disturbed:
         where = "without being disturbed" if failed.seed is None else f"with seed {failed.seed}"
         verdict = f"not proved: {where}, {failed.what_failed}"
     return Proof(
-        is_proved=failed is None,
+        is_proved=failed is None and bool(struck),
         verdict=verdict,
         seed=failed.seed if failed is not None else disturbed[0].seed,
         expected=expected,

@@ -40,7 +40,11 @@ _UNDISTURBED = 3
 _UNDISTURBED_SHARE = 0.4
 _LEASE_S = 2.0
 _CHECKPOINT_EVERY_S = 2.0
-_STRIKE_EVERY_S = 1.0
+#: Mean number of strikes in the time of an undisturbed run, and bounds of the mean time between two.
+_STRIKES = 10
+_STRIKE_EVERY_S = (0.3, 1.5)
+#: Seconds between two lines of progress.
+_PROGRESS_S = 10.0
 _POLL_S = 0.05
 #: Seconds after the end in which all processes write the rest of their recordings.
 _SETTLE_S = 0.5
@@ -90,6 +94,7 @@ class _Prover:
         self._clock = SystemClock()
         self._started_at = self._clock.now()
         self._number = 0
+        self._strike_every_s = _STRIKE_EVERY_S[1]
         #: Directory of the runs' directories.
         self.directory = options.output or new_output_directory(f"prove-{job_name(options.target)}", Path("runs"))
         self.metric = options.metric
@@ -128,6 +133,8 @@ class _Prover:
             typical_s: Duration of an undisturbed run.
         """
         runs: list[Run] = []
+        least_s, most_s = _STRIKE_EVERY_S
+        self._strike_every_s = min(max(typical_s / _STRIKES, least_s), most_s)
         while not runs or (runs[-1].is_exact and self._left_s() > max(run.seconds for run in runs)):
             seed = self._options.seed + len(runs)
             strike_s = max(self._left_s() - 2 * typical_s, typical_s)
@@ -143,6 +150,8 @@ class _Prover:
         """Run the script once. ``seed`` is None to leave it undisturbed."""
         self._number += 1
         directory = self.directory.absolute() / f"run-{self._number}"
+        if directory.exists():
+            raise UsageError(f"{directory} already exists: choose another place (--output)")
         recording, checkpoints = directory / "recording", directory / "checkpoints"
         events: list[str] = []
         started_at = self._clock.now()
@@ -170,7 +179,7 @@ class _Prover:
             poller = StatusPoller(cluster, self._clock)
             stack.callback(poller.close)
             stack.callback(cluster.stop)
-            plan = strikes(seed or 0, self._options.roles, every_s=_STRIKE_EVERY_S, lease_s=_LEASE_S)
+            plan = strikes(seed or 0, self._options.roles, every_s=self._strike_every_s, lease_s=_LEASE_S)
             striker = Striker(cluster, plan)
             outcome = self._watch(cluster, poller, striker, strike_s, limit_s, note)
             seconds = self._clock.now() - started_at
@@ -203,9 +212,13 @@ class _Prover:
         note: Callable[[str], None],
     ) -> Outcome:
         """Strike for ``strike_s`` seconds after the job has begun to train, until it ends or ``limit_s`` has passed."""
-        started_at = self._clock.now()
+        started_at = said_at = self._clock.now()
         while (outcome := cluster.outcome(_POLL_S)) is None:
             now, status = self._clock.now(), poller.status
+            if now - said_at > _PROGRESS_S and status is not None:
+                said_at = now
+                at = f"epoch {status.epoch + 1}, {status.tasks.done} of {status.tasks.total} tasks"
+                self._say(f"  {now - started_at:.0f} s: {striker.done.total()} strikes, {at}")
             if now - started_at > limit_s:
                 waits = "" if status is None else f" (it is {status.state}: {status.waiting_for or 'not waiting'})"
                 outcome = Outcome(EXIT_FAILED, f"the run did not end within {limit_s:.0f} s{waits}")

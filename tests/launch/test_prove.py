@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -68,6 +73,13 @@ def test_a_run_that_did_not_end_is_not_accused_of_losing_the_rest() -> None:
     wrong = msgspec.structs.replace(EXACT, lost=1, findings={"lost": "1 batch not counted by every block (1/0/0)"})
     proof = proof_of("d", "loss", [run(None)], [run(5, found=wrong, reason="the run did not end")])
     assert proof.verdict == "not proved: with seed 5, the run did not end"
+
+
+def test_a_script_that_ends_before_the_first_strike_is_not_proved() -> None:
+    calm = msgspec.structs.replace(run(5), strikes={})
+    proof = proof_of("d", "loss", [run(None)], [calm, calm])
+    assert not proof.is_proved
+    assert proof.verdict.endswith("the script ended before any process was struck; give it more data")
 
 
 def test_a_final_loss_outside_the_band_is_only_a_warning() -> None:
@@ -141,3 +153,28 @@ def test_a_push_in_the_name_of_another_batch_is_found(script: str, capsys: pytes
     assert "pushed by a trainer whose loop had not received it" in printed
     assert "not proved: without being disturbed" in printed
     assert list(Path("kept").glob("run-1/recording/*.jsonl"))
+
+
+def test_an_output_that_exists_is_refused(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("kept/run-1").mkdir(parents=True)
+    assert run_command_line(["prove", script, "--output", "kept"]) == 2
+    assert "run-1 already exists: choose another place (--output)" in capsys.readouterr().err
+
+
+@pytest.mark.etcd
+@pytest.mark.faults
+@pytest.mark.timeout(60)
+def test_ctrl_c_leaves_no_process(script: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flightedl_tools", "prove", script, "--", ".", "right"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        logs = tmp_path / "runs" / "prove-train" / "run-1" / "logs"
+        deadline = time.monotonic() + 30
+        while not list(logs.glob("trainer-*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert len(children) >= 5
+    assert not psutil.wait_procs(children, timeout=5)[1]
