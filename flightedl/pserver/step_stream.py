@@ -66,7 +66,6 @@ class StepStream(Channel):
     """
 
     __slots__ = (
-        "_acknowledged",
         "_call",
         "_clock",
         "_has_asked",
@@ -99,8 +98,6 @@ class StepStream(Channel):
         #: Membership of the trainer in its most recent step; 0 if unknown.
         self.member = 0
         self._pair: SharedPair | None = None
-        #: Number of outbox messages that the trainer has acknowledged.
-        self._acknowledged = 0
 
     def begin(self) -> None:
         self._stream.begin(STEP_SCHEMA)
@@ -154,7 +151,7 @@ class StepStream(Channel):
         Set ``may_wait`` when the trainer only reads: this call then first waits briefly until earlier values are read.
         """
         if self._outbox is not None:
-            if self._outbox.unconsumed:
+            if self._outbox.loans.open:
                 self._note_acknowledged()
             if may_wait:
                 self._have_room(sum(piece.size_bytes for piece in pieces))
@@ -209,7 +206,7 @@ class StepStream(Channel):
     def decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
         # This message will usually update values that earlier answers lent. Take back the values that the trainer has
         # read, so that they can be updated in place.
-        if self._outbox is not None and self._outbox.unconsumed:
+        if self._outbox is not None and self._outbox.loans.open:
             self._note_acknowledged()
         if batch is None and self._line is None and not self._is_inline:
             self._is_inline = place_of(packed) is Place.HEADER
@@ -249,10 +246,5 @@ class StepStream(Channel):
             self._note_acknowledged()
 
     def _note_acknowledged(self) -> None:
-        if self._pair is None or self._outbox is None or not self._outbox.unconsumed:
-            return
-        # A wrong acknowledgment harms only its sender, which then loses values that it has not read.
-        news = min(self._pair.other.consumed - self._acknowledged, self._outbox.unconsumed)
-        if news > 0:
-            self._acknowledged += news
-            self._outbox.consumed(news)
+        if self._pair is not None and self._outbox is not None and self._outbox.loans.open:
+            self._outbox.counted(self._pair.other.consumed)

@@ -4,6 +4,7 @@
 * ``parts``: the messages of a step
 * ``table_rows``: rows of embedding tables, as content of a step's messages
 * ``shared_values``: values in memory that both ends of a stream map
+* ``shared_protocol``: which process may write which word of this memory, and when
 
 A step sends gradients as parts of messages. A message's header lists the blocks of each part; their values are in the
 message or in shared memory. The JSON requests that accompany the messages are defined in ``flightedl.messages``.

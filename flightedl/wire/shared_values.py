@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.errors import MessageError, UnavailableError
+from flightedl.wire.shared_protocol import Loans
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -53,8 +54,7 @@ class Outbox:
         self.least_bytes = least_bytes
         #: For each message, oldest first: start, end and size of its values, and references to those that were lent.
         self._unconsumed: deque[tuple[int, int, int, list[memoryview]]] = deque()
-        #: Number of these messages.
-        self.unconsumed = 0
+        self.loans = Loans()
         self._unconsumed_bytes = 0
 
     def put(self, values: Sequence[memoryview], size_bytes: int) -> int | None:
@@ -71,7 +71,7 @@ class Outbox:
         if start is None:
             return None
         self._unconsumed_bytes += size_bytes
-        self.unconsumed += 1
+        self.loans.lend()
         stored = self._place_in_store(values)
         if stored is not None:
             self._unconsumed.append((0, 0, size_bytes, list(values)))
@@ -97,17 +97,23 @@ class Outbox:
     def end(self) -> None:
         """Forget all values. The caller must have revoked those that were lent."""
         self._unconsumed.clear()
-        self.unconsumed = 0
+        self.loans.end()
 
     def has_room(self, size_bytes: int) -> bool:
         """Return True if there is room for ``size_bytes`` at present."""
         return self._free_place(size_bytes) is not None
 
     def consumed(self, count: int) -> None:
-        """Free the values of the ``count`` oldest messages, because the receiver has consumed them."""
-        for _ in range(min(count, len(self._unconsumed))):
+        """Free the values of the ``count`` oldest messages, because their answers have arrived."""
+        self._free(self.loans.answered(count))
+
+    def counted(self, counter: int) -> None:
+        """Free the values of the messages that the receiver's counter contains."""
+        self._free(self.loans.counted(counter))
+
+    def _free(self, count: int) -> None:
+        for _ in range(count):
             self._unconsumed_bytes -= self._unconsumed.popleft()[2]
-        self.unconsumed = len(self._unconsumed)
 
     def _free_place(self, size_bytes: int) -> int | None:
         """Return the offset of the first gap of at least ``size_bytes``, or None if there is none."""

@@ -64,7 +64,7 @@ def test_unread_values_are_not_overwritten() -> None:
             outbox.consumed(1)
             if chance.random() < 0.5:
                 break
-        assert outbox.unconsumed == len(there)
+        assert outbox.loans.open == len(there)
         for begin, length, value in there:
             assert set(inbox.take(begin, length)) == {value}
     assert refused
@@ -76,7 +76,7 @@ def test_memory_is_reused_once_its_values_are_read() -> None:
     starts = set()
     for _ in range(50):
         starts.add(outbox.put([_bytes(1, 1000)], 1000))
-        if outbox.unconsumed > 2:
+        if outbox.loans.open > 2:
             outbox.consumed(1)
     assert max(starts) < 4096
 
@@ -97,7 +97,7 @@ def test_acknowledging_more_than_was_sent_is_harmless() -> None:
     outbox = Outbox(_memory(), 0)
     outbox.put([_bytes(1, 10)], 10)
     outbox.consumed(10**18)
-    assert outbox.unconsumed == 0
+    assert outbox.loans.open == 0
 
 
 def test_small_values_travel_in_the_message() -> None:
@@ -236,7 +236,7 @@ def test_values_of_the_store_are_lent_without_a_copy() -> None:
     assert start is not None
     assert bytes(inbox.take(start, 300)) == store[1000:1300].tobytes()
     assert not memory.any(), "no value was copied"
-    assert outbox.unconsumed == 1
+    assert outbox.loans.open == 1
     with pytest.raises(MessageError, match="in 4096 shared bytes"):
         Inbox(memory).take(start, 300)
     with pytest.raises(MessageError, match="in 8192 shared bytes"):

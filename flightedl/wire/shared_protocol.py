@@ -1,0 +1,59 @@
+"""Protocol by which two processes share memory: who writes what, when, and what a death at each moment leaves behind.
+
+Each process owns one memory per stream, and may lend from further memory. A process writes only to its own memory:
+
+* **Values** of a message: before the message is sent, to a range that no open message uses. The peer reads them from
+  the arrival of the message until it counts the message as consumed.
+* **The counter** ``consumed``: after the last read of a message's values. The owner of the values frees the range when
+  it sees the counter; an answer to the message has the same effect. If the counter is wrong, only its writer loses.
+* **The flag** ``over``: when a stream ends with open messages, before any lent value changes. The peer looks at it
+  after its last read of lent values, and does not use them if it is set.
+
+A fence separates the reads of values from the counter or the flag, and the counter or the flag from later writes.
+Sockets order everything before a message before everything after its receipt.
+
+If a process dies, its memory keeps its content until the peer has unmapped it, too:
+
+* the sender before the message: the peer never hears of the values;
+* the sender after the message: the peer reads complete values, and then finds that the stream has ended;
+* the reader: its counter no longer rises, so the sender overwrites nothing until the stream has ended, and lends from
+  other memory afterwards. A frozen reader that continues finds the flag.
+"""
+
+from __future__ import annotations
+
+
+class Loans:
+    """The sender's account of the messages whose values the receiver may still read."""
+
+    __slots__ = ("is_over", "open", "seen")
+
+    def __init__(self) -> None:
+        #: Number of these messages.
+        self.open = 0
+        #: Number of messages that the receiver's counter has freed.
+        self.seen = 0
+        #: True if the stream has ended.
+        self.is_over = False
+
+    def lend(self) -> None:
+        """Record a message that is about to be sent."""
+        assert not self.is_over, "nothing is lent after the end of a stream"
+        self.open += 1
+
+    def counted(self, counter: int) -> int:
+        """Return how many of the oldest messages the receiver's counter frees; they are no longer open."""
+        news = max(0, min(counter - self.seen, self.open))
+        self.seen += news
+        self.open -= news
+        return news
+
+    def answered(self, count: int) -> int:
+        """Return how many of the oldest messages ``count`` answers free; they are no longer open."""
+        news = min(count, self.open)
+        self.open -= news
+        return news
+
+    def end(self) -> None:
+        """End all loans. The caller has set the flag."""
+        self.open, self.is_over = 0, True
