@@ -29,7 +29,7 @@ from flightedl.messages.decoding import builtins_from_json
 from flightedl.messages.parameters import Outcome
 from flightedl.recording.moments import BEGUN, Effects
 from flightedl.recording.reader import Recording
-from flightedl.recording.spans import Spans
+from flightedl.recording.spans import Spans, released_of
 from flightedl.recording.values import BatchCounts
 
 #: Maximum number of batches that a finding names.
@@ -183,7 +183,7 @@ class _Reading:
             for _, counts in spans.all():
                 counts.inherited = _sets(event["applied"])
         elif name == "adopt" and not effects:
-            released = event["released"]["ReleasedBlocks"]
+            released = released_of(event)
             _, counts = spans[released["numbers"][0]]
             counts.inherited = _sets((released["applied"], list(range(*released["numbers"]))))
         elif name == "push" and "Pushed" in effects[0]:

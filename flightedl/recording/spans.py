@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
+from flightedl.domain.pserver.block_values import ReleasedBlocks
 from flightedl.recording.moments import BEGUN, Effects
 
 State = TypeVar("State")
+
+
+def released_of(event: Any) -> dict[str, Any]:
+    """Return the fields of the blocks that a record of ``adopt`` has as its argument."""
+    return dict(zip(ReleasedBlocks._fields, event["released"], strict=True))
 
 
 class Spans(Generic[State]):
@@ -46,7 +52,7 @@ class Spans(Generic[State]):
             elif "ReleasedBlocks" in each:
                 self._spans.pop(each["ReleasedBlocks"]["numbers"][0], None)
         if name == "adopt" and not effects:
-            begin, end = event["released"]["ReleasedBlocks"]["numbers"]
+            begin, end = released_of(event)["numbers"]
             self._spans[begin] = range(begin, end), self._begin()
 
     def _split(self, first: int, into: Iterable[tuple[int, int]]) -> None:

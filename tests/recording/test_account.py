@@ -13,7 +13,7 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
-from flightedl.domain.pserver.block_values import Extent, Joined, Push, Split
+from flightedl.domain.pserver.block_values import Extent, Joined, Push, ReleasedBlocks, Split
 from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.trainer.feed import AssignedTask
@@ -173,6 +173,20 @@ def test_spans_are_followed_through_splits_and_joins(job: Job) -> None:
     push(protocol, ALL[3:])
     found = job.account()
     assert (found.is_exact, found.blocks) == (True, 4)
+
+
+def test_blocks_take_their_batches_to_another_pserver(job: Job) -> None:
+    first = job.pserver(Async(), range(2, 3), range(3, 4))
+    second = job.pserver(Async(), range(4, 5))
+    for protocol in (first, second):
+        push(protocol, ALL[:3])
+    released = first.release(range(3, 4))
+    assert isinstance(released, ReleasedBlocks)
+    assert second.adopt(released) is None
+    for protocol in (first, second):
+        push(protocol, ALL)
+    found = job.account()
+    assert (found.is_exact, found.blocks) == (True, 3)
 
 
 def test_a_batch_that_the_dataset_does_not_have_is_foreign(job: Job) -> None:
