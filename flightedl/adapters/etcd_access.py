@@ -60,7 +60,7 @@ class EtcdAccess:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.max_reconnect_backoff_ms", 500),
-            # Connecting times out before the call does. So the call's error shows that nothing was sent.
+            # Connecting times out before the call does, so the call's error shows that nothing was sent.
             ("grpc.min_reconnect_backoff_ms", int(timeout_s * 500)),
             ("grpc.max_receive_message_length", _REPLY_LIMIT_BYTES),
             ("grpc.enable_http_proxy", 0),

@@ -1,7 +1,7 @@
 """A cluster accessed through ``kubectl``, so that any cluster that is reachable from a shell can be used.
 
 kubectl supports kubeconfig files, contexts, login plugins and the account of a pod, and is maintained together with
-Kubernetes. So no client library is needed, and users of a cluster need not install anything.
+Kubernetes. So no client library is needed, and cluster users need not install anything.
 
 Errors are classified by the reason in the API's answer, which kubectl writes to standard error.
 """
@@ -40,7 +40,7 @@ _ERRORS: Mapping[str, type[FlightedlError]] = {
     "AlreadyExists": UsageError,
     "Conflict": UsageError,
 }
-#: Parts of kubectl's messages that contain no reason, for errors which the user must correct.
+#: Parts of kubectl's messages that lack a reason, for errors which the user must correct.
 _OURS = re.compile(
     r"strict decoding error|no context exists|unknown flag|unable to recognize|no matches for kind|\" is invalid: "
     r"|error validating|error parsing|failed to create typed|admission webhook .* denied|doesn't have a resource type"

@@ -151,7 +151,7 @@ class FsspecStorage:
         return size_bytes
 
     def _write_all(self, name: str, file: BinaryIO, parts: Iterable[bytes | memoryview]) -> int:
-        """Write the parts. Errors that iterating over them raises are propagated unchanged."""
+        """Write the parts. Errors raised while iterating over them are propagated unchanged."""
         size_bytes = 0
         for part in parts:
             with self._explained(name):
@@ -181,7 +181,7 @@ class FsspecStorage:
                 self._remove_empty_directories(Path(self._path(name)))
 
     def _remove_empty_directories(self, path: Path) -> None:
-        """Remove directories that were created for a file, if they are empty now."""
+        """Remove the directories that were created for a file if they are empty now."""
         root = Path(self._root)
         for directory in path.parents:
             if root not in (directory, *directory.parents):
@@ -307,7 +307,7 @@ def _opened(fs: Any, path: str, **options: Any) -> BinaryIO:
 
 
 def _opened_in_new_directory(path: Path) -> BinaryIO:
-    """Open for writing. Create a missing directory, which ``delete`` may remove once in between."""
+    """Open for writing. Create the directory if it is missing; ``delete`` may remove it once at the same time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:  # This happens, for example, below /proc, where directories cannot be created.

@@ -51,8 +51,8 @@ class Servers:
         self._calls = calls
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
-        #: Cache: index -> (state of the directory, lookup result in that state). The state rarely changes between
-        #: steps.
+        #: Cache: index -> (state of the directory, result of the lookup in that state). Most steps find the state
+        #: unchanged.
         self._pservers: dict[int, tuple[object, tuple[int, Connection]]] = {}
         #: Connections to servers that have been replaced; other threads may still be using them.
         self._retired: list[Connection] = []

@@ -1,14 +1,14 @@
-"""Time that a trainer's loop spends in the script, waiting for data, and communicating with parameter servers.
+"""Time that a trainer's loop spends in the script, waiting for data, and communicating with pservers.
 
 Communication has three phases. The trainer *pushes* until every pserver has acknowledged the whole gradient. Then it
 *waits* until the first values arrive, which in synchronous mode happens when the other members of the round have
 pushed. Then it *pulls* until all values have arrived. Values that arrive together with acknowledgments are counted as
 part of the push; this happens in asynchronous mode, and in rounds of small values that close within two milliseconds.
 
-Each time is recorded once, for several readers. The user's thread switches between activities (:class:`StepProbe`); the
-threads that communicate with pservers record the phases (``waiting.Conversation``). The progress report and the metrics
-page show the sums, a tracer receives the phases, and ``waiting.Waits`` detects a pserver that does not answer. An
-activity's time is added when the activity ends.
+Each time is recorded once and used by several readers. The user's thread switches between activities
+(:class:`StepProbe`), and the threads that communicate with pservers record the phases (``waiting.Conversation``). The
+progress report and the metrics page show the sums, a tracer receives the phases, and ``waiting.Waits`` detects a
+pserver that does not answer. The time of an activity is added when the activity ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StepProbe:
     def transferred(self, then: str) -> None:
         """End the PUSH activity and begin the activity ``then``.
 
-        Its phases have the times of the longest conversation, because the loop continues when all conversations have
+        The phases have the times of the longest conversation, because the loop continues when all conversations have
         ended.
         """
         all_of_them = self.conversations
@@ -77,7 +77,7 @@ class StepProbe:
         return {what: more for what, seconds in total.items() if (more := seconds - taken.get(what, 0.0))}
 
     def give_back(self, seconds: Mapping[str, float]) -> None:
-        """Add seconds that could not be reported, so that the next ``take`` includes them."""
+        """Add seconds that could not be reported. The next ``take`` includes them."""
         self._taken = {what: taken - seconds.get(what, 0.0) for what, taken in self._taken.items()}
 
 

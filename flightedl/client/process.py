@@ -153,7 +153,7 @@ class TrainerProcess:
         return RequestStream("tasks", self.clock)
 
     def task_feed(self, fetch: Fetch, requests: RequestStream, evaluation: str = "") -> TaskFeed:
-        """Return a feed of tasks, either of the training data or of an evaluation."""
+        """Return a feed of tasks, either for the training data or for an evaluation."""
         feed = recorded(self.recorder, {"trainer": self.trainer, "evaluation": evaluation}, Feed, self._cover_s)
         return TaskFeed(fetch, requests.close_idle, self.clock, feed=feed)
 

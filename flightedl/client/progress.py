@@ -138,7 +138,7 @@ class ProgressReporter:
             self._logged.add(numbers, weight, epoch, totals.batches, totals.records)
 
     def waiting_for(self, reason: str) -> None:
-        """Set the reason why the trainer is waiting; empty if it is not waiting."""
+        """Set the reason why the trainer is waiting. An empty reason means that it is not waiting."""
         self._waiting_for = reason[:500]
 
     def figures(self, slack_s: float) -> Figures:
@@ -255,7 +255,7 @@ def require_files(chosen: TrainerSettings) -> None:
 
 
 class LoggedValues:
-    """Files with one trainer's logged values. Thread-safe, but only one thread may write them.
+    """Files with one trainer's logged values. Thread-safe, but only one thread may write the files.
 
     Args:
         chosen: The settings.

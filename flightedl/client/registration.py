@@ -80,7 +80,7 @@ class Registration:
             return is_news
 
     def under_lease(self, act: Callable[[HeldKey], Result]) -> Result:
-        """Call a function that needs this trainer's lease. Before that, register again if the lease was lost.
+        """Register again if the lease was lost. Then call a function that needs this trainer's lease.
 
         Raises:
             UnavailableError: as for ``renewed``, or the lease ended before ``act`` could use it; call again.

@@ -457,7 +457,7 @@ class Job:
         """Evaluate on other data, together with all trainers that call this. Training is not affected.
 
         The callers divide the batches among themselves; a single caller measures all of them. When every batch has been
-        measured, the calls return the same result to all callers. Later calls return this result immediately.
+        measured, all callers get the same result. Later callers get this result immediately.
 
         Args:
             urls: URLs or globs of the data, as for ``dataset``.
@@ -500,9 +500,7 @@ class Job:
             self._process.progress.metrics(values, 1)
 
     def wait_for_end(self) -> None:
-        """Wait until the trainers have completed every task of every epoch.
-
-        They have also done so when a loop has ended.
+        """Wait until the trainers have completed every task of every epoch, as they have when a loop has ended.
 
         Afterwards, ``model.pull`` returns the final values. If a pserver then dies and loses batches, ``model.pull``
         raises BegunAnewError, and restarted trainers repeat these batches.

@@ -92,7 +92,7 @@ class Waiting:
                 self._tell_user(f"{called[0]} to answer", now - self._start)
 
     def pause(self) -> None:
-        """Sleep, each time a third longer, so that the total wait is at most about a third too long."""
+        """Sleep. Each sleep is a third longer than the last, so the total wait is at most about a third too long."""
         self._clock.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 4 / 3, _LONGEST_PAUSE_S)
 
@@ -193,7 +193,7 @@ class Waits:
     """Waits of all threads of a trainer, at most one per thread. Thread-safe.
 
     When a thread begins another wait, the previous one is no longer checked, even if it has not ended. An outer wait is
-    reported again when it gives its next reason. If several threads wait, the reason of the first one is reported.
+    reported again when it gives another reason. If several threads wait, the reason of the first wait is reported.
 
     Args: as for :class:`Waiting`.
     """

@@ -94,7 +94,7 @@ class Directory:
 
     @property
     def state(self) -> object:
-        """An object that is replaced when the snapshot changes, and when this copy stops following etcd."""
+        """An object that is replaced when the snapshot changes, or when this copy stops following etcd."""
         return self._snapshot
 
     @property

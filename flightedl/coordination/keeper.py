@@ -1,4 +1,4 @@
-"""A key that this process holds by a lease. While holding it, the process may act in the key's role.
+"""A key that this process holds by a lease. Holding the key entitles the process to act, for example as master.
 
 Rules:
 
@@ -141,7 +141,7 @@ class HeldKey:
         *,
         stop: threading.Event,
     ) -> HeldKey | None:
-        """Wait until ``key`` is free and claim it, even across outages of etcd. None if ``stop`` is set before that."""
+        """Wait until ``key`` is free and claim it, even across outages of etcd. Return None once ``stop`` is set."""
         has_warned = False
         while not stop.is_set():
             try:
@@ -289,7 +289,7 @@ class HeldKey:
             lease = self._coordinator.grant(ttl_s)
             self._tried[lease.id] = lease
             with self._lock:
-                # From now on, the shorter of the two times to live applies.
+                # From now on, the shorter one of the two times to live applies.
                 self._tenure.ttl_s = min(self.ttl_s, lease.ttl_s)
             unchanged = ModifiedAt(self.key, found.mod_revision)
             result = self._coordinator.transact([unchanged], [Put(self.key, found.value, lease.id)])

@@ -34,8 +34,7 @@ class JobKeys:
         self.master_lock = f"{prefix}master/lock"
         #: Address of the active master; a ``ServerRecord`` with the generation of the lock.
         self.master_address = f"{prefix}master/addr"
-        #: Key held by the process that launched the entire job (``flightedl run``); a ``ServerRecord`` without an
-        #: address.
+        #: Key held by the process that launched the job (``flightedl run``); a ``ServerRecord`` without an address.
         self.launcher = f"{prefix}launcher"
         #: Number of the job's pservers, in decimal.
         self.ps_desired = f"{prefix}ps_desired"
@@ -51,7 +50,7 @@ class JobKeys:
         self.once = f"{prefix}once/"
         #: The newest complete checkpoint.
         self.checkpoint_latest = f"{prefix}checkpoint/latest"
-        #: State of the task queue. Only the master writes this key and all keys listed below.
+        #: State of the task queue. Only the master writes this key and the keys that follow.
         self.task_queues = f"{state}task_queues"
         #: Quarantined tasks. They change rarely, whereas ``task_queues`` changes with every assignment.
         self.task_failures = f"{state}task_failures"

@@ -1,8 +1,8 @@
 """The common part of master and pserver processes: settings, shutdown, and the record with the process's address.
 
-A process ends for the first of these reasons: a signal (exit code 0); the loss of its lease (75, to be restarted); a
-job that cannot continue, or a rolled-back etcd (3). A ``FlightedlError`` that reaches ``run_server`` is converted to a
-message and an exit code.
+A process ends for the first of these reasons: a signal (exit code 0), the loss of its lease (75, after which it should
+be restarted), a job that cannot continue (3), or a rolled-back etcd (3). A ``FlightedlError`` that reaches
+``run_server`` is converted to a message and an exit code.
 """
 
 from __future__ import annotations

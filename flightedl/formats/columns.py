@@ -1,9 +1,9 @@
 """Arrow columns of parameters and tables, for any Flight client.
 
 * A parameter has one column, ``value``: a number for each element of a vector, or a list of fixed size for each row of
-  a matrix (see ``domain.model.row_ranges``). The schema's metadata contain the shape, and the number of the first row.
-* A table has the columns ``id`` and ``values``, as in ``table_files``, and on request ``version`` (the version at the
-  row's last update, if the table's rows can expire), ``updates`` and the optimizer's slots.
+  a matrix (see ``domain.model.row_ranges``). The schema's metadata contains the shape and the number of the first row.
+* A table has the columns ``id`` and ``values``, as in ``table_files``. On request, it also has ``version`` (the version
+  at the row's last update, if the table's rows can expire), ``updates``, and the optimizer's slots.
 
 bfloat16 values are sent as float32, because Arrow has no bfloat16. Readers get the same values as trainers: those of
 16-bit parameters are rounded.
@@ -29,7 +29,7 @@ from flightedl.kernels.half_precision import shortened, widened
 
 Array = npt.NDArray[np.generic]
 
-#: Size of a batch in bytes; this size is the best for Flight.
+#: Size of a batch in bytes, which is the best size for Flight.
 _BATCH_BYTES = 1 << 20
 #: Default columns of a parameter and of a table.
 VALUE = "value"

@@ -73,13 +73,13 @@ class DirectoryFollower:
         #: Files that have been seen only once, or that have changed since the previous scan.
         self._unstable: dict[str, FileStat] = {}
         self._refused: dict[str, tuple[FileStat, str]] = {}
-        #: Temporarily unreadable files, each with the time since when it has been unreadable, and the reason.
+        #: Temporarily unreadable files, each with the time at which it was first unreadable, and the reason.
         self._unreadable: dict[str, tuple[float, str]] = {}
         self._is_marked = False
         self._lost: list[str] = []
 
     def look(self, found: Sequence[FileStat], *, is_marked: bool) -> Scan:
-        """Process the list of files from a scan. The caller must check the marker (``is_marked``) before listing."""
+        """Process the list of files from a scan. Before listing, the caller must check the marker (``is_marked``)."""
         self._is_marked = is_marked
         there = {stat.url: stat for stat in found}
         self._lost = [
@@ -115,7 +115,7 @@ class DirectoryFollower:
             self._unreadable.pop(stat.url, None)
 
     def failed(self, stat: FileStat, error: Exception, now: float) -> None:
-        """Exclude the file: after a transient error until a later scan, otherwise until the file changes."""
+        """Exclude the file: until a later scan after a transient error, otherwise until the file changes."""
         since, _ = self._unreadable.get(stat.url, (now, ""))
         reason = str(error) or type(error).__name__
         reason = reason if stat.url in reason else f"{stat.url}: {reason}"
@@ -128,7 +128,7 @@ class DirectoryFollower:
 
     @property
     def has_unreadable(self) -> bool:
-        """True if a file is excluded only until a later scan."""
+        """True if any file is excluded only until a later scan."""
         return bool(self._unreadable)
 
     @property

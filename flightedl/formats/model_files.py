@@ -2,7 +2,8 @@
 
 * ``safetensors``: the size of the header in eight bytes, a JSON header (name -> dtype, shape, offsets), and the arrays.
   The format is simple enough to be implemented here without a dependency. Parameters are streamed one at a time.
-* ``npz``: uncompressed, one member per parameter. bfloat16 is written as float32, because NumPy has no name for it.
+* ``npz``: uncompressed, with one member per parameter. bfloat16 is written as float32, because NumPy has no name for
+  bfloat16.
 * ``arrow``: an Arrow IPC file with one row per parameter: name, dtype, shape, and values as little-endian bytes.
 
 Parameters have their declared dtype. For a 16-bit parameter, its float32 master copy is rounded to nearest even.
@@ -102,7 +103,7 @@ def _safetensors(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iter
 
 
 def _as_declared(spec: ParameterSpec, values: Array) -> Array:
-    """Return the elements as a flat array. 16-bit floats are returned as their bits."""
+    """Return the elements as a flat array; 16-bit floats as their bits."""
     flat = np.ascontiguousarray(values).reshape(-1)
     if not spec.short_kind:
         return flat

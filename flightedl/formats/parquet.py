@@ -6,7 +6,7 @@ and the other columns only if a record remains. Statistics of floating-point col
 ordering comparisons, because writers ignore NaN in statistics, and Arrow's ``is_in`` distinguishes 0.0 from -0.0.
 
 To read a part of a row group (``max_records_per_chunk``), the row group must be decoded up to the end of that part. So
-this option makes tasks smaller, but reading no cheaper. Pages with a checksum are verified.
+the option makes tasks smaller, but it does not make reading cheaper. Pages with a checksum are verified.
 
 Footers have no checksum. If the description of a column is damaged, requesting the column's metadata makes pyarrow
 abort the process, whereas *reading* the column raises an exception. So ``Footer`` first reads the column from a file
@@ -34,7 +34,7 @@ from flightedl.ports import Files, FileStat
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-#: Number of records to decode at a time if only a part of a row group is needed.
+#: Number of records to decode at a time when only a part of a row group is needed.
 _DECODED_RECORDS = 65_536
 #: Number of bytes to read first from the end of a file. Most footers fit into them.
 _TAIL_BYTES = 65_536

@@ -47,7 +47,7 @@ _GZIP_WINDOW = 31
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Numbers in the header of a chunk, in an order that is the same for all dialects."""
+    """Numbers in the header of a chunk. Their order here is the same for all dialects."""
 
     checksum: int
     compressor: int

@@ -13,12 +13,12 @@ Columns of a ``table`` batch:
 
 * ``ids``: ids of rows that were removed since the files on which this increment builds
 * ``stop``: version below which rows are expired
-* ``values``: counters of the sketch
+* ``values``: counters of the table's sketch
 * ``row_versions``: *shifts* of all buckets (1024 int32), which are the differences between the versions of a bucket's
   rows and the span's version; empty if all shifts are zero
 * ``row_updates``: for each bucket, the version below which rows were evicted because there were too many (1024 uint32);
   empty without a limit, and in files from older versions of flightedl, in which ``stop`` applies to all buckets
-* ``row_epochs``: a single 1 if the sketch has separate counters for each bucket
+* ``row_epochs``: a single 1 if the sketch has separate counters for each bucket; otherwise empty
 
 ``block`` is the position of the span's first bucket. ``version`` and ``updates`` are those of the span.
 """

@@ -5,7 +5,7 @@ Nullability and metadata are ignored. The schemas of text files are inferred, so
 type that can represent both: null with any other type, integers with decimals, dates with timestamps, and JSON objects
 field by field.
 
-If a line of JSON lacks a column, the record has null there. If a CSV file lacks a column, that is an error.
+If a line of JSON lacks a column, the record has null there. A CSV file that lacks a column is an error.
 """
 
 from __future__ import annotations

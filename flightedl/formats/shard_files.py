@@ -10,7 +10,7 @@ blocks in their order, and the spans of rows. ``applied`` is the output of ``App
 and buckets, in the same order. ``checksum`` is the xxh3-128 of both. Rows of tables follow the blocks (see
 ``row_batches``).
 
-There are three ways in which damage is detected:
+Damage is detected in three ways:
 
 * ``load_shard`` reads the file in one pass and compares its xxh3-128 hash with the one in the manifest.
 * ``read_blocks`` reads only a part of the file, and verifies the checksums of rows and metadata, the plan hash, and the

@@ -50,7 +50,7 @@ def stored_rows(
         if not any(number - first in buckets for number in chain[-1].numbers):
             continue
         passed_over = np.empty(0, np.uint64)
-        #: For each bucket, the lowest unexpired version; and the lowest unexpired epoch.
+        #: Lowest unexpired version of each bucket, and lowest unexpired epoch.
         oldest = np.full((2, BUCKETS), _UNKNOWN)
         for file, counting in zip(reversed(shard.chain), reversed(chain), strict=True):
             counts = np.zeros(BUCKETS, np.bool_)

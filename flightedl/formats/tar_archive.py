@@ -208,8 +208,8 @@ def _column(name: str, samples: Sequence[_Sample], data: pa.Buffer) -> pa.Array:
         view = memoryview(data)
         found = [None if each is None else view[each.offset_data : each.offset_data + each.size] for each in members]
         return pa.array(found, pa.binary())
-    # Arrow copies the members' bytes without holding the GIL. In an array that covers the entire archive, values at
-    # even positions are members, and values at odd positions are the bytes between them.
+    # Arrow copies the members' bytes without holding the GIL. The copies are made from an array that covers the entire
+    # archive, in which values at even positions are members, and values at odd positions are the bytes between them.
     ends = [place for each in members if each is not None for place in (each.offset_data, each.offset_data + each.size)]
     count = max(len(ends) - 1, 0)
     values = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(np.array(ends or [0], np.int32)), data])

@@ -5,8 +5,8 @@ otherwise have only a few chunks, so a single file can keep many trainers busy. 
 cannot be read from the middle, so it is a single chunk; split or convert large compressed files.
 
 Indexing parses each file once. This counts the records, detects damage before training starts, and infers the types of
-columns from *all* records. When a chunk is read, the inferred schema of the dataset must be given
-(``ReadRequest.schema``). Without it, types are inferred from the chunk alone and may differ between chunks.
+columns from *all* records. To read a chunk, pass the dataset's inferred schema (``ReadRequest.schema``). Without it,
+types are inferred from the chunk alone and may differ between chunks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """``python -m flightedl.kernels``: compile all kernels in advance, so that pservers start faster.
 
-If numba's cache lacks the machine code, a pserver spends several seconds on compiling its optimizers' kernels at its
-first start on a kind of processor. The cache is located next to the kernels' source files, or in ``NUMBA_CACHE_DIR``.
+If numba's cache lacks the machine code for a kind of processor, a pserver spends several seconds on compiling its
+optimizers' kernels when it first starts there. The cache is located next to the kernels' source files, or in
+``NUMBA_CACHE_DIR``.
 """
 
 from __future__ import annotations

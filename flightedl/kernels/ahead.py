@@ -1,4 +1,4 @@
-"""List of all kernels that a pserver may use. They can be compiled to numba's cache in advance."""
+"""List of all kernels that a pserver may use, so that they can be compiled to numba's cache in advance."""
 
 from __future__ import annotations
 

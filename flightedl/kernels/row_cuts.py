@@ -56,7 +56,7 @@ def remove(t: Table, records: Records, salt: int) -> None:
 
 
 def place(t: Table, ids: Ids, salt: int, records: Records) -> None:
-    """Find or create records for a checkpoint's ids, or -1 without room. ``count_touches`` counts them by age."""
+    """Find or create records for a checkpoint's ids; -1 without room. ``count_touches`` counts them by age."""
     for i in range(ids.size):
         mixed = mixed_id(ids[i], salt)
         record = find(t, ids[i], mixed)
@@ -113,7 +113,7 @@ def next_wanted(t: Table, salt: int, line: int, oldest: Records, oldest_epoch: i
 
 
 def existing(t: Table, salt: int, oldest_version: int, oldest_epoch: int, start: int, records: Records) -> int:
-    """Find the existing rows among the ``records.size`` records from ``start`` on. Return their number."""
+    """Find the existing rows among ``records.size`` records, beginning at ``start``. Return their number."""
     found = 0
     for record in range(start, min(start + records.size, t.state[HIGH])):
         is_used = t.used[record >> 6] >> np.uint64(record & 63) & _U1 != _ZERO

@@ -4,8 +4,8 @@ Each array that is passed to compiled code makes a call slower, and a table has 
 for each table, which contains the addresses and sizes of its arrays, and the settings that every call needs. A table's
 arrays do not move. When one of them is replaced, the handle is written again.
 
-The *work* of a call has one line of numbers for each section of the request, which locates the section's table, ids and
-values.
+The *work* of a call has one line of numbers for each section of the request. The line locates the section's table, ids
+and values.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from flightedl.kernels.row_records import Table
 Handles = npt.NDArray[np.int64]
 Work = npt.NDArray[np.int64]
 
-# A handle contains the address and size of each array of ``Table`` and of a second thread's scratch memory. Then follow
-# the salt, the number of elements in a row, and the number of words that a row's values take.
+# A handle contains the address and size of each array of ``Table`` and of a second thread's scratch memory. These are
+# followed by the salt, the number of elements in a row, and the number of words that a row's values take.
 SALT = 38
 DIM = 39
 VALUE_WORDS = 40

@@ -183,8 +183,7 @@ def _split(t: Table, segment: Any, mixed: Any, salt: Any) -> Any:
 def _has_room(t: Table, mixed: Any, salt: Any) -> Any:
     while True:
         segment = _segment_of(t, mixed)
-        # A segment has 768 places. The limit is different for different segments, so that they are not all split at the
-        # same time.
+        # A segment has 768 places. Segments have different limits, so that they are not all split at the same time.
         if t.segments[2 * segment] < 560 + segment * 37 % 101:
             return True
         if not _split(t, segment, mixed, salt):

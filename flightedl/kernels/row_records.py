@@ -103,10 +103,10 @@ REFUSED = 13
 EVICTED = 14
 STATE_SIZE = 15
 
-# A line of ``cuts`` describes one cut: ``CURSOR`` is the next record to read, ``END`` the last record that may be
-# wanted plus 1 (0 if the line is not in use), and ``UNDONE`` the number of records that had to be copied, even if there
-# was no room. At ``WANTED`` begin the address and size of the array with a bit for each record, at ``UNDO`` those of
-# the memory for copies.
+# A line of ``cuts`` describes one cut. ``CURSOR`` is the next record to read, ``END`` is 1 above the last record that
+# may be wanted (0 if the line is not in use), and ``UNDONE`` is the number of records that had to be copied, even if
+# there was no room. ``WANTED`` and ``UNDO`` are the positions of an address and a size: of the array with a bit for
+# each record, and of the memory for copies.
 CURSOR = 0
 END = 1
 UNDONE = 2
@@ -124,9 +124,9 @@ AT_SLOTS = 4
 AT_VALUES = 5
 LAYOUT_SIZE = 6
 
-# Positions in ``ages`` of bucket 0's numbers, each followed by the other buckets' numbers. Rows with versions below
-# ``GIVEN_UP`` were evicted because there were too many, ``LIVING`` is the number of rows in the runs, ``HEAD`` the
-# first valid run, and ``TAIL`` the last valid run plus 1.
+# Positions in ``ages`` of bucket 0's numbers, each of which is followed by the numbers of the other buckets. Rows with
+# versions below ``GIVEN_UP`` were evicted because there were too many, ``LIVING`` is the number of rows in the runs,
+# ``HEAD`` the first valid run, and ``TAIL`` the last valid run plus 1.
 GIVEN_UP = 0
 LIVING = 1024
 HEAD = 2048
@@ -204,7 +204,7 @@ def count_touch(t: Table, record: Any, bucket: Any, step: Any) -> None:
 
 @register_jitable
 def _make_room(t: Table, bucket: Any, size: Any) -> None:
-    """Compact a bucket's runs. If most of them have rows, which only restored files can cause, drop the oldest ones."""
+    """Compact a bucket's runs. If most runs have rows, which only restored files can cause, drop the oldest runs."""
     first, tail, used = bucket * size, 0, 0
     for place in range(t.ages[HEAD + bucket], t.ages[TAIL + bucket]):
         used += t.runs[2 * (first + place) + 1] > 0
@@ -257,7 +257,7 @@ def _count_in_run(t: Table, bucket: Any, version: Any, step: Any) -> None:
 
 @register_jitable
 def touch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
-    """Record the version and epoch of a row's update. Does not change the counts by age."""
+    """Record the version and epoch of a row's update, without changing the counts by age."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0:
         t.words[at + t.layout[AT_VERSION]] = version + t.shifts[bucket]
@@ -281,7 +281,7 @@ def exists(t: Table, record: Any, bucket: Any, oldest_version: Any, oldest_epoch
 
 @register_jitable(forceinline=True)
 def is_young(t: Table, record: Any, oldest: Any, oldest_epoch: Any) -> Any:
-    """Return True if a row's version is not below its bucket's in ``oldest``, nor its epoch below ``oldest_epoch``."""
+    """Return True if a row is at least as new as its bucket's version in ``oldest`` and as ``oldest_epoch``."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) < oldest:
         return False

@@ -61,7 +61,7 @@ def nothing(
 def sgd(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Gradient descent. Vectorized by hand: compilers do not vectorize short rows in arrays that may overlap."""
+    """Gradient descent. It is vectorized by hand: compilers do not vectorize short rows in arrays that may overlap."""
     _descend(w, at, g, row, dim, c, c.rate)
 
 

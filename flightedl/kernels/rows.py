@@ -1,4 +1,4 @@
-"""Reads of rows, and all parts of a push except the updates, which are in ``row_updates``."""
+"""Reads of rows, and all steps of a push except the updates, which are in ``row_updates``."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.
 
 
 _index_size = register_jitable(index_size)
-# Rows of the array that ``received`` fills. Its columns are the sections with gradients, followed by those with wanted
+# Rows of the array that ``received`` fills. Its columns are the sections with gradients, and then those with wanted
 # rows.
 RECEIVED_TABLE, RECEIVED_DIM, RECEIVED_COUNT, RECEIVED_FIRST, RECEIVED_VALUES = range(5)
 RECEIVED_SIZE = 5
@@ -324,7 +324,7 @@ def _is_known(found: Any, start: Any, place: Any, table: Any) -> Any:
 
 @register_jitable
 def _sections(words: Any, dims: Any, may_push: Any, found: Any) -> Any:
-    """Fill ``found``. Return the number of sections of each kind, or -1 if malformed, and the values' position."""
+    """Fill ``found``. Return the number of sections of each kind, -1 if malformed, and the position of the values."""
     tables, count = dims.size, np.int64(words[1])
     pushed = asked = 0
     first = values = answer = np.int64(0)

@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: Flags of the x86 control register: replace subnormal results by zero (0x8000), and subnormal operands (0x0040).
+#: Flags of the x86 control register that replace subnormal results (0x8000) and subnormal operands (0x0040) by zero.
 _FLAGS = 0x8040
 _WORD = ir.IntType(32)
 

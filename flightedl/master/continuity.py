@@ -73,7 +73,7 @@ def _advice(number: int) -> str:
 
 
 def _newest(storage: Storage | None, job: str) -> tuple[int, Sighting | None]:
-    """Return the number of the newest checkpoint (0 if none is known) and the state of etcd recorded in it."""
+    """Return the number of the newest checkpoint (0 if none is known) and the state of etcd that it records."""
     if storage is None:
         return 0, None
     try:

@@ -56,7 +56,7 @@ class Growing:
         self._is_declared_complete = False
 
     def begin(self) -> None:
-        """Start looking for new files if the dataset may grow. Its current state is in etcd. Idempotent."""
+        """Start looking for new files if the dataset may grow; its current state is in etcd. Idempotent."""
         with self._state.lock:
             work = self._state.core.work
             is_growing = work is not None and work.queue.is_growing

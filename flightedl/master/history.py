@@ -43,7 +43,7 @@ class History:
 
 
 def progress_of(status: StatusReply) -> float:
-    """Return the completed fraction of all epochs, from 0 to 1; of the current epoch if training is endless."""
+    """Return the completed fraction of all epochs (0 to 1), or of the current epoch if training is endless."""
     tasks = status.tasks
     if status.state == "done":
         return 1.0

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 _LOGGED_SKIPPED = 10
 
 _ERROR_KEPT_S = 60.0
-#: Seconds that a call waits for the index, in case indexing is fast, before it answers "not ready".
+#: Seconds that a call waits for the index before it answers "not ready", because indexing may be fast.
 _QUICK_S = 1.5
 
 
@@ -188,7 +188,7 @@ class DatasetIndexing:
 def look(
     files: Files, following: DirectoryFollower, urls: Sequence[str], *, is_declared_complete: bool = False
 ) -> Scan:
-    """List the files of a followed dataset. It is complete if a trainer has said so, or if all end markers exist.
+    """List the files of a followed dataset. It is complete if a trainer has declared this, or if all end markers exist.
 
     Raises:
         DataError: they cannot be listed.

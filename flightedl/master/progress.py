@@ -21,7 +21,7 @@ _RARELY_S = 5.0
 
 
 def report_every_s(trainers: int) -> float:
-    """Return the interval between reports of each trainer that limits the load on the master, in seconds."""
+    """Return the interval in seconds between two reports from a trainer. It limits the load on the master."""
     return min(max(REPORT_EVERY_S, trainers / _REPORTS_PER_S), _RARELY_S)
 
 

@@ -164,7 +164,7 @@ class PserverLink:
         return call
 
     def _call(self, call: ControlCall, connection: Connection) -> events.Answered:
-        """Make a call when the state that led to it is durable. Return the answer.
+        """Make a call as soon as the state that led to it is durable. Return the answer.
 
         Raises:
             FlightedlError: the call failed, or its outcome is unknown.

@@ -1,4 +1,4 @@
-"""Locations of parameters and tables, for any Flight client, and reads of rows that no pserver has completely."""
+"""Locations of parameters and tables, for any Flight client. Also reads rows that no pserver has completely."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arriva
 
 
 def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manifest, bytes, list[int]]:
-    """Return the newest checkpoint that a list of files shows to be complete, its manifest, and newer unusable numbers.
+    """Return the newest checkpoint that is complete by a list of files, its manifest, and newer unusable numbers.
 
     Raises:
         UsageError: there is no such checkpoint; the message says why.
@@ -153,6 +153,6 @@ def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
 
 
 def former(declaration: JobDeclaration) -> JobDeclaration:
-    """Return the declaration, marked so that trainers must declare its parts again, with settings that may differ."""
+    """Return the declaration, marked so that trainers declare its parts again and may change settings."""
     model = None if declaration.model is None else msgspec.structs.replace(declaration.model, is_former=True)
     return msgspec.structs.replace(declaration, model=model, is_resumed=True)

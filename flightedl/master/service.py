@@ -1,7 +1,7 @@
 """A running master: constructs and starts its components, and passes time and leases to the core.
 
-All components share ``state``, which is guarded by one lock. The directory (leases in etcd) determines the trainers:
-when the key of a trainer disappears, the trainer immediately loses its tasks and its membership.
+All components share ``state``, which is guarded by one lock. The directory (leases in etcd) determines which trainers
+exist: when a trainer's key disappears, the trainer immediately loses its tasks and its membership.
 """
 
 from __future__ import annotations

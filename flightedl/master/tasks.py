@@ -1,4 +1,4 @@
-"""Tickets from trainers: they report work and request more, for the training data and for evaluations.
+"""Tickets from trainers, which report finished work and request more, for training data and for evaluations.
 
 A request is answered when its changes are durable, so a successor knows every assignment that trainers have received.
 """
@@ -47,8 +47,7 @@ class Tasks:
                 if state.core.trainers.get(ticket.trainer) == ticket.generation:
                     state.progress.failed(ticket.failed, state.clock.now())
             for report in ticket.failed:
-                # The core records quarantined batches but not every failure, and it does not use the location of
-                # failures.
+                # The core records quarantined batches but not every other failure, and it does not use their location.
                 at = "" if report.batch is None else f" batch={report.batch}"
                 text = f"work failed epoch={report.epoch + 1}{at} place={report.place or '-'}: {report.error}"
                 state.journal.add(Kind.WORK_FAILED, ticket.trainer, text, is_warning=True)

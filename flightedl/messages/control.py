@@ -67,7 +67,7 @@ class SnapshotRequest(OfPlan, frozen=True):
     """Requests a copy of all blocks. Unless its number is the highest so far, it only requests the progress."""
 
     order: OrderNumber
-    #: Round at whose opening each block is copied; None to copy immediately.
+    #: Round whose opening triggers the copy of each block; None to copy immediately.
     round: Natural | None
     #: File to write, relative to the job's storage.
     name: Name

@@ -1,6 +1,6 @@
 """Definition of a job: data, model and evaluations, as trainers declare them to the master and etcd stores them.
 
-For each part, the first declaration wins. The error that rejects a different one states the difference.
+For each part, the first declaration wins. If another declaration differs, the error states the difference.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class ModelDeclaration(Request, frozen=True, kw_only=True):
 
 
 class Placement(Reply, frozen=True, kw_only=True):
-    """Owners of all blocks and buckets, as stored by the master. A change of the owners changes the version.
+    """Owners of all blocks and buckets, as stored by the master. The version changes whenever the owners change.
 
     The owners are listed in runs, in the order of the blocks: index of a pserver, number of consecutive blocks.
     """

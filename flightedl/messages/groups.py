@@ -105,7 +105,7 @@ class GroupRank(Reply, frozen=True, kw_only=True):
 
 
 class Suspect(Reply, frozen=True, kw_only=True):
-    """Records at which the first rank ended, one entry for each incarnation."""
+    """Records at which the first rank of an incarnation ended, one entry for each incarnation."""
 
     at: int
     pieces: list[Piece]

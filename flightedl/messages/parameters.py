@@ -1,4 +1,4 @@
-"""Requests from a trainer to a pserver: pushes, pulls, lookups, initial values. ``flightedl.wire`` has the values."""
+"""Requests from a trainer to a pserver: pushes, pulls, lookups, initial values. For values see ``flightedl.wire``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     #: True to request new values (in steps only).
     pull: bool = True
     traceparent: Traceparent = ""
-    #: True if the step's values have checksums; then the answers have them, too (in steps only).
+    #: True if the step's values have checksums, and the answers must have them, too (in steps only).
     checksums: bool = True
 
 
@@ -108,7 +108,7 @@ class PushReply(Reply, frozen=True, kw_only=True):
     not_member: int = 0
     #: Number of sums that were rejected because the block has applied some of their batches.
     partly_applied: int = 0
-    #: Batches of the rejected sums to push again, because some block lacks them: 0 is ``identity``, 1 the first of
+    #: Batches of the rejected sums to push again because some block lacks them; 0 is ``identity``, 1 the first of
     #: ``further``.
     lacking: list[int] = []
 
@@ -142,7 +142,7 @@ class InitHeader(Sender, frozen=True, kw_only=True):
 
     verb: str = "init"
     plan_hash: Name
-    #: create_revision of the election's key. Values of the newest election replace those of older ones.
+    #: create_revision of the election's key. Values of the newest election replace values of older ones.
     election: Natural
     rows: Natural
 

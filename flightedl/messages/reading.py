@@ -34,11 +34,11 @@ class ReadTicket(OfPlan, frozen=True, kw_only=True):
     verb: str = "read"
     name: Name
     kind: Literal["parameter", "table"]
-    #: Number of the checkpoint to read from; None for the present values.
+    #: Number of the checkpoint to read from; None to read the present values.
     checkpoint: Natural | None = None
     #: As in ``ReadCommand``.
     start: Natural = 0
     stop: Natural
     columns: Columns | None = None
-    #: True if ``start`` and ``stop`` count elements of a parameter, whatever its shape.
+    #: True if ``start`` and ``stop`` count elements of a parameter, regardless of its shape.
     is_flat: bool = False

@@ -21,7 +21,8 @@ class PserverFigures(Reply, frozen=True, kw_only=True):
     size_bytes: int = 0
     #: Error code -> number of calls that have failed with this error since the process started.
     refused_calls: dict[str, int] = {}
-    #: Version at which trainers wait for others that have not pushed or lag too far behind; seconds of this wait.
+    #: Version at which trainers wait for others that have not pushed or that lag too far behind, and the duration of
+    #: this wait in seconds.
     waits_at: int = 0
     waits_s: float = 0.0
     #: Hash of the plan that determines the pserver's blocks; empty if it has no blocks.
@@ -104,7 +105,7 @@ class TaskCounts(Reply, frozen=True, kw_only=True):
     failed: int = 0
     total: int = 0
     copies: int = 0
-    #: Number of assignments since the job began, including those of parts of tasks.
+    #: Number of assignments since the job began, including assignments of parts of tasks.
     attempts: int = 0
     #: Over all epochs: number of quarantined batches that are still listed, number of quarantined pieces that are no
     #: longer listed, and number of batches dropped by a user.
@@ -242,8 +243,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     checkpoint_age_s: float | None = None
     #: Problem that prevents checkpoints; empty if there is none.
     checkpoint_alarm: str = ""
-    #: Number of tasks that counted as done but that a pserver had not applied, since this master started. These tasks
-    #: are repeated. A number other than 0 indicates a bug in flightedl or in a client in another language, or a
+    #: Number of tasks, since this master started, that counted as done although a pserver had not applied them. These
+    #: tasks are repeated. Any number but 0 indicates a bug in flightedl or in a client in another language, or a
     #: hardware error.
     missing_tasks: int = 0
     #: True if a trainer ended the job with ``job.stop()``. Unfinished work then stays unfinished.
@@ -308,7 +309,7 @@ class EventsReply(Reply, frozen=True, kw_only=True):
 
 
 class StacksRequest(Request, frozen=True, kw_only=True):
-    """Requests the stack traces of a server's threads. A master can also be asked for those of a trainer."""
+    """Requests the stack traces of a server's threads. The master can also return those of a trainer."""
 
     #: Id of the trainer; empty for the server itself.
     trainer: str = ""
@@ -342,5 +343,5 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     #: True if the pserver has been asked to end, and is waiting for a checkpoint.
     is_draining: bool = False
     tables: list[TableCounts] = []
-    #: Member -> number of updates that its most recent gradients missed, if they do not belong to rounds.
+    #: Member -> number of updates that its most recent gradients missed, unless they belong to rounds.
     staleness: dict[int, float] = {}

@@ -1,7 +1,7 @@
 """Requests from a trainer at work to the master: tasks and their results, membership, mode, progress.
 
-Each report carries the ``attempt`` of its task. If that is no longer current, the master rejects the report and lists
-the attempt in its reply.
+Each report carries the ``attempt`` of its task. If the attempt is no longer current, the master rejects the report and
+lists the attempt in its reply.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class FailedTask(OfPiece, frozen=True, kw_only=True):
     error: Text
     #: Batch at which the piece failed; None if unknown.
     batch: Natural | None = None
-    #: Location in the user's code at which the exception was raised, independent of the batch; empty without an
-    #: exception.
+    #: Location in the user's code that raised the exception, without regard to the batch; empty if there was none.
     place: Text = ""
 
 
@@ -87,7 +86,7 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     want: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
     #: Maximum seconds that the master waits if it has nothing to assign.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
-    #: Synchronous round whose values the trainer has; 0 if unknown. A new member is waited for from the next round on.
+    #: Synchronous round whose values the trainer has; 0 if unknown. If it joins, the next round waits for it.
     round: Natural = 0
     traceparent: Traceparent = ""
 
@@ -109,7 +108,7 @@ class Assignment(Reply, frozen=True, kw_only=True):
     batch_count: int
     #: Seed, below 2**64, for the order of the task's records in this epoch; None for the stored order.
     seed: Natural | None
-    #: Chunks of the task, in replies on a request stream. In the answer to a get, they are in a record batch.
+    #: Chunks of the task, in replies on a request stream. An answer to a get has them in a record batch.
     chunks: list[ChunkRow] = []
 
 
@@ -149,7 +148,7 @@ class JoinRequest(Sender, frozen=True, kw_only=True):
 class JoinReply(Reply, frozen=True, kw_only=True):
     """Answer to a ``JoinRequest``."""
 
-    #: Membership id. If it is 0 although the sender holds the work, repeat the request: pservers have not agreed.
+    #: Membership id. If it is 0 although the sender holds the work, the pservers have not agreed yet: ask again.
     member: int
     #: False if the attempt is no longer current. The sender's other work is not affected.
     holds_work: bool = True
@@ -159,7 +158,7 @@ class JoinReply(Reply, frozen=True, kw_only=True):
 
 
 class ModeRequest(OfJob, frozen=True, kw_only=True):
-    """Requests a change of the consistency mode or the progress of one. May be repeated."""
+    """Requests a change of the consistency mode, or the progress of a change. May be repeated."""
 
     #: The mode as a tagged object (see ``to_json`` in the domain); None to request only the progress.
     mode: dict[str, Any] | None = None
@@ -231,7 +230,7 @@ class LogReply(Reply, frozen=True, kw_only=True):
 
     #: True to request the stack traces of the trainer's threads.
     wants_stacks: bool = False
-    #: Seconds until the next report. The more trainers there are, the longer the interval.
+    #: Seconds until the next report. The interval is longer if there are more trainers.
     every_s: Annotated[float, msgspec.Meta(ge=0.1, le=60)] = REPORT_EVERY_S
 
 

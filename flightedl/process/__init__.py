@@ -1,7 +1,7 @@
 """Support for processes of any role. Each module states its benefit and its cost.
 
 * ``tuning``: settings of the allocator, gRPC and the scheduler that make Flight fast
-* ``importing``: faster startup by importing without garbage collection; errors for missing optional packages
+* ``importing``: faster startup, by importing without garbage collection; errors for missing optional packages
 * ``background``: work on a separate thread, whose end is always reported
 * ``fork_guard``: an error, instead of a deadlock, when Flight is used after a fork
 * ``ending``: exit without the interpreter's final steps, in which gRPC's threads can block forever

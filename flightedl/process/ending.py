@@ -1,8 +1,8 @@
 """End a process without the interpreter's final steps.
 
 The interpreter would stop gRPC's threads, and threads that compile or load, at arbitrary points. A stopped thread that
-holds a lock may block the process forever. Any other may crash it, and the crash would be reported although nothing was
-lost.
+holds a lock may block the process forever. Other stopped threads may crash the process, and the crash would be reported
+although nothing was lost.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SOURCE = "define void @fence() {\n  fence seq_cst\n  ret void\n}\n"
 
 @functools.cache
 def memory_fence() -> Fence:
-    """Return the function to call between two accesses. Raises UnavailableError if this system has none."""
+    """Return the function to call between two accesses. Raises UnavailableError if there is none on this system."""
     if platform.machine() in _ORDERED:
         return _nothing
     return compiled_fence()

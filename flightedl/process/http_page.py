@@ -40,9 +40,9 @@ class Asked(NamedTuple):
     """A request."""
 
     path: str
-    #: Formats that the reader accepts, according to a header of its request.
+    #: Formats that the reader accepts, as stated in its request.
     accept: str
-    #: Set when the server is closing. Ends all streams.
+    #: Set when the server is closing, to end all streams.
     closing: threading.Event
 
 
@@ -142,7 +142,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _RequestHandler)
 
     def server_bind(self) -> None:
-        """Bind without the standard library's lookup of the host name, which may take seconds."""
+        """Bind without the host name lookup of the standard library, which may take seconds."""
         # Allow binding the port while the kernel still remembers connections of a predecessor.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -171,7 +171,7 @@ class _Server(ThreadingHTTPServer):
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors of clients that have disconnected, and of unauthorized clients."""
+        """Ignore errors caused by clients that have disconnected, and by unauthorized clients."""
 
 
 def _is_loopback(host: str) -> bool:

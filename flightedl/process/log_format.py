@@ -11,7 +11,7 @@ import logging
 import re
 from typing import Any
 
-#: A placeholder in a message, with the name that precedes it if there is one.
+#: A placeholder in a message, and the name that precedes it, if any.
 _PLACE = re.compile(r"(?:(\w+)=)?%(?:[-+ #0]*\d*(?:\.\d+)?)([a-zA-Z%])")
 _PLAIN = (bool, int, float, str, type(None))
 

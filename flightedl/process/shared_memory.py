@@ -3,8 +3,8 @@
 The memory is freed when both processes have ended, however they ended, and the limit of /dev/shm does not apply to it.
 Its owner writes; the other process can map it only for reading. It is sealed against shrinking, because SIGBUS would
 kill a process that reads memory after it has shrunk. Therefore the seals, the size and the file system of a received
-descriptor are checked before it is mapped. The file system must be that of memfds, because files elsewhere may lack
-pages, for example huge pages that were never reserved.
+descriptor are checked before it is mapped. The file system must be that of memfds, because pages of other files may be
+missing, for example huge pages that were never reserved.
 
 The memory begins with the nonce of its stream, which proves to both processes that they map the memory of their Flight
 peer. Two words follow, which the owner writes: the number of the peer's messages that the owner has consumed, and a
@@ -49,7 +49,7 @@ _NETWORK = Path("/proc/self/ns/net")
 
 @functools.cache
 def host_mark() -> str:
-    """Return a string that is equal in processes that can share memory, and empty if this process cannot.
+    """Return a string that is equal in processes that can share memory; empty if this process cannot.
 
     Such processes run as one user and can connect by abstract sockets. A peer must also send a descriptor.
     """
@@ -132,7 +132,7 @@ class SharedMemory:
         return cls(-1, mapping, nonce or b"")
 
     def descriptor(self) -> int:
-        """Return the descriptor to send to the other process. Allowed only for own memory, and before ``sent``."""
+        """Return the descriptor to send to the other process. Only the owner may call this, before ``sent``."""
         found: int = self.__dict__.get("_descriptor", -1)
         return found
 
@@ -146,7 +146,7 @@ class SharedMemory:
     def consumed(self) -> int:
         """Number of the other process's messages that the owner of this memory has consumed.
 
-        A fence ensures that the reader's writes after this call come after the owner's reads before it.
+        A fence ensures that the reader's later writes are ordered after the owner's earlier reads.
         """
         count = int(self._consumed[0])
         self._fence()

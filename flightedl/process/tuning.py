@@ -66,7 +66,7 @@ def allow_many_connections(wanted: int = 65_536) -> int:
     """Raise the limit on open files and sockets as far as the system permits. Return the new limit.
 
     The usual limit of 1,024 is too low for a server: each trainer has two connections, and unauthorized clients may
-    open more.
+    open some, too.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     may = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -136,9 +136,9 @@ class _Telling(Loader):
 def defer_pandas() -> bool:
     """Prevent pyarrow from importing pandas until the program imports it or requests a data frame.
 
-    pyarrow imports pandas when it first creates or reads an array, to check if the data comes from pandas. Before the
-    program has imported pandas, it cannot, so this import is useless. Without it, trainers start half a second faster.
-    Returns False if pandas is already loaded.
+    pyarrow imports pandas when it first creates or reads an array, to check if the data comes from pandas. Data cannot
+    come from pandas before the program has imported pandas, so until then the import is useless. Without it, trainers
+    start half a second faster. Returns False if pandas is already loaded.
     """
     if "pandas" in sys.modules:
         return False

@@ -16,8 +16,8 @@
 * ``spans``: arrays of adjacent blocks that are updated in one kernel call
 * ``building``: allocation of the spans of a shard plan
 * ``arena``: memory allocator for the blocks' arrays
-* ``copying``: the copies of blocks for all cuts; ``copier``: the copies for one cut
-* ``snapshots``: checkpoint orders, and the thread that writes files from the copies
+* ``copying``: copies of blocks for all cuts in progress; ``copier``: the copies for one cut
+* ``snapshots``: checkpoint orders, and the thread that writes the copies to files
 * ``restoring``: loading of the newest readable checkpoint
 * ``reading``: reads of parameters and tables as Arrow columns
 * ``meter``, ``metrics``: counters of pushes, steps and rounds, and Prometheus metrics

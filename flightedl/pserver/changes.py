@@ -13,11 +13,11 @@ class Changes:
         self._changed = threading.Condition()
         #: Number of threads in ``wait``.
         self._waiting = 0
-        #: Number of announcements so far. ``wait`` takes it as an argument.
+        #: Number of announcements so far, to be passed to ``wait``.
         self.count = 0
         #: Set if the current message has changed blocks. The change is announced at the end of the message.
         self.has_news = False
-        #: Called for each announcement, in addition to waking the waiting threads; None to call nothing.
+        #: Called for each announcement in addition to waking the waiting threads, if not None.
         self.wake: Callable[[], None] | None = None
 
     def announce(self) -> None:

@@ -38,7 +38,8 @@ from flightedl.wire.rows import OutgoingBlocks
 
 _step_decoder = decoder_of(PushHeader)
 _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-#: Maximum bytes of values in a step that the loop serves. Copies and optimizer runs of larger steps would delay it.
+#: Maximum bytes of values in a step that the loop serves. Larger steps would delay the loop by their copies and
+#: optimizer runs.
 SMALL_STEP_BYTES = LITTLE_BYTES
 #: Interval in seconds at which a handler checks its stream while the loop serves the conversation.
 _LOOK_S = 0.1
@@ -101,7 +102,7 @@ class Conversation:
         self._is_small = False
         #: A step that the loop keeps until a round closes.
         self._parked: _Begun | None = None
-        #: Time at which the loop must check the parked step; None without one.
+        #: Time at which the loop must check the parked step; None if no step is parked.
         self.due_at: float | None = None
         #: The stream's line; None until it has one.
         self._line = stream.line

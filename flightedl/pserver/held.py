@@ -51,7 +51,7 @@ class Held:
         self.soundness = soundness
         self.deciding = threading.Lock()
         #: Held, together with the locks of all spans, while spans are added or removed. The parts of a split span share
-        #: one lock.
+        #: a lock.
         self._all = threading.Lock()
         extents = [
             *(Extent(span.numbers) for span in distinct(dense.spans)),

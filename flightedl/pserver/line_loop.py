@@ -60,7 +60,7 @@ class LineLoop:
         self._parked: set[Lent] = set()
         #: True if the loop is about to check parked steps anyway.
         self._is_awake = False
-        #: Held while another thread uses the event, and while the loop's thread closes the event.
+        #: Held while another thread uses the event, and while the loop's thread closes it.
         self._waking = threading.Lock()
         #: Event by which other threads wake the newest thread of the loop; None after the loop has ended.
         self._event: int | None = None
@@ -71,7 +71,7 @@ class LineLoop:
             self._streams += 1
 
     def leave(self) -> None:
-        """Count the end of a stream whose conversation is not lent. With the last stream, the thread ends, too."""
+        """Count the end of a stream whose conversation is not lent. When the last stream ends, so does the thread."""
         with self._lock:
             self._streams -= 1
             if not self._streams and self._thread is not None:

@@ -32,9 +32,9 @@ from flightedl.rpc.identity import ServerIdentity
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-#: Factor by which the TTL of the lease is longer during the start of the pserver. On an overloaded machine, a start may
-#: take more than a minute, with seconds between renewals. If a pserver dies during its start, ``flightedl run`` ends
-#: its lease; under other launchers, the successor waits until the longer TTL has passed.
+#: Factor by which the TTL of the lease is longer while the pserver is starting. On an overloaded machine, a start may
+#: take more than a minute, with seconds between renewals. If a pserver dies while it is starting, ``flightedl run``
+#: ends its lease; with other launchers, the successor waits until the longer TTL has passed.
 _STARTING_FACTOR = 4
 _DRAIN_POLL_S = 0.05
 
@@ -126,7 +126,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 if (held := self._claim(coordinator, index, port)) is not None:
                     return held
             reason = "a master to set the number of pservers" if desired is None else "a free index"
-            # The process counts as a ready spare only as long as no index is free.
+            # The process counts as a ready spare only while there is no free index.
             self._health.beat(f"it is waiting for {reason}", is_ready=desired is not None and not free)
             if reason != said:
                 _log.info("waiting for %s", reason)

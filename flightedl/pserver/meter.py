@@ -49,7 +49,8 @@ class Meter:
         self._round_closed_at: float | None = None
         #: Member -> exponential moving average of the staleness of its gradients.
         self._staleness: dict[int, float] = {}
-        #: The argument ``what`` of the latest call of ``waits_s``, and the time of the first call with this argument.
+        #: The argument ``what`` of the latest call of ``waits_s``, and the time of the first call with the same
+        #: argument.
         self._waits: tuple[object, float] = (None, 0.0)
 
     # recording
@@ -135,7 +136,7 @@ class Meter:
         return dict(self._staleness)
 
     def waits_s(self, what: object) -> float:
-        """Return for how many seconds the blocks have been waiting for ``what``."""
+        """Return the number of seconds for which the blocks have been waiting for ``what``."""
         now = self.now()
         with self._lock:
             if self._waits[0] != what:

@@ -1,8 +1,8 @@
 """Reads of parameters and tables as Arrow columns, by any Flight client.
 
-A ticket names rows of a parameter or table, and the state to read. The present values are read span by span, so a
-reader gets each block at a single version, but blocks and pservers at different ones. A checkpoint's values are read
-from its files, in which all pservers have the same cut.
+A ticket names rows of a parameter or table, and the state to read. The present values are read span by span, so each
+block has a single version, but different blocks may have different versions. A checkpoint's values are read from its
+files, which contain the same cut of all pservers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Event loop of a pserver's lifecycle: passes events to ``domain.pserver.life`` and carries out its effects.
 
-Theory of operation. The lifecycle decides under a lock. No thread waits or accesses blocks while holding this lock. The
-directory is read under it, too, so the lifecycle never sees an older state after a newer one. Slow effects (building,
-loading, waiting, reading etcd) are carried out by a separate thread, one at a time. Until they are complete, requests
-are answered with "not ready". Once the lifecycle permits them, pushes and pulls go directly to the ``Shard``.
+Theory of operation. The lifecycle decides under a lock. No thread waits or accesses blocks while holding it. The
+directory is also read under this lock, so the lifecycle never sees an older state after a newer one. Slow effects
+(building, loading, waiting, reading etcd) are carried out by a separate thread, one at a time. Until they are complete,
+requests are answered with "not ready". Once the lifecycle permits them, pushes and pulls go directly to the ``Shard``.
 """
 
 from __future__ import annotations
@@ -492,7 +492,9 @@ class PserverService:
         return self._life.applied(lambda: AppliedSummary.of(self._blocks().applied()))
 
     def set_task_counts(self, request: SealRequest) -> None:
-        """Set the number of tasks in epochs. When all tasks of an epoch are applied, its record takes no memory.
+        """Set the number of tasks in epochs.
+
+        Once all tasks of an epoch are applied, the epoch's record takes no memory.
 
         Raises:
             FencedError: The request belongs to a different shard plan, or comes from a deposed master.

@@ -108,7 +108,7 @@ class Shard:
         shares_memory: bool = False,
     ) -> None:
         self.plan_hash = plan.hash
-        #: Placement at startup; True if blocks have been adopted or released since then.
+        #: Placement at startup, and True if blocks have been adopted or released since then.
         self._placement, self._has_moved = plan.placement, False
         self.meter = Meter() if meter is None else meter
         self.changes = Changes()
@@ -127,7 +127,7 @@ class Shard:
         #: The block whose updates the status shows.
         self._lowest = 0
         self._spans_changed()
-        #: Acquired by each reader of all rows, because there must be a cut left for checkpoints.
+        #: Held by each reader of all rows, so that there is always a cut left for checkpoints.
         self._reading = threading.BoundedSemaphore(_READERS)
 
     # figures
@@ -527,7 +527,7 @@ class Shard:
     # applied batches
 
     def set_task_counts(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """Set the number of tasks in epochs, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
+        """Set the number of tasks in ``epochs``, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
 
         Raises:
             MessageError: An epoch has more tasks.
@@ -541,10 +541,9 @@ class Shard:
         with self._deciding:
             return self._protocol.applied()
 
-    # Restoring, before the shard is used
+    # Restoring, before the shard is in use
 
     def begin_restore(self) -> None:
-        """Discard the records restored so far, because their checkpoint is damaged."""
         self.dense.begin_restore()
         self.rows.begin_restore()
 

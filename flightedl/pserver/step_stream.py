@@ -7,11 +7,11 @@ metadata, and is answered in the same way.
 Values received in shared memory are copied before they are checked, because otherwise the trainer could change them
 after the check. The pass that copies them also checks that they are finite.
 
-Values are sent by lending them in place (``spans``) until the trainer has read them. If an update finds values lent, it
-first moves them. A trainer that does not acknowledge values is lent at most a few MiB, and receives copies of the rest.
+Values are lent to the trainer in place (``spans``) until it has read them. An update first moves values that are lent.
+A trainer that does not acknowledge values is lent at most a few MiB, and receives copies of the rest.
 
-When a stream ends, for example because its trainer was silent for too long, its loans end, too. The shared memory is
-marked before any of these values change, so that a trainer that is still reading notices and retries.
+When a stream ends, for example because its trainer was silent for too long, its loans end, too. Before any of the lent
+values change, the shared memory is marked, so that a trainer that is still reading notices this and retries.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class StepStream(Channel):
     ) -> None:
         """Send an answer; see ``encode_message``.
 
-        Set ``may_wait`` when the trainer only reads: this call then first waits briefly until earlier values are read.
+        Set ``may_wait`` if the trainer is only reading: then first wait briefly until it has read earlier values.
         """
         if self._outbox is not None:
             if self._outbox.loans.open:
@@ -160,7 +160,7 @@ class StepStream(Channel):
 
     @property
     def line(self) -> Line | None:
-        """The line for small messages; None if there is none."""
+        """Record that the trainer disconnected between two steps, which is not a failure."""
         return self._line
 
     def request_by_stream(self) -> Received | None:

@@ -1,8 +1,8 @@
 """The pserver's side of a step, independent of the transport. It also delivers values when their rounds close.
 
 The trainer sends a step in several messages. Each answer contains the outcomes of the message's parts, and available
-values of about the same size as the message. After the last message, answers deliver values whose rounds close before
-the deadline. Thus both sides are always busy, and neither buffers more than a few messages. In a small step, the
+values of about the same size as the message. After the last message, further answers contain values whose rounds close
+before the deadline. So both sides are always busy, and neither buffers more than a few messages. In a small step, the
 outcomes are held back briefly until the values are available, so that the whole step takes one message and one answer.
 """
 
@@ -20,9 +20,9 @@ from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import TARGET_BYTES, OutgoingBlocks
 
 SLICE_S = 0.25
-#: Number of reads without available values after which a search for values stops.
+#: Number of reads after which a search for available values stops if it has found none.
 _LOOK_AHEAD = 4
-#: Seconds that the outcomes of a small step wait for its values, which saves a message.
+#: Seconds for which the outcomes of a small step wait for its values, to save a message.
 MOMENT_S = 0.002
 #: Maximum bytes of values in a small step.
 LITTLE_BYTES = 64 << 10
@@ -107,7 +107,6 @@ class StepSession:
         return found
 
     def _soon(self) -> list[OutgoingBlocks]:
-        """Return the values of a small step whose rounds close within ``MOMENT_S``."""
         if len(self._waiting) > _FEW or self._received_bytes > LITTLE_BYTES:
             return []
         seen = self._shard.changes.count
@@ -117,7 +116,7 @@ class StepSession:
         return found
 
     def ready(self) -> list[OutgoingBlocks]:
-        """Return all values that are available now. Keep waiting for the remaining ones."""
+        """Return all values that are available now, and keep waiting for the others."""
         found: list[OutgoingBlocks] = []
         missing: list[Wanted] = []
         while self._waiting:

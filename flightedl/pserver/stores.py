@@ -71,9 +71,7 @@ class Span(Protocol):
         """Return the values of some of the blocks, or rows. With ``is_for_many``, keep them for other readers."""
         ...
 
-    def within(self, numbers: range, wanted: TableRows) -> TableRows:
-        """Return the part of the rows that is in these buckets."""
-        ...
+    def within(self, numbers: range, wanted: TableRows) -> TableRows: ...
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
         """Copy blocks for a cut before they change. Raises MemoryError if some could not be copied."""
@@ -121,9 +119,7 @@ class Store(Protocol):
         """Add a span that ``prepared`` returned. The caller holds the locks of all spans."""
         ...
 
-    def begin_restore(self) -> None:
-        """Discard the records restored so far, because their checkpoint is damaged."""
-        ...
+    def begin_restore(self) -> None: ...
 
     def restore(self, stored: Any) -> None:
         """Restore one record of a checkpoint. Must be called before the store is used.
@@ -142,7 +138,7 @@ class Store(Protocol):
 
 
 def split_span(store: Store, split: Split, version: int) -> None:
-    """Split a span of a store in the way the protocol has split it. It has this version. The caller holds the lock."""
+    """Split a store's span, which has this version, in the same way as the protocol. The caller holds the lock."""
     if len(split.into) > 1:
         span = store.spans[split.span]
         parts = span.parts(split.into, version)

@@ -109,12 +109,11 @@ class Admission:
         with self._lock:
             self._refusals[code] += 1
             if isinstance(error, MessageError | AuthenticationError):
-                # Memory must be returned twice, because this call itself still holds its memory the first time.
+                # Return memory to the system twice: the first time, this call itself still holds its memory.
                 self._givings_left = 2
 
     @property
     def refusals(self) -> dict[str, int]:
-        """Number of failed calls since the start, by error code."""
         with self._lock:
             return dict(self._refusals)
 

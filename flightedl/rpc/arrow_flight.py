@@ -1,4 +1,4 @@
-"""Import pyarrow.flight after the environment has been set, because gRPC reads its experiments at first use."""
+"""Import of pyarrow.flight after the environment has been set, because gRPC reads its experiments at first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Authentication by mutual TLS, and authorization by the role that a certificate proves.
+"""Mutual TLS for authentication, and roles, proved by certificates, for authorization.
 
 With :class:`Credentials`, the TLS handshake rejects peers that lack a certificate of the job's authority before any
 byte of a request is read. Nothing else protects a server against large requests from strangers. A member's

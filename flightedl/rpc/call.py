@@ -35,7 +35,8 @@ class Limits:
     call_s: float = 60.0
     #: Maximum duration of a stream in seconds, regardless of the client's timeout.
     stream_s: float = 600.0
-    #: Seconds after a stream's deadline until its connection is closed, if the stream is still blocked on its peer.
+    #: Seconds between a stream's deadline and the closing of its connection, if the stream is still blocked on its
+    #: peer.
     sever_after_s: float = 1.0
     batches: BatchLimits = field(default_factory=BatchLimits)
 

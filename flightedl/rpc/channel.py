@@ -22,7 +22,7 @@ from flightedl.rpc.line import SMALL_BYTES, Line
 from flightedl.wire.parts import ReceivedBlocks, batch_of
 from flightedl.wire.shared_values import Inbox, Outbox
 
-#: A received message: its values, or None if it cannot have values; and its metadata.
+#: A received message: its values (None if it cannot have values) and its metadata.
 ValuesMessage = tuple[pa.RecordBatch | memoryview | None, bytes | None]
 #: The parts of a message and the bytes attached to the message.
 Received = tuple[list[ReceivedBlocks], bytes]

@@ -167,9 +167,9 @@ class Connection:
     def abort_calls(self) -> None:
         """Abort the calls of other threads, because the server was replaced.
 
-        Otherwise, these calls would be blocked by a frozen server until their deadlines. They raise the same errors as
-        if the connection had broken, and later calls raise UnavailableError. Other connections of this process to the
-        same address break, too.
+        A frozen server would otherwise block these calls until their deadlines. They raise the same errors as if the
+        connection had broken, and later calls raise UnavailableError. Other connections of this process to the same
+        address break, too.
         """
         if not self._is_severed:
             self._is_severed = True

@@ -341,5 +341,5 @@ def _checked(chunk: flight.FlightStreamChunk, not_null: list[int]) -> Message:
         check_batch(batch, _UNLIMITED, not_null)
     if metadata is None:
         return batch, None
-    # In a get, Flight cannot send metadata without a batch, so an empty batch carries it.
+    # In a get, Flight cannot send metadata without a batch, so the metadata is sent with an empty batch.
     return (batch if batch is not None and batch.num_rows else None), metadata.to_pybytes()

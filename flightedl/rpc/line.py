@@ -6,8 +6,8 @@ connection preserves the boundaries and the order of messages, and loses none.
 
 * The line determines the order of the stream's messages. A small message is sent on the line itself. For a large
   message, the line carries a marker, and the message follows on the Flight stream.
-* The kernel copies the values, so the sender cannot change them once they have been checked. They are valid until the
-  next message is received.
+* The kernel copies the values, so the sender cannot change them after they have been checked. They are valid until the
+  next message arrives.
 * The Flight stream enforces the deadline and carries the server's errors. If the line ends, the reason is available
   from the stream. The line is closed with the stream.
 * A side that waits on the line checks every ``_LOOK_MS`` if there is still a reason to wait.
@@ -45,7 +45,7 @@ _END = Struct("<IB")
 SMALL_BYTES = LIMIT_BYTES - _END.size
 _BY_STREAM, _WITH_VALUES, _ALONE = range(3)
 
-#: The values of a message, or None if its kind has no values; and its header.
+#: The values of a message (None if its kind has no values) and its header.
 LineMessage = tuple[memoryview | None, bytes]
 
 
@@ -59,8 +59,8 @@ class Line:
     __slots__ = ("_buffer", "_connection", "_memory", "_writable")
 
     def __init__(self, connection: socket.socket) -> None:
-        # The kernel blocks while receiving, but not while sending: a socket with a timeout would refuse messages while
-        # a quarter of its buffer is in use.
+        # Receiving blocks in the kernel, but sending does not: a socket with a timeout would refuse messages while a
+        # quarter of its buffer is in use.
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(0, _LOOK_MS * 1000))
         self._connection = connection

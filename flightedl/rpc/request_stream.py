@@ -1,4 +1,4 @@
-"""Client's end of a request stream: many small requests on one open stream (see :mod:`flightedl.rpc.reuse`).
+"""Client's end of a request stream, which carries many small requests (see :mod:`flightedl.rpc.reuse`).
 
 For the messages and the server's end, see ``request_streams`` of :class:`~flightedl.rpc.routes.Routes`.
 """

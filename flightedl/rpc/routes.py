@@ -44,7 +44,7 @@ NO_COLUMNS = pa.schema([])
 class Answer:
     """Complete answer to a get: batches, and a text for the caller in the schema's metadata.
 
-    Sending it runs no Python code, so for small answers of a busy server it is cheaper than ``Outgoing``.
+    Sending it runs no Python code, which makes it cheaper than ``Outgoing`` for small answers of a busy server.
     """
 
     schema: pa.Schema

@@ -6,8 +6,9 @@ waiting handlers, gives running calls a grace period, and then closes their conn
 is no blocking "serve" method: the main thread waits for an event of its own, so that it can handle signals.
 
 Every call is checked before a handler runs. ``admission`` checks, in this order: the process has not been forked; the
-server is not closing; it is ready; the caller is a member of this job; the generation matches; fewer calls are running
-than the limit. ``service`` then checks the size, the verb, and the caller's role. A refused call has had no effect.
+server is not closing; the server is ready; the caller is a member of this job; the generation matches; the number of
+running calls is below the limit. ``service`` then checks the size, the verb, and the caller's role. A refused call has
+had no effect.
 
 gRPC starts a thread for each call without limiting their number, so admission limits the number of calls. The server
 cannot interrupt a handler; it can only end a handler's wait for the peer (:mod:`flightedl.process.socket_abort`).
@@ -87,7 +88,6 @@ class FlightServer:
 
     @property
     def address(self) -> str:
-        """Bound ``host:port``."""
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     @property
@@ -96,7 +96,6 @@ class FlightServer:
 
     @property
     def running_calls(self) -> int:
-        """Number of admitted calls that are still running."""
         return len(self._admission.running)
 
     @property

@@ -37,7 +37,7 @@ class BatchLimits:
     batch_bytes: int = 64 << 20
     stream_rows: int = 1 << 32
     stream_bytes: int = 64 << 30
-    #: Enough for the header of a message with many parts, and for a request for many batches.
+    #: Enough for the header of a message with many parts together with a request for many batches.
     metadata_bytes: int = 128 << 10
 
 

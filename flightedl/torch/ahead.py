@@ -3,7 +3,7 @@
 A batch is current from the time it is yielded until the next one is requested. Wrappers that prefetch violate this rule
 and are detected as follows:
 
-* If a wrapper reads in another thread, the thread reveals it.
+* If a wrapper reads in another thread, it is recognized by that thread.
 * Wrappers of accelerate and Lightning are recognized by their stack frames.
 * Any other wrapper is detected at the first step, if an earlier batch has been yielded whose tensors are still in use
   and for which no gradient has been computed.
@@ -108,7 +108,7 @@ class PrefetchDetector:
         return "" if was_used else _known_wrapper()
 
     def require_in_order(self) -> None:
-        """Called before a step: check that its gradients belong to the current batch.
+        """Check before a step that its gradients belong to the current batch.
 
         Raises:
             UsageError: they may belong to another batch.

@@ -1,4 +1,4 @@
-"""The job's batches as tensors, without a copy where Arrow permits that.
+"""The job's batches as tensors, without a copy where Arrow permits this.
 
 The tensor of a numeric column without nulls shares the column's memory. It is read-only unless it is a copy
 (``copy=True``), because a batch whose gradient arrived too late is yielded again, and must not have changed. Writes to
@@ -174,7 +174,7 @@ def _require_columns(columns: Iterable[str], schema: pa.Schema) -> None:
 
 
 def tensor_of_column(name: str, column: pa.Array) -> torch.Tensor:
-    """Return a tensor (records, ...) that shares the column's memory, or a copy of booleans, which are bits in Arrow.
+    """Return a tensor (records, ...) that shares the column's memory. Booleans, stored as bits in Arrow, are copied.
 
     Raises:
         UsageError: the column has nulls, lists of different lengths, or elements that are not numbers.

@@ -8,7 +8,7 @@
 
 ``forward`` looks up rows, ``backward`` computes their gradients, and ``optimizer.step()`` pushes these gradients under
 the batch's identity (see ``rows``). Ids are integers of up to 64 bits in a tensor, or anything else that ``Table.pull``
-accepts, such as strings or an Arrow column. PyTorch's own functions perform all computation on the rows.
+accepts, such as strings or an Arrow column. All computation on the rows is performed by PyTorch's own functions.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from flightedl.torch.tensors import Array, is_bound, is_sole_owner, tensor_of
 
 
 class Staging:
-    """Hooks on the parameters of a module. They do nothing after this object has been deleted.
+    """Hooks on the parameters of a module. After this object has been deleted, the hooks do nothing.
 
     Args:
         places: The parameters by name.

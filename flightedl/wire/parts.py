@@ -186,7 +186,6 @@ def batch_of(filled: Sequence[memoryview]) -> pa.RecordBatch:
 
 @lru_cache(256)
 def _offsets(size_bytes: int) -> pa.Buffer:
-    """Return the offsets buffer of a binary column with a single value."""
     return pa.py_buffer(array("i", (0, size_bytes)))
 
 

@@ -5,8 +5,8 @@ to free memory of its own (:class:`Outbox`). The receiver consumes values in the
 sender then reuses their memory. The sender always chooses the lowest free offset, so it mostly reuses the same few MiB,
 which stay in the processor's cache.
 
-If the values are in the sender's *store*, a memory outside of any stream that the receiver maps, too, they are lent
-instead of copied. They must not change until the receiver has consumed them.
+If the values are in the sender's *store*, they are lent instead of copied. The store is memory outside of any stream
+that the receiver also maps. Lent values must not change until the receiver has consumed them.
 
 A trainer reads the values in place. A pserver copies them first (:class:`CopyingInbox`), because the trainer could
 change them after they have been checked.
@@ -30,9 +30,9 @@ SHARED_FROM_BYTES = 4096
 #: Maximum bytes of unconsumed values. A single message may exceed it.
 UNCONSUMED_LIMIT_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
-#: Added to an offset to mark it as an offset in the store.
+#: Added to an offset in order to mark it as an offset in the store.
 _IN_STORE = 1 << 63
-#: Slightly less than the size from which on glibc's copies bypass the cache; see ``config.tuned_environment``.
+#: Slightly less than the size above which glibc's copies bypass the cache; see ``config.tuned_environment``.
 _PIECE_BYTES = 960 << 10
 _PAGE_BYTES = 4096
 _COLLISION_BYTES = 512
@@ -95,12 +95,11 @@ class Outbox:
         return first if first >= 0 and place <= self._store.size else None
 
     def end(self) -> None:
-        """Forget all values. The caller must have revoked those that were lent."""
+        """Forget all values. The caller must have revoked the values that were lent."""
         self._unconsumed.clear()
         self.loans.end()
 
     def has_room(self, size_bytes: int) -> bool:
-        """Return True if there is room for ``size_bytes`` at present."""
         return self._free_place(size_bytes) is not None
 
     def consumed(self, count: int) -> None:

@@ -6,8 +6,7 @@
 * ``transforms``, ``readers``, ``transform_process``: the user's transform, and the processes that run it
 * ``elements``: batches whose elements the user's function returns by index
 * ``group_dataset``: the loop over a rank's rounds; ``pieces``: reader of a round's records
-* ``ranks``, ``start_name``, ``attendance``: rank of this process, name of its group's start, and its membership in that
-  start
+* ``ranks``, ``start_name``, ``attendance``: this process's rank, its group's start, and its membership in that start
 * ``numbered_dataset``: batches by number
 * ``evaluation``: this trainer's share of ``job.evaluate``
 * ``snapshots``: lists of the files of Delta and Iceberg tables

@@ -1,7 +1,7 @@
 """Membership of this rank in the current start of its group: the rank joins, reports its rounds, and leaves.
 
 A rank may start rounds while its lease is valid by its own clock, until the master declares this start of the group
-over. Rounds do not require a running master, but a rank that was frozen for seconds asks the master before it starts
+over. No running master is required for rounds, but a rank that was frozen for seconds asks the master before it starts
 another round. A thread reports the newest round a few times a second. If the previous start ended because a rank died,
 every rank reports each round before starting it, until it has passed the records at which that rank died. This tells
 the master which records kill ranks.
@@ -41,7 +41,7 @@ _WATCHED_S = 2.0
 #: Minimum time to live of a rank's lease, because a script that loads a model may block other threads for seconds. A
 #: long lease costs nothing: the next start of the group does not wait for leases of the previous start.
 _LEASE_S = 30.0
-#: Number of reporting intervals after which a rank without a reply asks the master before it starts a round.
+#: Number of reporting intervals without a reply after which a rank asks the master before starting a round.
 _UNCONFIRMED_PART = 4
 _CONFIRM_S = 0.5
 #: Timeout in seconds for the last report of a rank whose script has raised an exception.

@@ -147,12 +147,12 @@ class Dataset:
 
     @property
     def record_count(self) -> int:
-        """Number of records in an epoch, over all trainers. With ``follow``, this is the number at the declaration."""
+        """Number of records in an epoch, over all trainers. With ``follow``, as of the dataset's declaration."""
         return self._declared.record_count
 
     @property
     def task_count(self) -> int:
-        """Number of tasks in an epoch, over all trainers. With ``follow``, this is the number at the declaration."""
+        """Number of tasks in an epoch, over all trainers. With ``follow``, the number when the dataset was declared."""
         return self._declared.task_count
 
     @property

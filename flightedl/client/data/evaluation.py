@@ -17,7 +17,7 @@ from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.messages.tasks import TasksReply
 
-#: Returns the metrics of a batch, each as a mean over the batch's records.
+#: Returns the metrics of a batch. Each metric is a mean over the batch's records.
 Measure = Callable[[pa.RecordBatch], Mapping[str, SupportsFloat]]
 _Read = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 

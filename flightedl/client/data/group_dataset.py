@@ -167,7 +167,7 @@ class GroupDataset:
 
     @property
     def summary(self) -> EpochEnd | None:
-        """Number of records yielded, left out and repeated in the last complete epoch; None before one is complete."""
+        """Number of records yielded, left out and repeated in the last complete epoch; None if no epoch is complete."""
         return self._summary
 
     @property

@@ -21,7 +21,7 @@ from flightedl.messages.declarations import DeclaredDataset
 
 
 class NumberedDataset:
-    """Training data for scripts whose model counts batches, as models do with torchft.
+    """Training data for scripts whose model counts its batches, as is the case with torchft.
 
     Args:
         declared: The dataset.
@@ -47,9 +47,9 @@ class NumberedDataset:
         self._batch_done = batch_done
         self._waiting = waiting
         self._trouble_of_files = trouble_of_files
-        #: A single thread, because the reader is not thread-safe.
+        #: Only one thread, because the reader is not thread-safe.
         self._reader = ThreadPoolExecutor(1, "flightedl-reader")
-        #: Number and round of the batch that is being read ahead, and a future that returns the batch.
+        #: Number and round of the batch that is being read ahead, and the future that returns this batch.
         self._ahead: tuple[int, Round, Future[pa.RecordBatch]] | None = None
         self._number: int | None = None
         self._step: Round | None = None

@@ -20,7 +20,7 @@ _WANTED = (
 def rank_and_size(group: Any, name: str = "") -> tuple[int, int]:
     """Return (rank, number of ranks) for the ``group`` argument of ``job.dataset``.
 
-    "auto" uses the process group of PyTorch if it is initialized, then that of JAX, then the variables ``RANK`` and
+    "auto" uses PyTorch's process group if it is initialized, otherwise JAX's, otherwise the variables ``RANK`` and
     ``WORLD_SIZE``. Without any of these, the process forms a group by itself.
 
     Args:

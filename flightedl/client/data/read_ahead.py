@@ -19,7 +19,7 @@ from flightedl.domain.trainer.readings import ReadBatch, ReadFailure, TaskEnd
 #: Number of a task's batches to read before the task is assigned.
 _EARLY_BATCHES = 5
 
-#: A batch that has been read, with its records; or an event without records.
+#: A batch that has been read, and its records; or an event without records.
 Item = tuple[readings.Item, pa.RecordBatch | None]
 
 

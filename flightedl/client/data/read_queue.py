@@ -48,7 +48,7 @@ class ReadQueue(Generic[Item]):
         self._put_bytes = self._taken_bytes = 0
         #: Bytes of memory that the most recently added item keeps in use.
         self._piece_bytes = 0
-        #: Memory use, in bytes, at which the blocked reader may continue; None if the reader is not blocked.
+        #: The blocked reader may continue when at most this many bytes are in use; None if the reader is not blocked.
         self._wait_until: int | None = None
         self._is_waited_for = False
 
@@ -66,7 +66,7 @@ class ReadQueue(Generic[Item]):
         """
         added = new_bytes + own_bytes
         with self._changed:
-            # If the item shares memory with the previous item, waiting would save nothing.
+            # If the item shares memory with the previous item, holding it back would save nothing.
             shared = 0 if new_bytes else self._piece_bytes
             if self._wait_until is None and not self._has_room(self._limit_bytes + shared - added):
                 # The consumer removes items without the lock, and may have checked the queue before this flag was set.

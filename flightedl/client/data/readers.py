@@ -75,7 +75,7 @@ class Transforming:
         return self._function is not None
 
     def put(self, batch: pa.RecordBatch | None, place: Callable[[], str], deliver: Callable[[Result], object]) -> None:
-        """Transform a batch, and deliver the result after those of earlier calls, possibly later and in another thread.
+        """Transform a batch and deliver the result, possibly later and in another thread, but in the order of calls.
 
         Args:
             batch: The batch; None for an item that only keeps its place in the order.
@@ -125,7 +125,7 @@ class _Pool:
         #: Notified when another job can be put, and when a reader thread can fetch a job. With two conditions, only
         #: threads that can continue are woken.
         self._has_room, self._has_work = threading.Condition(self._lock), threading.Condition(self._lock)
-        #: All undelivered jobs, in order; and the jobs that no reader has started yet.
+        #: All undelivered jobs, in order, and the jobs that no reader has started yet.
         self._jobs: deque[_Job] = deque()
         self._waiting: deque[_Job] = deque()
         self._is_closing = False

@@ -31,7 +31,7 @@ Transform = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table]
 
 #: Maximum number of batches in flight to a reader.
 UNDER_WAY = 2
-#: Length of the text; length of the batch, or 0 without a batch; True if the batch is in newly mapped memory.
+#: Lengths of the text and of the batch (0 without a batch), and True if the batch is in newly mapped memory.
 _HEAD = struct.Struct("<IQ?")
 _LEAST_BYTES = 1 << 20
 _SCRIPT = "__flightedl_reader__"

@@ -5,8 +5,8 @@ one array, in the gradient's dtype, or in float32 for 16-bit gradients. ``domain
 belong to a sum, their weights, the divisor, and the outcome of each batch. The arrays belong to a single sum, and are
 dropped when it is pushed or replaced.
 
-*Error feedback* (Seide et al. 2014): the error of rounding one gradient to 16 bits is added to the next gradient.
-Rules:
+*Error feedback* (Seide et al. 2014) adds the error of rounding one gradient to 16 bits to the next gradient. These
+rules hold:
 
 * A push is encoded only once, before anything is sent, so repeated messages have the same bytes. This is necessary
   because a block that has applied the first copy answers "already applied" to the second.
@@ -17,7 +17,7 @@ Rules:
   blocks. The block's answer is then the same as for a repeated message, so the residual is updated in this case, too.
   The resulting error is that of a single rounding, and does not accumulate.
 
-Residuals need as much memory as the model in float32, and twice as much during a push. Gradients are rounded in pieces
+Residuals take as much memory as the model in float32, and twice as much during a push. Gradients are rounded in pieces
 that fit into the processor's cache.
 """
 
@@ -98,7 +98,7 @@ class ErrorFeedback:
         self._pending: dict[str, Floats] = {}
 
     def encode(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the arrays to send: float32 gradients plus residuals, rounded to 16 bits; other gradients unchanged.
+        """Return the arrays to send. To float32 gradients, residuals are added, and the sum is rounded to 16 bits.
 
         Args:
             gradients: Parameter -> its (n,) gradient.

@@ -4,11 +4,11 @@ A script that trains on a device keeps the model there, so a second copy in host
 and a pserver share memory, the function reads the values in the pserver's memory, and they are never copied.
 
 A piece is a range of one parameter's values. If a stream breaks, a piece may be shown again, with the same or newer
-values; its values may then have changed while they were first shown. When the call that requested the values returns,
-the values shown last are consistent for every piece.
+values. In this case, its values may have changed while they were shown the first time. When the call that requested the
+values returns, the values shown last are consistent for every piece.
 
-The user's function may use the memory of a piece only until it returns, because it will be overwritten; a copy may be
-kept. Keeping the memory is detected and raises an error.
+The user's function may use the memory of a piece only until it returns, because the memory will be overwritten. It may
+keep a copy. Keeping the memory itself is detected and raises an error.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from flightedl.errors import UsageError
 
-#: The user's function. Arguments: the parameter's name, the index of the first element in the flattened parameter, and
-#: (n,) read-only values.
+#: The user's function. Its arguments are the parameter's name, the index of the first element in the flattened
+#: parameter, and (n,) read-only values.
 Show = Callable[[str, int, npt.NDArray[Any]], object]
 
 

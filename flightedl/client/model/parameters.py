@@ -330,7 +330,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 raise UsageError(self._layout.plans.unknown(name))
         return [number for name in chosen for number in self._ranges[name]]
 
-    # for listeners that maintain a copy of the values
+    # for listeners that keep a copy of the values
 
     def listen(self, listener: Listener) -> None:
         """Report new values to the listener, which already has the current ones. Runs on the user's thread."""
@@ -341,7 +341,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def gradient_memory(self) -> Mapping[str, Array]:
         """Return an array for each parameter's gradient. ``step`` sends gradients in these arrays without a copy.
 
-        Only ``step`` does this. The dict is empty if gradients have to be encoded, or if memory cannot be shared.
+        Only ``step`` sends them. The dict is empty if gradients have to be encoded, or if memory cannot be shared.
         """
         if self._layout.plans.encodes or self._values.shortens:
             return {}
@@ -619,7 +619,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
 
 def _half_kernels(kind: str) -> HalfKernels:
-    """Return the compiled conversions. NumPy's are so slow that sending 16-bit values would save no time."""
+    """Return the compiled conversions. NumPy's are so slow that there would be no point in sending 16-bit values."""
     from flightedl.kernels.compiled import half_kernels
 
     return half_kernels(kind)

@@ -92,7 +92,7 @@ class ShardClient:
     ) -> None:
         self._index = index
         self._steps = steps
-        #: Block -> number of the run that contains it, in ascending order.
+        #: Block -> number of the run that contains it. The blocks are in ascending order.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         self._plan_hash = plan.hash
         self._placement = plan.placement
@@ -229,7 +229,7 @@ class ShardClient:
     def _messages_of(
         self, run: Sequence[Piece], bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
     ) -> list[list[OutgoingBlocks]]:
-        """Return messages for a run's blocks, or only for the ``wanted`` ones if that is not None."""
+        """Return messages for all blocks of a run, or for the ``wanted`` ones unless ``wanted`` is None."""
         pieces: list[OutgoingBlocks] = []
         values = self._values
         for blocks, number, elements in run:

@@ -105,7 +105,7 @@ class StepChannel:
 class StepStream(Channel):
     """Client's end of an open stream, which carries one step after another.
 
-    For each step, call ``send`` for every message, call ``receive`` while ``is_full`` is true, and receive the
+    For each step, call ``send`` for every message, ``receive`` while ``is_full`` is true, and ``receive`` for the
     remaining answers at the end.
 
     Args:
@@ -154,7 +154,7 @@ class StepStream(Channel):
         self._joined_bytes = 0
         self._pair: SharedPair | None = None
         #: For each unanswered message: its size on the line, its size on the stream, and True if its values are in
-        #: shared memory.
+        #: shared memory
         self._unanswered: deque[tuple[int, int, bool]] = deque()
         self._by_line = self._by_stream = 0
         #: An encoded message that is held back until earlier messages have been answered.
@@ -255,7 +255,7 @@ class StepStream(Channel):
         """End a step. Pass ``error`` if the step failed."""
         if error is not None:
             if self._pair is not None:
-                # The server may still be reading shared gradients, which the caller is about to overwrite.
+                # The server may still be reading the shared gradients, which the caller is about to overwrite.
                 self._pair.own.end()
             # Release the memory: a caller may keep the error, whose stack frames refer to this object.
             self._pair = self._outbox = self._inbox = None

@@ -1,4 +1,4 @@
-"""Plans for pushes: how to validate a given set of gradients and arrange them in messages.
+"""Plans for pushes: how to validate a given set of gradients, and how to arrange them in messages.
 
 A loop pushes the same parameters step after step, so their names are resolved only once. A :class:`StepPlan` holds the
 shapes and dtypes of the gradients, and determines which gradients share a message and which blocks each message
@@ -87,7 +87,7 @@ class Piece(NamedTuple):
     """Adjacent blocks of a run that have gradients in the same line, or that all lack gradients."""
 
     blocks: range
-    #: Number of the line; None if the blocks have no gradient and are only informed of the batch.
+    #: Number of the line; None if the blocks have no gradient and only learn that the batch has arrived.
     line: int | None
     #: Range of the line that contains the blocks' elements; None for the entire line.
     elements: slice | None
@@ -196,13 +196,13 @@ class Outgoing(msgspec.Struct, frozen=True):
     lines: Sequence[Array]
     #: Pushes and lookups of table rows.
     rows: RowMessages | None = None
-    #: Gradients in the order of the plan's names, in the declared dtypes until they are encoded, and then in the sent
-    #: dtypes.
+    #: Gradients in the order of the plan's names. They have the declared dtypes until they are encoded, and the sent
+    #: dtypes after that.
     arrays: Sequence[Array] = ()
 
 
 class StepPlans:
-    """Plans for all pushes to one model, and the validation of its gradients.
+    """Plans for all pushes to a model, and validation of the model's gradients.
 
     Args:
         plan: The shard plan.
@@ -258,7 +258,7 @@ class StepPlans:
         return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._declared))}"
 
     def encoded(self, outgoing: Outgoing, *, is_clipped: bool = False) -> Outgoing:
-        """Return the gradients as they are sent: clipped, unless they already are, with earlier rounding errors added.
+        """Return the gradients as they are sent: clipped if they are not yet, and with earlier rounding errors added.
 
         Raises:
             GradientError: a gradient with its rounding error is out of range for 16 bits. Nothing was sent.
@@ -332,7 +332,7 @@ class StepPlans:
         return Outgoing(plan, lines, None, arrays)
 
     def _as_declared(self, gradients: Mapping[str, npt.ArrayLike], where: object) -> tuple[StepPlan, list[Array]]:
-        """Return the plan for these names, and the gradients in the plan's order, converted to the declared dtypes."""
+        """Return the plan for these names, and the gradients in its order, converted to the declared dtypes."""
         if not isinstance(gradients, Mapping):
             raise GradientError(
                 f"gradients must be given by name, such as {{{next(iter(self._declared))!r}: array}}, "
@@ -367,7 +367,7 @@ class StepPlans:
 
 
 def at_one_version(blocks: range, bases: Mapping[int, int], wanted: Collection[int] | None) -> list[range]:
-    """Return ranges of adjacent blocks with equal base versions, among all blocks or only the ``wanted`` ones."""
+    """Return ranges of adjacent blocks with equal base versions: of all blocks, or of the ``wanted`` blocks."""
     numbers = [number for number in blocks if wanted is None or number in wanted]
     stretches = groupby(enumerate(numbers), lambda pair: (pair[1] - pair[0], bases[pair[1]]))
     return [range(found[0][1], found[-1][1] + 1) for _, neighbors in stretches if (found := list(neighbors))]

@@ -1,8 +1,8 @@
 """Nested models: dicts, lists, tuples and named tuples of arrays, as is usual in JAX.
 
 An array's name is its path, for example ``layers.0.kernel``. If JAX is loaded, JAX decides what counts as a container,
-so classes registered with it are supported; otherwise, only the containers above are recognized. None is an empty
-container. A list of numbers is an array, not a container.
+so classes registered with it are supported; otherwise, only dicts, lists, tuples and named tuples are recognized. None
+is an empty container. A list of numbers is an array, not a container.
 """
 
 from __future__ import annotations

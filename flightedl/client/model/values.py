@@ -95,7 +95,7 @@ class ModelValues:
         return self._half if self._is_float32[self._parameters[blocks[0]]] else None
 
     def store(self, blocks: range, data: memoryview) -> None:
-        """Store the values of adjacent blocks of one run. They are adjacent in the buffer, as they are in the message.
+        """Store the values of adjacent blocks of a run. The values are adjacent both in the message and in the buffer.
 
         Raises:
             MessageError: the number of bytes is wrong.

@@ -14,7 +14,7 @@ from flightedl.errors import UsageError
 Ids = npt.NDArray[np.uint64]
 
 
-#: NumPy has a single object for each of these types, so comparing them by identity is possible, and faster.
+#: NumPy has a single object for each of these types, so they can be compared by identity, which is faster.
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 _PLAIN_COLUMNS = (pa.Int64Array, pa.UInt64Array)
 

@@ -1,7 +1,7 @@
 """A trainer's rows between two calls of its script: pending gradients, current lookups and prefetched rows.
 
-Prefetched rows arrive with the previous step. In synchronous mode, they belong to that step's round and stay valid
-until a newer version is known. In other modes, they have the values of the time of that step.
+Prefetched rows arrive with the previous step. In synchronous mode, they belong to that step's round, and are valid
+until a newer version is known. In other modes, their values are those at the time of that step.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Map:
 * ``calls``: reads and updates of several tables with one call of compiled code
 * ``threads``: a second thread for large messages
 * ``values``: input and output types of the other modules
-* ``cut``: content of the tables as of one moment
+* ``cut``: the content of the tables at one moment
 * ``norms``: search for rows with a small norm, which cuts remove
 * ``stored``: conversion between cuts and the records of a file
 * ``first``: loading of a table's initial rows from a user's file

@@ -87,7 +87,7 @@ class _Part:
         self._undo = reserved(size_bytes, np.uint32) if size_bytes else np.empty(0, np.uint32)
 
     def begin(self) -> None:
-        """From now on, copy records before they change, until this cut has read them."""
+        """From now on, copy records before they change, unless this cut has read them."""
         arrays = [number for array in (self._wanted, self._undo) for number in (array.ctypes.data, array.size)]
         self._numbers[:] = [0, self._high, 0, *arrays]
         state = self._table.state

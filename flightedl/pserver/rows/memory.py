@@ -3,9 +3,8 @@
 An array grows without being copied, and its elements never move. Beyond its first megabyte, it uses huge pages: rows
 are accessed at random, and with 4 KiB pages, address translation would take as long as the access itself.
 
-No more rows are created once a pserver's rows have reached their limit, or once the machine or container has almost no
-memory left. Other processes use memory, too, so the second condition is also necessary. Existing rows can still be
-updated.
+No more rows are created when a pserver's rows have reached their limit, or when the machine or container has almost no
+memory left because of other processes. Existing rows can still be updated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rows of embedding tables in a range of buckets, as a span of the block protocol in which buckets are blocks.
 
 A batch is applied to the whole span, so its cost depends neither on the number of buckets nor on the number of tables.
-This module determines when rows change; ``tables`` stores, finds and updates them.
+This module determines when rows change; ``tables`` stores, finds and updates rows.
 
 To compute a mean, a table's sum is divided by the total weight of the batches that pushed to the table, wherever their
 ids are stored. Likewise, a parameter block's sum is divided by the weight of the batches with a gradient for it. So the
@@ -88,7 +88,6 @@ class RowSpan(SpanPlace):
         return [number for bucket in buckets if (number := self._first + bucket) in self.numbers]
 
     def release(self) -> None:
-        """Free the memory. The rows are in other spans or no longer needed."""
         self.is_split = True
         self.rows.close()
 

@@ -48,7 +48,7 @@ class RowStore:
         #: The lock of all spans.
         self.lock = threading.Lock()
         self.spans: dict[int, RowSpan] = {}
-        #: Position of the plan's first bucket; buckets follow the parameter blocks.
+        #: Position of the plan's first bucket. The plan lists all parameter blocks before the buckets.
         self._first = plan.block_count
         self._is_placed = plan.placement > 0
         self._incoming = IncomingRows(plan.tables)
@@ -233,7 +233,7 @@ class RowStore:
             span.rows.restore(chunk_of(self.tables[stored.table], stored), self._counting)
 
     def finish_restore(self) -> None:
-        """Remove rows that had expired by the restored cuts."""
+        """Remove rows that had expired at the restored cuts."""
         for span in distinct(self.spans):
             span.epoch = self._taken.epoch_of(span.numbers)
             for table, spec in enumerate(self.tables):

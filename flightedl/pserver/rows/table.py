@@ -98,7 +98,7 @@ class RowTable:
         self.waiting = new_table(waiting, waiting_bytes, shifts, self.ages, is_counted_by_age=False)
         sketch_bytes = max(_LEAST_SKETCH_BYTES, 1 << (spec.sketch_bytes.bit_length() - 1))
         has_sketch = spec.admit_after > 1 and not is_counting
-        #: Counters of all buckets, bucket by bucket.
+        #: Counters of all buckets, one bucket after the other.
         self.sketch = np.zeros(sketch_bytes if has_sketch else 0, np.uint8)
         self._init = init_numbers(spec.init)
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
@@ -286,7 +286,6 @@ class RowTable:
             table.dirty[: bit_words(table)] = 0
 
     def chunk_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64], *, is_waiting: bool) -> RowChunk:
-        """Return copies of the records in ``words``."""
         table = self.part(is_waiting=is_waiting)
         layout = table.layout
 
@@ -365,14 +364,13 @@ class RowTable:
         return chunk.chosen(exists)
 
     def remove(self, ids: Ids) -> None:
-        """Remove the rows and waiting ids with these ids, if any."""
         records = np.empty(ids.size, np.int64)
         for table in (self.rows, self.waiting):
             row_kernel(row_cuts.look_up)(table, ids, self.salt, records)
             row_kernel(row_cuts.remove)(table, records, self.salt)
 
     def restore_table(self, cut: CutTable, buckets: range) -> None:
-        """Remove rows of these buckets that had expired by a cut, and restore the sketch counters from the cut."""
+        """Remove rows of these buckets that had expired at a cut, and restore the sketch counters from the cut."""
         if self._limit:
             given_up = self.given_up.copy()
             given_up[buckets.start : buckets.stop] = cut.given_up[buckets.start : buckets.stop]

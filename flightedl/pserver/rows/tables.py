@@ -24,8 +24,8 @@ rows that are expired according to the last cut's ``oldest`` version and epoch.
 **Memory** is limited (``memory``). At the limit, no rows are created: gradients for new rows are dropped and counted as
 ``refused``, and reads return the values that ``unknown`` defines. Existing rows can still be updated.
 
-Not thread-safe: the caller must hold the span's lock during every call, including calls of ``RowCut``. The calls
-release the GIL.
+Not thread-safe: the caller must hold the span's lock during every call, including calls of ``RowCut``. The GIL is
+released during calls.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class RowTables:
         rate_factor: float = 1.0,
         seed: int = 0,
     ) -> None:
-        """Apply gradients to several tables, to each at most once.
+        """Apply gradients to tables. Each table may occur only once.
 
         Args:
             push: Gradients by table.

@@ -182,7 +182,7 @@ class MovedBuckets(NamedTuple):
     epoch: int
     #: (tables, n) Rows of lower versions were evicted because their bucket had too many rows.
     given_up: Numbers
-    #: (n, counters of a bucket), for each table.
+    #: For each table, (n, counters of a bucket).
     sketches: tuple[npt.NDArray[np.uint8], ...]
     #: Rows and waiting ids of all tables.
     chunks: tuple[RowChunk, ...]
@@ -196,8 +196,8 @@ class CutTable:
     oldest: int
     #: Rows whose last update was in a lower epoch have expired.
     oldest_epoch: int
-    #: (n,) In increments: ids of rows that cuts have removed (see ``Evict``) since the previous file. These rows may
-    #: have been created again.
+    #: (n,) In increments: ids of rows that cuts have removed (see ``Evict``) since the previous file. Rows with these
+    #: ids may exist again.
     removed: Ids
     #: Sketch counters of waiting ids; empty if the table has no sketch.
     sketch: npt.NDArray[np.uint8]
