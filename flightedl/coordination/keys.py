@@ -44,6 +44,10 @@ class JobKeys:
         self.trainers = f"{prefix}trainers/"
         #: The declaration: parameters, dataset, mode.
         self.job = f"{prefix}job"
+        #: The newest ``Placement``; absent if it is the one in the declaration.
+        self.placement = f"{prefix}placement"
+        #: The ``Intent`` to move blocks; its create_revision is the attempt.
+        self.moving = f"{prefix}moving"
         #: The trainer that initializes the parameters, and whether it has done so.
         self.init_params = f"{prefix}init_params"
         #: Prefix of names that only one trainer can claim.

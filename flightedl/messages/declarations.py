@@ -5,6 +5,9 @@ For each part, the first declaration wins. If another declaration differs, the e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import groupby
 from typing import Annotated, Any
 
 import msgspec
@@ -105,17 +108,69 @@ class ModelDeclaration(Request, frozen=True, kw_only=True):
     tables: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=10_000)] = []
 
 
+#: Runs of equal values: (value, length).
+Runs = tuple[tuple[int, int], ...]
+
+
 class Placement(Reply, frozen=True, kw_only=True):
     """Owners of all blocks and buckets, as stored by the master. The version changes whenever the owners change.
 
-    The owners are listed in runs, in the order of the blocks: index of a pserver, number of consecutive blocks.
+    Blocks and buckets are numbered together, the blocks first. Each field lists runs of consecutive numbers.
     """
 
     version: int
+    #: Number of pservers, including those without blocks.
     pservers: int
-    blocks: list[tuple[int, int]]
-    #: Empty without tables.
-    buckets: list[tuple[int, int]] = []
+    #: (index of a pserver, number of blocks).
+    blocks: Runs
+    #: (index of a pserver, number of buckets). Empty without tables.
+    buckets: Runs = ()
+    #: (attempt that moved them to this owner, number of blocks or buckets). The attempt is 0 if they never moved. Empty
+    #: if no block has moved.
+    attempts: Runs = ()
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Index of each block's and bucket's pserver."""
+        return _unpacked(self.blocks + self.buckets)
+
+    def attempt_of(self, block: int) -> int:
+        """Return the attempt that moved a block or bucket to its owner; 0 if it never moved."""
+        return _unpacked(self.attempts)[block] if self.attempts else 0
+
+    def blocks_of(self, index: int) -> list[int]:
+        """Return the numbers of a pserver's blocks and buckets, ascending."""
+        return [block for block, owner in enumerate(self.owners) if owner == index]
+
+    def moved(self, moves: Iterable[tuple[range, int]], attempt: int) -> Placement:
+        """Return the next version, after this attempt has moved ranges of blocks to other pservers."""
+        owners = list(self.owners)
+        attempts = list(_unpacked(self.attempts)) if self.attempts else [0] * len(owners)
+        for blocks, destination in moves:
+            for block in blocks:
+                owners[block], attempts[block] = destination, attempt
+        count = len(_unpacked(self.blocks))
+        return msgspec.structs.replace(
+            self,
+            version=self.version + 1,
+            blocks=runs_of_equal(owners[:count]),
+            buckets=runs_of_equal(owners[count:]),
+            attempts=runs_of_equal(attempts),
+        )
+
+    def resized(self, pservers: int) -> Placement:
+        """Return the next version, with more pservers, or without pservers that have no blocks."""
+        return msgspec.structs.replace(self, version=self.version + 1, pservers=pservers)
+
+
+def runs_of_equal(values: Iterable[int]) -> Runs:
+    """Return (value, length) of each run of equal values."""
+    return tuple((value, len(list(run))) for value, run in groupby(values))
+
+
+@lru_cache(maxsize=16)
+def _unpacked(runs: Runs) -> tuple[int, ...]:
+    return tuple(value for value, count in runs for _ in range(count))
 
 
 class DeclaredModel(Reply, frozen=True, kw_only=True):

@@ -40,6 +40,8 @@ class FinishedTask(OfPiece, frozen=True, kw_only=True):
 
     #: Index of a pserver -> oldest generation that acknowledged a batch of this piece; 0 if it has no blocks.
     pservers: list[Natural] = []
+    #: Oldest placement of blocks according to which a batch of this piece was pushed; 0 if none is stored.
+    placement: Natural = 0
     #: Name of a metric -> [weighted sum, weight] over the piece (evaluations only).
     metrics: Metrics = {}
 

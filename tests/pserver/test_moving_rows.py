@@ -62,8 +62,8 @@ def plan_of(borders: Sequence[int], version: int) -> ShardPlan:
     """Return the plan in which each pserver has the buckets between two consecutive borders."""
     count = len(borders) - 1
     plan = plan_for(PARAMETERS, count, 1, TABLES)
-    buckets = [(index, borders[index + 1] - borders[index]) for index in range(count)]
-    placement = Placement(version=version, pservers=count, blocks=[(0, plan.block_count)], buckets=buckets)
+    buckets = tuple((index, borders[index + 1] - borders[index]) for index in range(count))
+    placement = Placement(version=version, pservers=count, blocks=((0, plan.block_count),), buckets=buckets)
     return placed(plan, placement)
 
 
@@ -187,8 +187,8 @@ class Cluster:
         placement = Placement(
             version=self.placement,
             pservers=len(self.shards),
-            blocks=[(0, plan.block_count)],
-            buckets=[(index, len(self.numbers(index))) for index in range(len(self.shards))],
+            blocks=((0, plan.block_count),),
+            buckets=tuple((index, len(self.numbers(index))) for index in range(len(self.shards))),
         )
         manifest = manifest_of(number, files, plan, placement)
         if is_published:

@@ -372,8 +372,8 @@ class Dataset:
     @staticmethod
     def _report(feed: TaskFeed, step: LoopStep) -> None:
         match step:
-            case Finished(task, pservers):
-                feed.finished(task, pservers)
+            case Finished(task, pservers, placement):
+                feed.finished(task, pservers, placement=placement)
             case HandBack(task):
                 feed.hand_back(task)
             case BatchDone(task, number):

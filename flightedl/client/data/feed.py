@@ -100,6 +100,7 @@ class TaskFeed:
         task: AssignedTask,
         pservers: Sequence[int],
         metrics: Mapping[str, tuple[float, float]] | None = None,
+        placement: int = 0,
     ) -> None:
         """Report a task as finished: all pservers have acknowledged its batches.
 
@@ -107,9 +108,10 @@ class TaskFeed:
             task: The task.
             pservers: Generations of the pservers.
             metrics: Result of an evaluation, name -> (weighted sum, weight).
+            placement: Oldest placement of blocks according to which a batch was pushed; 0 if none is stored.
         """
         with self._changed:
-            self._feed.finished(task, pservers, self._clock.now(), metrics)
+            self._feed.finished(task, pservers, self._clock.now(), metrics, placement)
             self._changed.notify_all()
 
     def batch_done(self, task: AssignedTask, number: int) -> None:

@@ -103,7 +103,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         clip_norm: float | None = None,
         wire: str = "",
         error_feedback: bool = False,
-        steps: Callable[[Sequence[Sequence[int]], Mode, Sequence[range]], Steps] = Steps,
+        steps: Callable[[Sequence[Sequence[int]], Mode, Sequence[range], int], Steps] = Steps,
         unclipped: Collection[str] = (),
         tree: Tree | None = None,
         probe: StepProbe | None = None,
@@ -122,7 +122,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.rows = TableRows(plan)
         self._values = ModelValues(plan, self._blocks, halves)
         owners = Owners.of(plan)
-        self.steps = steps(owners.blocks, mode, owners.buckets)
+        #: State machine of pushes and pulls.
+        self.steps = steps(owners.blocks, mode, owners.buckets, plan.placement)
         shard = partial(ShardClient, values=self._values, servers=servers, sender=scope, waiting=waiting, clock=clock)
         self._shard_client = partial(shard, steps=self.steps)
         self._step_plans = partial(
@@ -188,7 +189,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _adopt_layout(self) -> None:
         before, layout = self._layout, self._next_layout
         self._layout = layout
-        self.steps.place(layout.owners.blocks, layout.owners.buckets)
+        self.steps.place(layout.owners.blocks, layout.owners.buckets, layout.plan.placement)
         self.rows.place(layout.plan)
         self._probe.conversations[:] = [shard.conversation for shard in layout.shards]
         before.close(layout)

@@ -7,7 +7,7 @@ the end of an epoch, the master asks all pservers for their applied batches (``r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from msgspec.structs import replace
@@ -55,6 +55,9 @@ class Pservers:
         self._ask_at: dict[int, float] = {}
         #: Index -> (generation, first epoch whose size the process does not know yet).
         self._sealed: dict[int, tuple[int, int]] = {}
+        #: Newest placement that may be stored, and pservers that may have blocks in it or in the one before.
+        self._placement = 0
+        self._owners: frozenset[int] = frozenset()
         #: Highest version that any pserver has reported.
         self.highest_version = 0
 
@@ -74,8 +77,23 @@ class Pservers:
         self._outbox.note(Kind.PSERVER_CAME, pserver_named(index), text, index, generation)
         if generation != self._recovery.generation_of(index):
             self._refused.pop(index, None)
-        self._recovery.seen(index, generation)
+        self._recovery.seen(index, generation, self._placement_of(index))
         self._outbox.wake(index)
+
+    def _placement_of(self, index: int) -> int:
+        return self._placement if index in self._owners else 0
+
+    def placed(self, placement: int, owners: Collection[int], *, is_certain: bool) -> None:
+        """Record the owners of blocks, for ``domain.recovery.replacements``.
+
+        Args:
+            placement: Newest placement that may be stored.
+            owners: Pservers that may have blocks in it or in the one before.
+            is_certain: True if this placement is stored.
+        """
+        self._placement, self._owners = placement, frozenset(owners)
+        if is_certain:
+            self._recovery.placement_read(placement)
 
     def wake_all(self) -> None:
         for index in range(self.count):
@@ -109,7 +127,8 @@ class Pservers:
     def counts(self, report: FinishedTask) -> bool:
         """True if every pserver that applied this finished piece still has it. Ignores pservers without blocks."""
         named = dict(enumerate(report.pservers))
-        return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in range(self.count)])
+        indexes = range(max(self.count, len(named)))
+        return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in indexes], report.placement)
 
     def without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
         """Turn reports of finished work into reports of returned work, if pservers have since lost the work.
@@ -180,6 +199,7 @@ class Pservers:
                 0 if queue is None else queue.begun_epochs,
                 (lambda _epoch: 0) if queue is None else queue.epoch_size,
                 reply.checkpoint,
+                self._placement_of(index),
             )
         except NotFoundError as error:
             self._refuse(index, reply.checkpoint, error)

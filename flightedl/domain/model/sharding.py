@@ -36,7 +36,6 @@ import hashlib
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +44,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.tables.placement import BUCKETS, bucket_owners
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import NotFoundError, UsageError
-from flightedl.messages.declarations import Placement
+from flightedl.messages.declarations import Placement, runs_of_equal
 
 #: Version of the rules in this module. Part of every plan's hash, so plans of different versions never match.
 PLAN_VERSION = 3
@@ -335,9 +334,12 @@ def plan_for(
 def placement_of(plan: ShardPlan, version: int = 1) -> Placement:
     """Return a plan's owners in their stored form."""
     buckets = [] if plan.bucket_pservers is None else plan.bucket_pservers.tolist()
-    owners = (plan.block_pservers.tolist(), buckets)
-    blocks, buckets_ = ([(owner, len(list(run))) for owner, run in groupby(each)] for each in owners)
-    return Placement(version=version, pservers=plan.pserver_count, blocks=blocks, buckets=buckets_)
+    return Placement(
+        version=version,
+        pservers=plan.pserver_count,
+        blocks=runs_of_equal(plan.block_pservers.tolist()),
+        buckets=runs_of_equal(buckets),
+    )
 
 
 def placed(plan: ShardPlan, placement: Placement) -> ShardPlan:

@@ -1,9 +1,8 @@
 """Protocol that moves blocks from one pserver to another while the job trains.
 
-* ``values``: the stored owners and intent, the transactions that change them, and the messages between two pservers.
+* ``values``: the stored intent, transactions that change intent and placement, and messages between two pservers.
 * ``server``: the pserver's side, which copies, freezes, stages and adopts blocks.
 * ``director``: the master's side, which stores intents, commits the move of each block, and cancels failed intents.
-* ``losses``: blocks' loss numbers, which determine whether a report of finished work is valid after moves.
 
 Here, a block is a position in the plan: a block of a parameter or a bucket of tables. As an example, a block moves from
 pserver 0 to pserver 2. The master stores an *intent*. Pserver 0 reads it, sends a copy of the block to pserver 2, and
@@ -11,7 +10,7 @@ continues to apply pushes; it sends each update after the copy. Pserver 2 *stage
 can read them. When few updates are in flight, pserver 0 *freezes* the block: pushes wait, and the last message has the
 number of updates and the digest of the content. Pserver 2 sends the master an acknowledgement. The master *commits* in
 one transaction, which makes pserver 2 the owner and compares everything that may have changed: the master's lock, the
-attempt, both generations, the owners. Pserver 2 reads the owners and adopts the block; pserver 0 reads them and
+attempt, both generations, the placement. Pserver 2 reads the placement and adopts the block; pserver 0 reads it and
 releases it. If a trainer pushes to pserver 0, it receives the new owner as the answer, and repeats the push under the
 same identity at pserver 2, which knows the applied batches.
 

@@ -1,7 +1,7 @@
 """Decisions of the master about moves: when to store, commit and cancel an intent.
 
-The caller executes one transaction at a time, and reads owners and intent after each one, whatever its outcome: after
-a failure or an unknown outcome, only a read shows what is stored.
+The caller executes one transaction at a time, and reads placement and intent after each one, whatever its outcome:
+after a failure or an unknown outcome, only a read shows what is stored.
 
 Rules:
 
@@ -9,17 +9,19 @@ Rules:
   moves.
 * An intent is stored only while every pserver is settled, no audit is open and no checkpoint is ordered. While it
   exists, no audit begins and no checkpoint is ordered. So the answers of an audit and the files of a checkpoint belong
-  to one version of the owners.
-* A commit compares the master's lock, the attempt, the version of the owners, and the generations of both pservers.
+  to one placement. The number of pservers changes under the same conditions.
+* A commit compares the master's lock, the attempt, the version of the placement, and the generations of the pservers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from flightedl.domain.moving.losses import Losses
-from flightedl.domain.moving.values import NONE, Acknowledged, Intent, Move, Owners, StoredIntent, Transaction
+from flightedl.domain.moving.values import NONE, Acknowledged, Intent, Move, StoredIntent, Transaction
 from flightedl.errors import NotReadyError, UsageError
+from flightedl.messages.declarations import Placement
+
+Generations = tuple[tuple[int, int], ...]
 
 
 class Director:
@@ -27,29 +29,43 @@ class Director:
 
     Args:
         master: Generation of the master.
-        owners: Stored owners, read after the master acquired the lock.
+        placement: Stored placement, read after the master acquired the lock.
         stored: Stored intent, read in the same transaction; None if there is none.
+        pending: Transaction in progress. The caller sets it.
     """
 
-    def __init__(self, master: int, owners: Owners, stored: StoredIntent | None) -> None:
+    def __init__(
+        self, master: int, placement: Placement, stored: StoredIntent | None, pending: Transaction | None = None
+    ) -> None:
         self._master = master
-        self.owners = owners
+        self.placement = placement
         self.stored = stored
+        self.pending = pending
 
-    def read(self, owners: Owners, stored: StoredIntent | None) -> None:
-        """Replace owners and intent by the values that were read after a transaction."""
-        self.owners, self.stored = owners, stored
+    def read(self, placement: Placement, stored: StoredIntent | None) -> None:
+        """Replace placement and intent by the values that were read after the transaction in progress."""
+        self.placement, self.stored, self.pending = placement, stored, None
 
     @property
     def is_moving(self) -> bool:
-        """True while an intent exists; the caller then begins no audit and orders no checkpoint."""
-        return self.stored is not None
+        """True while an intent may exist; the caller then begins no audit and orders no checkpoint."""
+        return self.stored is not None or self.pending is not None
+
+    @property
+    def newest(self) -> Placement:
+        """The newest placement that may be stored."""
+        return (self.pending.placement if self.pending is not None else None) or self.placement
+
+    def placement_for(self, index: int) -> int:
+        """Return the newest version of the placement that may be stored, or 0 if the pserver has no blocks in it."""
+        newest = self.newest
+        return newest.version if index in newest.owners or index in self.placement.owners else 0
 
     def begin(
         self,
         moves: Sequence[Move],
         seen: Mapping[int, int],
-        losses: Losses,
+        settled: Mapping[int, int],
         *,
         is_audit_open: bool,
         is_checkpoint_open: bool,
@@ -57,9 +73,9 @@ class Director:
         """Return the transaction that stores an intent.
 
         Args:
-            moves: Moves of blocks; the source of each is the block's owner.
+            moves: Moves of blocks; the source of each is the owner of its blocks.
             seen: Index -> generation of the present pservers.
-            losses: Loss numbers and settled processes.
+            settled: Index -> generation of the pserver's last settled process.
             is_audit_open: True while the master collects the applied batches of pservers.
             is_checkpoint_open: True while a checkpoint is ordered.
 
@@ -71,35 +87,76 @@ class Director:
         indexes = sorted({index for move in moves for index in (move.source, move.destination)})
         if self.stored is not None:
             raise NotReadyError("other blocks are being moved")
-        if not losses.is_settled(seen, [*indexes, *set(self.owners.pservers)]):
-            raise NotReadyError("a pserver has not reported yet which batches it has applied")
-        if is_audit_open or is_checkpoint_open:
-            raise NotReadyError(f"{'an audit' if is_audit_open else 'a checkpoint'} is in progress")
-        generations = tuple((index, seen[index]) for index in indexes)
+        generations = self._require_quiet(
+            indexes, seen, settled, is_audit_open=is_audit_open, is_checkpoint_open=is_checkpoint_open
+        )
         return self._transaction(NONE, Intent(self._master, tuple(moves), generations), None, generations)
 
+    def resize(
+        self,
+        pserver_count: int,
+        seen: Mapping[int, int],
+        settled: Mapping[int, int],
+        *,
+        is_audit_open: bool,
+        is_checkpoint_open: bool,
+    ) -> Transaction:
+        """Return the transaction that adds pservers, or removes pservers that have no blocks.
+
+        The added pservers need not be settled. For the other arguments and errors, see ``begin``.
+        """
+        placement = self.placement
+        assert max(placement.owners) < pserver_count, "a pserver with blocks is removed"
+        for index in range(placement.pservers, pserver_count):
+            if index not in seen:
+                raise NotReadyError(f"there is no pserver {index}")
+        generations = tuple((index, seen[index]) for index in range(placement.pservers, pserver_count))
+        self._require_quiet((), seen, settled, is_audit_open=is_audit_open, is_checkpoint_open=is_checkpoint_open)
+        return self._transaction(NONE, None, placement.resized(pserver_count), generations)
+
+    def _require_quiet(
+        self,
+        indexes: Collection[int],
+        seen: Mapping[int, int],
+        settled: Mapping[int, int],
+        *,
+        is_audit_open: bool,
+        is_checkpoint_open: bool,
+    ) -> Generations:
+        """Return the pservers' (index, generation), provided that blocks may move."""
+        for index in {*indexes, *self.placement.owners}:
+            if index not in seen or settled.get(index) != seen[index]:
+                raise NotReadyError("a pserver has not reported yet which batches it has applied")
+        if is_audit_open or is_checkpoint_open:
+            raise NotReadyError(f"{'an audit' if is_audit_open else 'a checkpoint'} is in progress")
+        return tuple((index, seen[index]) for index in indexes)
+
     def _require_possible(self, moves: Sequence[Move], seen: Mapping[int, int]) -> None:
-        if len({move.block for move in moves}) != len(moves):
+        owners = self.placement.owners
+        blocks = [block for move in moves for block in move.blocks]
+        if len(set(blocks)) != len(blocks):
             raise UsageError("a block cannot move to two pservers")
         for move in moves:
-            if self.owners.pservers[move.block] != move.source or move.source == move.destination:
+            if {owners[block] for block in move.blocks} != {move.source} or move.source == move.destination:
                 raise UsageError(f"block {move.block} cannot move from pserver {move.source} to {move.destination}")
             if move.destination not in seen:
                 raise NotReadyError(f"there is no pserver {move.destination}")
 
-    def acknowledged(self, message: Acknowledged) -> Transaction | None:
-        """Return the transaction that commits the move of a block; None if its attempt is over."""
+    def commit(self, acknowledged: Iterable[Acknowledged]) -> Transaction | None:
+        """Return the transaction that commits the moves of acknowledged units; None if their attempt is over."""
         stored = self.stored
-        if stored is None or stored.intent.master != self._master or message.attempt != stored.attempt:
+        if stored is None or stored.intent.master != self._master:
             return None
-        move = stored.intent.move_of(message.block)
-        if move is None:
+        units = {message.block for message in acknowledged if message.attempt == stored.attempt}
+        moves = [move for move in stored.intent.moves if move.block in units]
+        if not moves:
             return None
-        rest = tuple(each for each in stored.intent.moves if each != move)
+        rest = tuple(move for move in stored.intent.moves if move.block not in units)
         intent = Intent(self._master, rest, stored.intent.generations) if rest else None
-        both = {move.source, move.destination}
+        both = {index for move in moves for index in (move.source, move.destination)}
         generations = tuple(each for each in stored.intent.generations if each[0] in both)
-        return self._transaction(stored.attempt, intent, self.owners.moved(move, stored.attempt), generations)
+        moved = self.placement.moved([(move.blocks, move.destination) for move in moves], stored.attempt)
+        return self._transaction(stored.attempt, intent, moved, generations)
 
     def cancel_if_failed(self, seen: Mapping[int, int]) -> Transaction | None:
         """Return the transaction that cancels the intent if a predecessor stored it or one of its pservers is gone."""
@@ -109,17 +166,22 @@ class Director:
         is_own = intent.master == self._master
         if is_own and all(seen.get(index) == generation for index, generation in intent.generations):
             return None
+        return self.cancel()
+
+    def cancel(self) -> Transaction:
+        """Return the transaction that cancels the stored intent."""
+        assert self.stored is not None, "there is no intent"
         return self._transaction(self.stored.attempt, None, None, ())
 
     def _transaction(
-        self, attempt: int, intent: Intent | None, owners: Owners | None, generations: tuple[tuple[int, int], ...]
+        self, attempt: int, intent: Intent | None, placement: Placement | None, generations: Generations
     ) -> Transaction:
         return Transaction(
             attempt=attempt,
             intent=intent,
-            owners=owners,
+            placement=placement,
             master=self._master,
             generations=generations,
-            version=self.owners.version,
+            version=self.placement.version,
             excludes_checkpoint=attempt == NONE,
         )

@@ -7,12 +7,12 @@ block.
 Rules:
 
 * The process that adopted or loaded a block serves it, unless the block is frozen.
-* ``read`` accepts the results of a single read of etcd: the owners, the intent and the holder of the index. Reads older
-  than the last one are ignored. Nothing else thaws, adopts or releases a block.
+* ``read`` accepts the results of a single read of etcd: the placement, the intent and the holder of the index. Reads
+  older than the last one are ignored. Nothing else thaws, adopts or releases a block.
 * A new process loads its blocks only if it still held its index at the revision of that read. Otherwise a process that
-  froze before it loaded would serve a block that moved to its successor, with a higher loss number.
-* Staged content belongs to one attempt. It is adopted only if the stored owners name that attempt, because content from
-  an earlier attempt lacks the updates that the source has applied since.
+  froze before it loaded would serve a block that moved to its successor.
+* Staged content belongs to one attempt. It is adopted only if the stored placement names that attempt, because content
+  from an earlier attempt lacks the updates that the source has applied since.
 * Messages of another attempt, repeated updates and updates after a gap are ignored. A broken stream is not resumed: the
   source gives up, and the next attempt copies the block again.
 """
@@ -38,7 +38,6 @@ from flightedl.domain.moving.values import (
     Last,
     Message,
     Move,
-    Owners,
     Release,
     Stage,
     StoredIntent,
@@ -46,6 +45,7 @@ from flightedl.domain.moving.values import (
     Transaction,
     Update,
 )
+from flightedl.messages.declarations import Placement
 
 
 class Serves(Enum):
@@ -96,24 +96,24 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
     #: Blocks that the process has, excluding staged blocks.
     blocks: tuple[int, ...]
-    #: Revision of the newest read, and the version of the owners in it.
+    #: Revision of the newest read, and the version of the placement in it.
     revision: int = 0
     version: int = 0
     leaving: tuple[Leaving, ...] = ()
     arriving: tuple[Arriving, ...] = ()
 
 
-def state_to_load(index: int, generation: int, revision: int, owners: Owners, holder: int | None) -> State | None:
+def state_to_load(index: int, generation: int, revision: int, placement: Placement, holder: int | None) -> State | None:
     """Return the state of a new process after it has loaded its blocks; None if the process has to end.
 
     Args:
         index: Index that the process has claimed.
         generation: Generation of the process.
-        revision: Revision of etcd at which the process read the owners, after claiming the index.
-        owners: The owners at that revision.
+        revision: Revision of etcd at which the process read the placement, after claiming the index.
+        placement: The placement at that revision.
         holder: Generation of the process that held the index at that revision.
     """
-    return State(tuple(owners.blocks_of(index)), revision, owners.version) if holder == generation else None
+    return State(tuple(placement.blocks_of(index)), revision, placement.version) if holder == generation else None
 
 
 class MovingBlocks:
@@ -138,19 +138,21 @@ class MovingBlocks:
         return Serves.FROZEN if is_frozen else Serves.HERE
 
     def answers_for(self, version: int) -> bool:
-        """Return True if the process has the blocks that this version of the owners assigns to it.
+        """Return True if the process has the blocks that this version of the placement assigns to it.
 
         A request to all pservers, such as an audit or a checkpoint, names a version. A process that knows an older
-        version reads the owners before it answers, so that answers for different versions are never combined.
+        version reads the placement before it answers, so that answers for different versions are never combined.
         """
         return self.state.version == version
 
-    def read(self, revision: int, owners: Owners, stored: StoredIntent | None, holder: int | None) -> list[Effect]:
+    def read(
+        self, revision: int, placement: Placement, stored: StoredIntent | None, holder: int | None
+    ) -> list[Effect]:
         """Process the results of a read at one revision of etcd.
 
         Args:
             revision: The revision.
-            owners: Owners of all blocks.
+            placement: Placement of all blocks.
             stored: The stored intent, if there is one.
             holder: Generation of the process that holds this index, if there is one.
 
@@ -161,15 +163,15 @@ class MovingBlocks:
             return []
         if holder != self._generation:
             return [End()]
-        self.state = replace(self.state, revision=revision, version=owners.version)
-        effects = list(self._adopt_or_release(owners))
+        self.state = replace(self.state, revision=revision, version=placement.version)
+        effects = list(self._adopt_or_release(placement))
         if End() in effects:
             return effects
         effects += self._end_attempts(stored)
         return effects + (self._begin_copies(stored) if stored is not None else [])
 
-    def _adopt_or_release(self, owners: Owners) -> Iterable[Effect]:
-        own, here = set(owners.blocks_of(self._index)), set(self.state.blocks)
+    def _adopt_or_release(self, placement: Placement) -> Iterable[Effect]:
+        own, here = set(placement.blocks_of(self._index)), set(self.state.blocks)
         for run in _runs(here - own):
             yield Release(run.start, len(run))
         self._set_blocks(here & own)
@@ -178,7 +180,7 @@ class MovingBlocks:
                 self._leave(leaving.block, None)
         new = own - here
         for arriving in self.state.arriving:
-            is_whole = arriving.is_complete and arriving.attempt == owners.attempts[arriving.block]
+            is_whole = arriving.is_complete and arriving.attempt == placement.attempt_of(arriving.block)
             if is_whole and new.issuperset(arriving.blocks):
                 new.difference_update(arriving.blocks)
                 yield Adopt(arriving.block)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-#: Stands for the attempt of a block that has never moved, and of an intent that must not exist.
+from flightedl.messages.declarations import Placement
+
+#: Stands for the attempt of an intent that must not exist.
 NONE = 0
 
 
@@ -51,27 +53,6 @@ class StoredIntent(msgspec.Struct, frozen=True, array_like=True):
     intent: Intent
 
 
-class Owners(msgspec.Struct, frozen=True, array_like=True):
-    """Stored owners of all blocks."""
-
-    version: int
-    #: Block -> index of its pserver.
-    pservers: tuple[int, ...]
-    #: Block -> attempt that moved it to this owner, or ``NONE``.
-    attempts: tuple[int, ...]
-
-    def moved(self, move: Move, attempt: int) -> Owners:
-        """Return the next version, after one move."""
-        pservers, attempts = list(self.pservers), list(self.attempts)
-        for block in move.blocks:
-            pservers[block], attempts[block] = move.destination, attempt
-        return Owners(self.version + 1, tuple(pservers), tuple(attempts))
-
-    def blocks_of(self, index: int) -> list[int]:
-        """Return a pserver's blocks, ascending."""
-        return [block for block, owner in enumerate(self.pservers) if owner == index]
-
-
 class Transaction(msgspec.Struct, frozen=True):
     """An atomic change of the stored state, made only if all compared values are as expected."""
 
@@ -79,13 +60,13 @@ class Transaction(msgspec.Struct, frozen=True):
     attempt: int
     #: New intent; None deletes the stored intent.
     intent: Intent | None
-    #: New owners; None keeps the stored owners.
-    owners: Owners | None = None
+    #: New placement; None keeps the stored placement.
+    placement: Placement | None = None
     # Generation of the master, which must hold the lock. A pserver that gives up compares nothing from here on.
     master: int | None = None
     #: (index, generation) of pservers whose keys must exist.
     generations: tuple[tuple[int, int], ...] = ()
-    #: Expected version of the stored owners.
+    #: Expected version of the stored placement.
     version: int | None = None
     #: True if the transaction requires that no checkpoint order is stored.
     excludes_checkpoint: bool = False

@@ -35,6 +35,7 @@ import numpy as np
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.cohorts import differing
 from flightedl.domain.exactly_once.intervals import IntervalSet
+from flightedl.domain.recovery.replacements import Process, Replacements
 from flightedl.errors import CorruptError, NotFoundError
 from flightedl.marks import sometimes
 from flightedl.messages.decoding import from_msgpack
@@ -177,6 +178,8 @@ class _Record(msgspec.Struct, array_like=True):
     floor: int
     #: The checkpoint that all pservers must load, as a list of one element. Empty if they may load any.
     pinned: list[int | None]
+    #: See ``Replacements``; empty in states of versions that did not move blocks.
+    processes: tuple[Process, ...] = ()
 
 
 class PserverRecovery:
@@ -190,8 +193,7 @@ class PserverRecovery:
     def __init__(self, pserver_count: int, recovery: Literal["replay", "rollback"] = "replay") -> None:
         self._pserver_count = pserver_count
         self._is_rollback = recovery == "rollback"
-        #: Index -> newest known generation.
-        self._known: dict[int, int] = {}
+        self._known = Replacements()
         #: Index -> settled generation.
         self._settled: dict[int, int] = {}
         #: Processes with lower generations must restart for a rollback.
@@ -199,25 +201,29 @@ class PserverRecovery:
         #: (checkpoint that restarted processes load,); None if there is no rollback.
         self._pinned: tuple[int | None] | None = None
 
-    def seen(self, index: int, generation: int) -> None:
+    def seen(self, index: int, generation: int, placement: int = 0) -> None:
+        """Record the present process of a pserver. For ``placement``, see ``Replacements``."""
         if 0 <= index < self._pserver_count:
-            self._known[index] = max(generation, self._known.get(index, generation))
+            self._known = self._known.seen(index, generation, placement)
+
+    def placement_read(self, placement: int) -> None:
+        """Record the version of the stored placement while no transaction can change it."""
+        self._known = self._known.confirmed(placement)
 
     def generation_of(self, index: int) -> int | None:
-        return self._known.get(index)
+        return self._known.generation_of(index)
 
     def is_settled(self, index: int) -> bool:
-        return index in self._known and self._settled.get(index) == self._known[index]
+        generation = self._known.generation_of(index)
+        return generation is not None and self._settled.get(index) == generation
 
     @property
     def is_all_settled(self) -> bool:
         return not self.to_reload() and all(self.is_settled(index) for index in range(self._pserver_count))
 
-    def accepts(self, pservers: Sequence[int]) -> bool:
-        """True if a report is accepted. ``pservers`` maps indices to the lowest generations that acknowledged it."""
-        return len(pservers) == self._pserver_count and all(
-            generation >= self._known.get(index, 0) for index, generation in enumerate(pservers)
-        )
+    def accepts(self, pservers: Sequence[int], placement: int = 0) -> bool:
+        """True if a report is accepted; see ``Replacements``. It names every pserver that has blocks."""
+        return len(pservers) >= self._pserver_count and self._known.accepts(pservers, placement)
 
     def announced(
         self,
@@ -227,6 +233,7 @@ class PserverRecovery:
         begun_epochs: int,
         task_count_of: Callable[[int], int],
         checkpoint: int | None = None,
+        placement: int = 0,
     ) -> dict[int, IntervalSet] | None:
         """Handle a process's announcement: its applied batches, and the checkpoint that it loaded.
 
@@ -237,8 +244,8 @@ class PserverRecovery:
         Raises:
             NotFoundError: the process lacks an epoch whose size was forgotten; nothing was changed.
         """
-        self.seen(index, generation)
-        if self._known.get(index) != generation or self._settled.get(index) == generation:
+        self.seen(index, generation, placement)
+        if self._known.generation_of(index) != generation or self._settled.get(index) == generation:
             return None
         lacking = tasks_to_reopen(summary, begun_epochs, task_count_of)
         if self._is_rollback:
@@ -272,9 +279,9 @@ class PserverRecovery:
         if self._pinned is None:
             return {}
         return {
-            index: Reload(generation, self._pinned[0])
-            for index, generation in sorted(self._known.items())
-            if generation < self._floor
+            each.index: Reload(each.generation, self._pinned[0])
+            for each in self._known.processes
+            if each.generation < self._floor and each.index < self._pserver_count
         }
 
     # storage
@@ -282,7 +289,8 @@ class PserverRecovery:
     def encode(self) -> bytes:
         """Return the state for a successor. Store it in the same transaction as the queue."""
         pinned = [] if self._pinned is None else list(self._pinned)
-        return msgspec.msgpack.encode(_Record(_FORMAT, sorted(self._settled.items()), self._floor, pinned))
+        settled = sorted(self._settled.items())
+        return msgspec.msgpack.encode(_Record(_FORMAT, settled, self._floor, pinned, self._known.processes))
 
     @classmethod
     def restore(
@@ -297,11 +305,13 @@ class PserverRecovery:
             raise CorruptError(f"a recovery has format {record.format}, but this version reads format {_FORMAT}")
         result = cls(pserver_count, recovery)
         result._settled = {index: generation for index, generation in record.settled if index < pserver_count}
-        result._known = dict(result._settled)
+        result._known = Replacements(record.processes)
+        for index, generation in record.settled:
+            result._known = result._known.seen(index, generation, 0)
         result._floor = record.floor
         result._pinned = (record.pinned[0],) if record.pinned else None
         return result
 
     def check(self) -> None:
         for index, generation in self._settled.items():
-            assert generation <= self._known[index], "an unknown process is settled"
+            assert generation <= (self._known.generation_of(index) or 0), "an unknown process is settled"

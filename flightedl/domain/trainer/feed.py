@@ -264,10 +264,12 @@ class Feed:
         pservers: Sequence[int],
         now: float,
         metrics: Mapping[str, tuple[float, float]] | None = None,
+        placement: int = 0,
     ) -> None:
         """Report a task whose batches have all been acknowledged by all pservers.
 
-        ``pservers`` are the pservers' generations. ``metrics`` (of evaluations) maps names to (weighted sum, weight).
+        ``pservers`` are their generations; ``metrics`` are those of an evaluation: name -> (weighted sum, weight);
+        ``placement`` is the oldest one according to which a batch was pushed.
         """
         if not self.is_held(task):
             return
@@ -277,6 +279,7 @@ class Feed:
             position=a.position,
             attempt=a.attempt,
             pservers=list(pservers),
+            placement=placement,
             metrics=dict(metrics or {}),
         )
         self._note_pace(now)

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from flightedl.domain.trainer.batches import Batch, BatchState
+from flightedl.domain.trainer.batches import PLACEMENT, Batch, BatchState
 from flightedl.domain.trainer.feed import AssignedTask
 
 #: Maximum number of times that a reading hands out a batch whose gradient is always rejected.
@@ -90,7 +90,7 @@ class Reading(msgspec.Struct, eq=False):
     is_at_end: bool = False
     #: Numbers of the settled batches.
     _settled: set[int] = set()
-    #: Pserver -> its oldest generation that has a batch of the task.
+    #: Pserver -> its oldest generation that has a batch of the task; ``PLACEMENT`` -> the oldest placement.
     _generations: dict[int, int] = {}
 
     def settle(self, number: int, generations: Mapping[int, int]) -> None:
@@ -114,7 +114,8 @@ class Reading(msgspec.Struct, eq=False):
         if not self.is_settled:
             return HandBack(self.task)
         generations = self._generations
-        return Finished(self.task, [generations.get(index, 0) for index in range(max(generations, default=-1) + 1)])
+        pservers = [generations.get(index, 0) for index in range(max(generations, default=-1) + 1)]
+        return Finished(self.task, pservers, generations.get(PLACEMENT, 0))
 
     def check(self) -> None:
         assignment = self.task.assignment
@@ -158,6 +159,8 @@ class Finished(msgspec.Struct, frozen=True):
     task: AssignedTask
     #: Pserver -> its oldest generation that has a batch of the task; 0 if nothing was sent to it.
     pservers: Sequence[int]
+    #: Oldest placement according to which a batch of the task was pushed; 0 if none is stored.
+    placement: int = 0
 
 
 class HandBack(msgspec.Struct, frozen=True):

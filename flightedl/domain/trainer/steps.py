@@ -125,10 +125,13 @@ class Steps:
         shards: Blocks of each pserver.
         mode: The job's mode.
         buckets: Of each pserver, the buckets of tables that are represented by the block with the first one's number.
+        placement: Version of the placement; 0 if none is stored.
     """
 
-    def __init__(self, shards: Sequence[Collection[int]], mode: Mode, buckets: Sequence[range] = ()) -> None:
-        self._own(shards, buckets)
+    def __init__(
+        self, shards: Sequence[Collection[int]], mode: Mode, buckets: Sequence[range] = (), placement: int = 0
+    ) -> None:
+        self._own(shards, buckets, placement)
         #: Block -> version of the values that this trainer has.
         self.versions: dict[int, int] = dict.fromkeys(sorted(self._blocks), 0)
         #: The open batch.
@@ -147,13 +150,14 @@ class Steps:
         self._changed: dict[int, CurrentBatch] = {}
         self._set_mode(mode)
 
-    def _own(self, shards: Sequence[Collection[int]], buckets: Sequence[range]) -> None:
+    def _own(self, shards: Sequence[Collection[int]], buckets: Sequence[range], placement: int) -> None:
+        self._placement = placement
         self._shards = [frozenset(blocks) for blocks in shards]
         self._buckets = tuple(buckets) or (range(0),) * len(self._shards)
         self._blocks = frozenset[int]().union(*self._shards)
 
-    def place(self, shards: Sequence[Collection[int]], buckets: Sequence[range] = ()) -> None:
-        """Set new owners of the blocks. Called between two operations, or in response to ``FindPlacement``.
+    def place(self, shards: Sequence[Collection[int]], buckets: Sequence[range] = (), placement: int = 0) -> None:
+        """Set new owners of the blocks, between two operations or in response to ``FindPlacement``.
 
         Rows count as no newer than the oldest rows of their previous owners. A batch is pushed again to pservers whose
         buckets have changed; they answer "already applied" if they have it.
@@ -163,7 +167,7 @@ class Steps:
         batches = [self.current, None if transfer is None else transfer.current]
         answered = [each.answered for each in batches if each is not None]
         old = {each: self.versions.pop(each.start) for each in self._buckets if each}
-        self._own(shards, buckets)
+        self._own(shards, buckets, placement)
         gone = old.keys() - set(self._buckets)
         for each in gone:
             old[each] = min([old[each], *(bases.pop(each.start) for bases in answered if each.start in bases)])
@@ -550,6 +554,7 @@ class Steps:
             left = self._transfer = TransferState(
                 0, current, self.versions, self.mode, pull, shards, frozenset(pushes), member=member
             )
+            left.placement = self._placement
         self._serial += 1
         left.serial = self._serial
         batch = None if left.current is None else left.current.pushed

@@ -27,7 +27,7 @@ import msgspec
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.exactly_once.accumulation import missing_places
 from flightedl.domain.retries import is_transient
-from flightedl.domain.trainer.batches import CurrentBatch, Pushed
+from flightedl.domain.trainer.batches import PLACEMENT, CurrentBatch, Pushed
 from flightedl.errors import FlightedlError, StalePlacementError
 from flightedl.marks import sometimes
 from flightedl.messages.parameters import Outcome
@@ -144,6 +144,8 @@ class TransferState(msgspec.Struct, eq=False):
     misplaced: StalePlacementError | None = None
     #: True while the driver looks up the placement.
     is_finding: bool = False
+    #: Version of the placement when the transfer began; 0 if none is stored.
+    placement: int = 0
 
     def place(self, owners: Sequence[frozenset[int]], changed: Mapping[int, Sequence[int]]) -> None:
         """Send the unanswered part to the blocks' new owners.
@@ -216,6 +218,9 @@ class TransferState(msgspec.Struct, eq=False):
         elif outcome != _NONE and current is not None:
             shard.pushes.difference_update(blocks)
             current.generations[index] = min(generation, current.generations.get(index, generation))
+            if self.placement:
+                # The first one is the oldest.
+                current.generations.setdefault(PLACEMENT, self.placement)
             bases = self._bases(current, blocks)
             if outcome == _PARTLY_APPLIED:
                 sometimes("a sum was refused in part")

@@ -199,8 +199,8 @@ class Loop:
                     self.trainer.give_up_sum()
                 case Unreadable(failure):
                     self.feed.failed(failure.task, str(failure.error), failure.number, self.world.now)
-                case Finished(task, pservers):
-                    self.feed.finished(task, pservers, self.world.now)
+                case Finished(task, pservers, placement):
+                    self.feed.finished(task, pservers, self.world.now, placement=placement)
                 case HandBack(task):
                     self._hand_back(task)
                 case BatchDone(task, number):

@@ -132,7 +132,7 @@ MASTER_BUGS: dict[str, Planted] = {
     ),
     "only the first pserver is compared": bug(
         "a report counts although it names an earlier process of a pserver other than the first",
-        swaps(f"{_RECOVERY}accepts", "enumerate(pservers)", "enumerate(pservers[:1])"),
+        swaps(f"{_RECOVERY}accepts", "accepts(pservers, placement)", "accepts(pservers[:1], placement)"),
     ),
     "settled unasked": bug(
         "a new pserver process counts as settled before it has reported its batches",

@@ -40,7 +40,7 @@ def test_a_plan_is_identified_by_its_cut_and_the_version_of_its_placement() -> N
     assert placed(other, placement_of(other)).hash[:32] != first.hash[:32]
 
 
-@pytest.mark.parametrize("change", [{"blocks": [(0, 1)]}, {"buckets": []}, {"pservers": 1}])
+@pytest.mark.parametrize("change", [{"blocks": ((0, 1),)}, {"buckets": ()}, {"pservers": 1}])
 def test_a_placement_of_other_blocks_or_pservers_is_refused(change: dict[str, object]) -> None:
     plan = plan_for(SPECS, 3, 3, TABLES)
     known = placement_of(plan)

@@ -3,19 +3,18 @@
 import pytest
 
 from flightedl.domain.moving.director import Director
-from flightedl.domain.moving.losses import Losses
-from flightedl.domain.moving.values import Intent, Move, Owners, StoredIntent
+from flightedl.domain.moving.values import Intent, Move, StoredIntent
 from flightedl.errors import NotReadyError, UsageError
+from flightedl.messages.declarations import Placement
 
-OWNERS = Owners(1, (0, 1), (0, 0))
+PLACEMENT = Placement(version=1, pservers=3, blocks=((0, 1), (1, 1)))
 SEEN = {0: 2, 1: 3, 2: 4}
-SETTLED = Losses((2, 3, 4), (2, 3))
 INTENT = Intent(1, (Move(0, 0, 2),), ((0, 2), (2, 4)))
 
 
-def begin(moves, stored=None, seen=SEEN, losses=SETTLED, **open_):
+def begin(moves, stored=None, seen=SEEN, settled=SEEN, **open_):
     flags = {"is_audit_open": False, "is_checkpoint_open": False} | open_
-    return Director(1, OWNERS, stored).begin(moves, seen, losses, **flags)
+    return Director(1, PLACEMENT, stored).begin(moves, seen, settled, **flags)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ def test_impossible_moves_are_refused(moves, sentence):
     [
         ({"stored": StoredIntent(9, INTENT)}, "other blocks are being moved"),
         ({"seen": {0: 2, 1: 3}}, "there is no pserver 2"),
-        ({"losses": Losses((2, 0, 4), (2, 0))}, "a pserver has not reported yet"),
+        ({"settled": {0: 2, 2: 4}}, "a pserver has not reported yet"),
         ({"is_audit_open": True}, "an audit is in progress"),
         ({"is_checkpoint_open": True}, "a checkpoint is in progress"),
     ],
@@ -56,9 +55,9 @@ def test_an_intent_names_the_generations_and_compares_them():
 
 def test_intents_of_a_predecessor_and_of_a_departed_pserver_are_cancelled():
     stored = StoredIntent(9, INTENT)
-    assert Director(1, OWNERS, stored).cancel_if_failed(SEEN) is None
-    assert Director(1, OWNERS, None).cancel_if_failed({}) is None
+    assert Director(1, PLACEMENT, stored).cancel_if_failed(SEEN) is None
+    assert Director(1, PLACEMENT, None).cancel_if_failed({}) is None
     for master, seen in ((5, SEEN), (1, {0: 2, 1: 3}), (1, SEEN | {0: 8})):
-        transaction = Director(master, OWNERS, stored).cancel_if_failed(seen)
+        transaction = Director(master, PLACEMENT, stored).cancel_if_failed(seen)
         assert transaction is not None
-        assert (transaction.attempt, transaction.intent, transaction.owners) == (9, None, None)
+        assert (transaction.attempt, transaction.intent, transaction.placement) == (9, None, None)

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from flightedl.testing.simulation.planted import Edit, answers, bug, drops, planted, rewrites, swaps
+from flightedl.testing.simulation.planted import Edit, answers, bug, planted, rewrites, swaps
 from tests.domain.moving.world import Limits, World, first_world, steps, wrong
 from tests.exploration import Explored, ViolationError, explore
 
 _SERVER = "domain.moving.server:MovingBlocks."
 _DIRECTOR = "domain.moving.director:Director."
-_LOSSES = "domain.moving.losses:Losses."
+_REPLACED = "domain.recovery.replacements:Replacements."
 
 #: Name -> (blocks, batches, pservers, owners, limits). The first ones run with every test.
 SMALL = {
@@ -19,6 +19,7 @@ SMALL = {
     "a master is replaced": (1, 1, 2, (0,), Limits(crashes=0, masters=1)),
     "a lease ends early": (1, 1, 2, (0,), Limits(crashes=0, freezes=1, give_ups=0)),
     "a checkpoint is ordered": (1, 1, 2, (0,), Limits(crashes=0, checkpoints=1)),
+    "a reply of etcd is lost": (1, 1, 2, (0,), Limits(crashes=1, give_ups=0, lost_replies=1)),
     "two batches": (1, 2, 2, (0,), Limits(crashes=0)),
     "two blocks": (2, 1, 2, (0, 1), Limits(crashes=0)),
 }
@@ -39,7 +40,7 @@ LARGE = {
 PREPARED: dict[str, tuple[Limits, tuple[str, ...]]] = {
     "a crash and another master after a commit was sent": (
         Limits(crashes=1, masters=1, give_ups=0),
-        ("intend 0 from 0", "outcome", "read 0", "freeze 0", "receive 1:3 Copy", "receive 1:3 Last", "commit"),
+        ("push", "intend 0 from 0", "outcome", "read 0", "freeze 0", "receive 1:3 Copy", "receive 1:3 Last", "commit"),
     ),
     "two leases end while a pserver starts": (
         Limits(crashes=1, freezes=1, give_ups=0),
@@ -51,11 +52,19 @@ PREPARED: dict[str, tuple[Limits, tuple[str, ...]]] = {
 BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     "a pserver that has not settled gives blocks away": (
         "a pserver crashes",
-        (swaps(f"{_DIRECTOR}begin", "not losses.is_settled(seen, ", "not seen.keys() >= set("),),
+        (swaps(f"{_DIRECTOR}_require_quiet", " or settled.get(index) != seen[index]", ""),),
     ),
-    "loss numbers are forgotten": (
-        "a crash with a spare",
-        (drops(f"{_LOSSES}with_settled", "numbers[block] = generation"),),
+    "a report of a block that moved to a process that was lost counts": (
+        "a pserver crashes",
+        (swaps(f"{_REPLACED}accepts", "each.replaced_at <= placement", "True"),),
+    ),
+    "a report by a lost process counts because its block has moved on": (
+        "a crash, and the block moves twice",
+        (swaps(f"{_REPLACED}accepts", "pservers[each.index] >= each.generation", "True"),),
+    ),
+    "a process is replaced while a commit has an unknown outcome": (
+        "a reply of etcd is lost",
+        (swaps(f"{_DIRECTOR}placement_for", "newest.version", "self.placement.version"),),
     ),
     "an audit puts answers of two versions together": (
         "two batches",
@@ -68,7 +77,7 @@ BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     "a block moves during a checkpoint": (
         "a checkpoint is ordered",
         (
-            swaps(f"{_DIRECTOR}begin", "is_audit_open or is_checkpoint_open:", "is_audit_open:"),
+            swaps(f"{_DIRECTOR}_require_quiet", "is_audit_open or is_checkpoint_open:", "is_audit_open:"),
             swaps(f"{_DIRECTOR}_transaction", "attempt == NONE", "False"),
         ),
     ),
@@ -78,22 +87,18 @@ BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
     ),
     "an acknowledgement of an earlier attempt counts": (
         "the block moves twice",
-        (swaps(f"{_DIRECTOR}acknowledged", " or message.attempt != stored.attempt", ""),),
+        (swaps(f"{_DIRECTOR}commit", " if message.attempt == stored.attempt", ""),),
     ),
     "content that an earlier attempt staged is adopted": (
         "the block moves twice",
         (
-            swaps(f"{_DIRECTOR}acknowledged", " or message.attempt != stored.attempt", ""),
-            swaps(f"{_SERVER}_adopt_or_release", " and arriving.attempt == owners.attempts[arriving.block]", ""),
+            swaps(f"{_DIRECTOR}commit", " if message.attempt == stored.attempt", ""),
+            swaps(f"{_SERVER}_adopt_or_release", " and arriving.attempt == placement.attempt_of(arriving.block)", ""),
         ),
     ),
     "a commit does not compare generations": (
         "a pserver crashes",
         (swaps(f"{_DIRECTOR}_transaction", "generations=generations", "generations=()"),),
-    ),
-    "a process loads blocks although it has lost its index": (
-        "two leases end while a pserver starts",
-        (swaps("domain.moving.server:state_to_load", "if holder == generation else None", ""),),
     ),
     "a block is thawed after a time": (
         "two batches",

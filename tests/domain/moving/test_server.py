@@ -12,14 +12,14 @@ from flightedl.domain.moving.values import (
     Intent,
     Last,
     Move,
-    Owners,
     Release,
     Stage,
     StoredIntent,
 )
+from flightedl.messages.declarations import Placement
 
 SOURCE, DESTINATION, ATTEMPT = 11, 12, 20
-OWNERS = Owners(1, (0,) * 6, (NONE,) * 6)
+PLACEMENT = Placement(version=1, pservers=2, blocks=((0, 6),))
 UNITS = (Move(1, 0, 1, 3), Move(5, 0, 1))
 
 
@@ -27,11 +27,11 @@ def both() -> tuple[MovingBlocks, MovingBlocks]:
     """Return two pservers, of which the first has all blocks, after they have read an intent that moves two units."""
     cores = MovingBlocks(0, SOURCE, State((0, 1, 2, 3, 4, 5))), MovingBlocks(1, DESTINATION, State(()))
     stored = StoredIntent(ATTEMPT, Intent(1, UNITS, ((0, SOURCE), (1, DESTINATION))))
-    assert cores[0].read(ATTEMPT, OWNERS, stored, SOURCE) == [
+    assert cores[0].read(ATTEMPT, PLACEMENT, stored, SOURCE) == [
         Copy(ATTEMPT, 1, DESTINATION, 3),
         Copy(ATTEMPT, 5, DESTINATION),
     ]
-    assert cores[1].read(ATTEMPT, OWNERS, stored, DESTINATION) == []
+    assert cores[1].read(ATTEMPT, PLACEMENT, stored, DESTINATION) == []
     return cores
 
 
@@ -46,11 +46,12 @@ def test_a_unit_is_frozen_adopted_and_released_as_a_whole() -> None:
         *[Serves.HERE] * 2,
     ]
     assert target.received(last, b"content") == Acknowledged(ATTEMPT, 1)
-    owners = OWNERS.moved(UNITS[0], ATTEMPT)
-    assert owners == Owners(2, (0, 1, 1, 1, 0, 0), (NONE, *[ATTEMPT] * 3, NONE, NONE))
+    placement = PLACEMENT.moved([(UNITS[0].blocks, 1)], ATTEMPT)
+    assert placement.owners == (0, 1, 1, 1, 0, 0)
+    assert [placement.attempt_of(block) for block in range(6)] == [NONE, *[ATTEMPT] * 3, NONE, NONE]
     rest = StoredIntent(ATTEMPT, Intent(1, UNITS[1:], ((0, SOURCE), (1, DESTINATION))))
-    assert source.read(21, owners, rest, SOURCE) == [Release(1, 3)]
-    assert target.read(21, owners, rest, DESTINATION) == [Adopt(1)]
+    assert source.read(21, placement, rest, SOURCE) == [Release(1, 3)]
+    assert target.read(21, placement, rest, DESTINATION) == [Adopt(1)]
     assert (source.state.blocks, target.state.blocks) == ((0, 4, 5), (1, 2, 3))
     assert [each.block for each in source.state.leaving] == [5]
 
@@ -61,5 +62,5 @@ def test_a_process_that_lacks_a_part_of_its_blocks_ends(is_complete: bool) -> No
     target.received(Copy(ATTEMPT, 1, DESTINATION, 3))
     if is_complete:
         target.received(Last(ATTEMPT, 1, DESTINATION, 0, b""))
-    owners = OWNERS.moved(Move(1, 0, 1, 4), ATTEMPT)
-    assert target.read(21, owners, None, DESTINATION) == [*[Adopt(1)] * is_complete, End()]
+    placement = PLACEMENT.moved([(range(1, 5), 1)], ATTEMPT)
+    assert target.read(21, placement, None, DESTINATION) == [*[Adopt(1)] * is_complete, End()]

@@ -2,16 +2,16 @@
 
 Each possible step is an event. A message may arrive at any time, repeatedly, or never. A transaction may be executed at
 any time. Processes crash and lose their leases, within limits. ``domain.moving`` makes the decisions, as in production.
-A block's content is its loss number and its applied batches, as bits.
+A block's content is its applied batches, as bits.
 """
 
 from collections.abc import Iterator
+from itertools import product
 
 import msgspec
 from msgspec.structs import replace
 
 from flightedl.domain.moving.director import Director
-from flightedl.domain.moving.losses import Losses
 from flightedl.domain.moving.server import MovingBlocks, Serves, State, state_to_load
 from flightedl.domain.moving.values import (
     Acknowledged,
@@ -23,7 +23,6 @@ from flightedl.domain.moving.values import (
     End,
     Last,
     Move,
-    Owners,
     Release,
     Stage,
     StoredIntent,
@@ -31,23 +30,29 @@ from flightedl.domain.moving.values import (
     Transaction,
     Update,
 )
+from flightedl.domain.recovery.replacements import Replacements
 from flightedl.errors import NotReadyError
+from flightedl.messages.declarations import Placement, runs_of_equal
+
+#: Process that acknowledged a batch: its index, its generation, and the placement known to the trainer.
+Ack = tuple[int, int, int]
+#: Generation in a report that names no process of a pserver.
+_NOTHING = 1 << 62
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True):
-    """Content of a block: its loss number, and its applied batches as bits."""
+    """Content of a block: its applied batches as bits."""
 
     block: int
-    loss: int
     applied: int
 
     @property
     def digest(self) -> bytes:
-        return bytes([self.loss, self.applied])
+        return bytes([self.applied])
 
 
 class Process(msgspec.Struct, frozen=True, array_like=True):
-    """A pserver process. It claims its index, reads the owners, and loads its blocks, in this order."""
+    """A pserver process. It claims its index, reads the placement, and loads its blocks, in this order."""
 
     index: int
     generation: int
@@ -63,8 +68,8 @@ class Master(msgspec.Struct, frozen=True, array_like=True):
     """A master that holds the lock, or believes that it does."""
 
     generation: int
-    #: Owners and intent in its last read.
-    owners: Owners
+    #: Placement and intent in its last read.
+    placement: Placement
     stored: StoredIntent | None
     #: Index -> generation that it has seen; 0 if none.
     seen: tuple[int, ...]
@@ -84,6 +89,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     attempts: int = 1
     give_ups: int = 1
     checkpoints: int = 0
+    #: Replies of etcd that the master does not receive, so that it repeats the transaction.
+    lost_replies: int = 0
 
 
 class World(msgspec.Struct, frozen=True, array_like=True):
@@ -94,9 +101,11 @@ class World(msgspec.Struct, frozen=True, array_like=True):
     #: Index -> generation of the key; 0 without a key.
     keys: tuple[int, ...]
     lock: int
-    owners: Owners
+    placement: Placement
     stored: StoredIntent | None
-    losses: Losses
+    #: Index -> generation of the last settled process.
+    settled: tuple[int, ...]
+    replaced: Replacements
     done: int
     has_order: bool
     #: Block -> its batches in the newest checkpoint.
@@ -112,28 +121,29 @@ class World(msgspec.Struct, frozen=True, array_like=True):
     #: Transactions sent by processes that no longer wait for the outcome.
     in_flight: frozenset[Transaction] = frozenset()
     messages: frozenset[tuple[Copy | Update | Last | Acknowledged, Content | int]] = frozenset()
-    #: Block -> batch -> highest loss number in its acknowledgements.
-    acknowledged: tuple[tuple[int, ...], ...] = ()
+    #: Block -> batch -> its acknowledgements.
+    acknowledged: tuple[tuple[frozenset[Ack], ...], ...] = ()
 
 
 def first_world(blocks: int, batches: int, pservers: int, owners: tuple[int, ...], left: Limits) -> World:
     """Return a world in which every process is settled, and nothing has been pushed."""
     keys = tuple(range(2, 2 + pservers))
-    placed = Owners(1, owners, (0,) * blocks)
-    losses = Losses.initial(pservers, blocks)
+    placed = Placement(version=1, pservers=pservers, blocks=runs_of_equal(owners))
+    replaced = Replacements()
     processes = []
     for index, generation in enumerate(keys):
-        losses = losses.with_settled(index, generation, placed)
+        replaced = replaced.seen(index, generation, placed.version)
         own = placed.blocks_of(index)
-        contents = tuple(Content(block, generation, 0) for block in own)
+        contents = tuple(Content(block, 0) for block in own)
         processes.append(Process(index, generation, State(tuple(own), version=placed.version), contents))
     return World(
         revision=1 + pservers,
         keys=keys,
         lock=1,
-        owners=placed,
+        placement=placed,
         stored=None,
-        losses=losses,
+        settled=keys,
+        replaced=replaced,
         done=0,
         has_order=False,
         checkpoint=(0,) * blocks,
@@ -141,7 +151,7 @@ def first_world(blocks: int, batches: int, pservers: int, owners: tuple[int, ...
         processes=tuple(processes),
         master=Master(1, placed, None, keys),
         left=left,
-        acknowledged=((0,) * batches,) * blocks,
+        acknowledged=((frozenset[Ack](),) * batches,) * blocks,
     )
 
 
@@ -229,7 +239,7 @@ def _steps_of_process(world: World, process: Process) -> Iterator[tuple[str, Wor
         return
     yield from _pushes(world, process, who)
     core = _core(process)
-    effects = core.read(world.revision, world.owners, world.stored, world.keys[process.index] or None)
+    effects = core.read(world.revision, world.placement, world.stored, world.keys[process.index] or None)
     if effects or core.state != process.moves:
         yield f"read {who}", _carry_out(world, replace(process, moves=core.state), effects)
     for leaving in process.moves.leaving:
@@ -242,7 +252,7 @@ def _steps_of_process(world: World, process: Process) -> Iterator[tuple[str, Wor
         world.has_order
         and process.index not in world.saved
         and is_present
-        and _core(process).answers_for(world.owners.version)
+        and _core(process).answers_for(world.placement.version)
     ):
         # One file for each block that the process has now.
         files = {(process.index, each.block, each.applied) for each in process.contents}
@@ -254,16 +264,16 @@ def _steps_of_process(world: World, process: Process) -> Iterator[tuple[str, Wor
 
 def _answers(world: World, process: Process) -> bool:
     is_present = world.keys[process.index] == process.generation
-    return is_present and _core(process).answers_for(world.owners.version)
+    return is_present and _core(process).answers_for(world.placement.version)
 
 
 def _load(world: World, process: Process) -> World:
-    """Read the owners, and load the blocks of a process from the newest checkpoint."""
+    """Read the placement, and load the blocks of a process from the newest checkpoint."""
     holder = world.keys[process.index] or None
-    moves = state_to_load(process.index, process.generation, world.revision, world.owners, holder)
+    moves = state_to_load(process.index, process.generation, world.revision, world.placement, holder)
     if moves is None:
         return _without(world, process)
-    contents = tuple(Content(block, process.generation, world.checkpoint[block]) for block in moves.blocks)
+    contents = tuple(Content(block, world.checkpoint[block]) for block in moves.blocks)
     return _with_process(world, replace(process, moves=moves, contents=contents))
 
 
@@ -283,7 +293,10 @@ def _pushes(world: World, process: Process, who: str) -> Iterator[tuple[str, Wor
                 if update is not None:
                     after = _send(after, update, bit)
             known = [list(each) for each in world.acknowledged]
-            known[content.block][batch] = max(content.loss, known[content.block][batch])
+            ack = (process.index, process.generation, world.placement.version)
+            # A report with an earlier acknowledgement by this pserver would not count either if this one does not.
+            others = {each for each in known[content.block][batch] if each[0] != process.index}
+            known[content.block][batch] = frozenset(others | {ack})
             after = replace(after, acknowledged=tuple(map(tuple, known)))
             if after != world:
                 yield f"push {who} block {content.block} batch {batch}", after
@@ -337,7 +350,7 @@ def _holds(world: World, transaction: Transaction) -> bool:
         transaction.attempt == attempt
         and transaction.master in (None, world.lock)
         and all(world.keys[index] == generation for index, generation in transaction.generations)
-        and transaction.version in (None, world.owners.version)
+        and transaction.version in (None, world.placement.version)
         and not (transaction.excludes_checkpoint and world.has_order)
     )
 
@@ -352,7 +365,7 @@ def _carried_out(world: World, transaction: Transaction) -> World:
         stored = StoredIntent(world.revision, transaction.intent)
     else:
         stored = StoredIntent(world.stored.attempt, transaction.intent)
-    return replace(world, stored=stored, owners=transaction.owners or world.owners)
+    return replace(world, stored=stored, placement=transaction.placement or world.placement)
 
 
 def _steps_of_etcd(world: World) -> Iterator[tuple[str, World]]:
@@ -361,14 +374,19 @@ def _steps_of_etcd(world: World) -> Iterator[tuple[str, World]]:
         yield f"transaction {transaction.attempt} of {transaction.master}", after
     pending = world.master.pending
     if pending is not None and world.master.generation == world.lock:
+        after = _carried_out(world, pending)
+        if world.left.lost_replies and after != world:
+            left = replace(world.left, lost_replies=world.left.lost_replies - 1)
+            yield f"lost reply {pending.attempt}", replace(after, left=left)
         # The master learns the outcome, and reads.
         after = _carried_out(world, pending)
-        master = replace(world.master, pending=None, owners=after.owners, stored=after.stored)
-        yield f"outcome {pending.attempt}", replace(after, master=master)
+        master = replace(world.master, pending=None, placement=after.placement, stored=after.stored)
+        replaced = after.replaced.confirmed(after.placement.version)
+        yield f"outcome {pending.attempt}", replace(after, master=master, replaced=replaced)
 
 
 def _director(master: Master) -> Director:
-    return Director(master.generation, master.owners, master.stored)
+    return Director(master.generation, master.placement, master.stored, master.pending)
 
 
 def _seen(master: Master) -> dict[int, int]:
@@ -381,12 +399,14 @@ def _steps_of_master(world: World) -> Iterator[tuple[str, World]]:
         if master.seen[index] != generation:
             seen = (*master.seen[:index], generation, *master.seen[index + 1 :])
             # A new process invalidates the open audit.
-            yield f"see {index}:{generation}", _with_master(world, replace(master, seen=seen, audit=()))
+            after = _with_master(world, replace(master, seen=seen, audit=()))
+            replaced = world.replaced.seen(index, generation, _director(master).placement_for(index))
+            yield f"see {index}:{generation}", replace(after, replaced=replaced)
     if master.pending is not None:
         return
-    if master.stored != world.stored or master.owners != world.owners:
+    if master.stored != world.stored or master.placement != world.placement:
         # A pserver that gave up has deleted the intent.
-        yield "notice", _with_master(world, replace(master, stored=world.stored, owners=world.owners))
+        yield "notice", _with_master(world, replace(master, stored=world.stored, placement=world.placement))
     yield from _settle(world)
     yield from _report(world)
     yield from _move(world)
@@ -402,15 +422,15 @@ def _settle(world: World) -> Iterator[tuple[str, World]]:
     master = world.master
     for process in world.processes:
         index, generation = process.index, process.generation
-        if process.moves is None or master.seen[index] != generation or world.losses.settled[index] == generation:
+        if process.moves is None or master.seen[index] != generation or world.settled[index] == generation:
             continue
-        if generation < world.losses.settled[index]:
+        if generation < world.settled[index]:
             continue
         done = world.done
         for content in process.contents:
             done &= content.applied
-        losses = world.losses.with_settled(index, generation, master.owners)
-        yield f"settle {index}:{generation}", replace(world, losses=losses, done=done)
+        settled = (*world.settled[:index], generation, *world.settled[index + 1 :])
+        yield f"settle {index}:{generation}", replace(world, settled=settled, done=done)
 
 
 def _report(world: World) -> Iterator[tuple[str, World]]:
@@ -418,9 +438,21 @@ def _report(world: World) -> Iterator[tuple[str, World]]:
     for batch in range(batches):
         if world.done & 1 << batch:
             continue
-        reported = [each[batch] for each in world.acknowledged]
-        if all(reported) and world.losses.accepts(reported, _seen(world.master), world.master.owners):
+        acks = [each[batch] for each in world.acknowledged]
+        if any(_is_accepted(world, report) for report in product(*acks)):
             yield f"report batch {batch}", replace(world, done=world.done | 1 << batch)
+
+
+def _is_accepted(world: World, report: tuple[Ack, ...]) -> bool:
+    pservers = [
+        min((generation for each, generation, _ in report if each == index), default=_NOTHING)
+        for index in range(len(world.keys))
+    ]
+    return world.replaced.accepts(pservers, min(placement for _, _, placement in report))
+
+
+def _is_settled(world: World) -> bool:
+    return world.master.seen == world.settled
 
 
 def _move(world: World) -> Iterator[tuple[str, World]]:
@@ -430,17 +462,17 @@ def _move(world: World) -> Iterator[tuple[str, World]]:
         yield "cancel", _with_master(world, replace(master, pending=cancel))
     for message, _ in world.messages:
         if isinstance(message, Acknowledged):
-            commit = director.acknowledged(message)
+            commit = director.commit([message])
             if commit is not None:
                 yield f"commit block {message.block}", _with_master(world, replace(master, pending=commit))
     if not world.left.attempts:
         return
-    for moves in _possible(master.owners, len(world.keys)):
+    for moves in _possible(master.placement, len(world.keys)):
         try:
             intent = director.begin(
                 moves,
                 _seen(master),
-                world.losses,
+                dict(enumerate(world.settled)),
                 is_audit_open=bool(master.audit),
                 is_checkpoint_open=world.has_order,
             )
@@ -451,16 +483,16 @@ def _move(world: World) -> Iterator[tuple[str, World]]:
         yield f"intend {text}", replace(_with_master(world, replace(master, pending=intent)), left=left)
 
 
-def _possible(owners: Owners, pservers: int) -> Iterator[tuple[Move, ...]]:
+def _possible(placement: Placement, pservers: int) -> Iterator[tuple[Move, ...]]:
     """Yield the moves of single blocks, and the moves of all blocks to a spare pserver."""
-    for block, source in enumerate(owners.pservers):
+    for block, source in enumerate(placement.owners):
         for destination in range(pservers):
             if destination != source:
                 yield (Move(block, source, destination),)
-    if len(owners.pservers) > 1:
-        spare = next((index for index in range(pservers) if index not in owners.pservers), None)
+    if len(placement.owners) > 1:
+        spare = next((index for index in range(pservers) if index not in placement.owners), None)
         if spare is not None:
-            yield tuple(Move(block, source, spare) for block, source in enumerate(owners.pservers))
+            yield tuple(Move(block, source, spare) for block, source in enumerate(placement.owners))
 
 
 def _order(world: World) -> Iterator[tuple[str, World]]:
@@ -474,14 +506,13 @@ def _order(world: World) -> Iterator[tuple[str, World]]:
         else:
             yield "abandon", _without_order(world)
         return
-    all_settled = world.losses.is_settled(_seen(world.master), range(len(world.keys)))
-    if world.left.checkpoints and not director.is_moving and world.stored is None and all_settled:
+    if world.left.checkpoints and not director.is_moving and world.stored is None and _is_settled(world):
         left = replace(world.left, checkpoints=world.left.checkpoints - 1)
         yield "order", replace(world, has_order=True, left=left)
 
 
 def _blocks(world: World) -> range:
-    return range(len(world.owners.pservers))
+    return range(len(world.placement.owners))
 
 
 def _without_order(world: World) -> World:
@@ -490,7 +521,7 @@ def _without_order(world: World) -> World:
 
 def _audit(world: World) -> Iterator[tuple[str, World]]:
     master, everything = world.master, (1 << len(world.acknowledged[0])) - 1
-    if world.done != everything or not world.losses.is_settled(_seen(master), range(len(world.keys))):
+    if world.done != everything or not _is_settled(world):
         return
     if not master.audit:
         if not _director(master).is_moving:
@@ -518,7 +549,7 @@ def _audit_answers(world: World) -> Iterator[tuple[str, World]]:
         index = process.index
         if process.moves is None or master.seen[index] != process.generation or master.audit[index] is not None:
             continue
-        if not _core(process).answers_for(master.owners.version):
+        if not _core(process).answers_for(master.placement.version):
             continue
         having = everything
         for content in process.contents:
@@ -551,8 +582,11 @@ def _deaths(world: World) -> Iterator[tuple[str, World]]:
         master = world.master
         in_flight = world.in_flight | ({master.pending} if master.pending is not None else set())
         revision = world.revision + 1
-        successor = Master(revision, world.owners, world.stored, world.keys)
+        successor = Master(revision, world.placement, world.stored, world.keys)
         after = replace(world, revision=revision, lock=revision, master=successor, in_flight=in_flight)
+        for index, generation in enumerate(world.keys):
+            placement = _director(successor).placement_for(index)
+            after = replace(after, replaced=after.replaced.seen(index, generation, placement))
         yield f"take-over {revision}", replace(after, left=replace(left, masters=left.masters - 1))
 
 
@@ -565,9 +599,9 @@ def _started(index: int, world: World) -> Process:
 
 def wrong(world: World) -> str | None:
     """Return violations: work that counts as done, but is missing in a block whose owner is settled."""
-    for block, index in enumerate(world.owners.pservers):
+    for block, index in enumerate(world.placement.owners):
         generation = world.keys[index]
-        if not generation or world.losses.settled[index] != generation:
+        if not generation or world.settled[index] != generation:
             continue
         process = next((each for each in world.processes if each.generation == generation), None)
         if process is None or process.moves is None:
