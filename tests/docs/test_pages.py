@@ -146,6 +146,15 @@ def test_every_public_name_has_a_reference_section(name: str) -> None:
         assert argument == "self" or is_told, f"the docstring of {name} does not describe {argument}"
 
 
+def test_every_name_of_torch_has_a_reference_section() -> None:
+    text = (Path(fe.__file__).parent / "torch" / "__init__.py").read_text()
+    names = re.findall(r'"(\w+)"', text.partition("__all__ = [")[2])
+    assert len(names) > 5
+    for name in names:
+        assert f"fe.torch.{name}" in API
+        assert re.match(rf"```python\nfe\.torch\.{name}\(\w+.*\n```\n\n\w", api(f"`fe.torch.{name}`"))
+
+
 def test_every_extra_for_users_has_its_row() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     rows = re.findall(r"^\| `(\w+)` \|", sections(ROOT / "docs" / "operations.md")["What to install"], re.MULTILINE)

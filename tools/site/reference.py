@@ -58,6 +58,7 @@ SETTINGS: dict[str, type[config.CommonSettings]] = {
     "Trainers": config.TrainerSettings,
 }
 
+_PACKAGE = Path(flightedl.__file__).parent
 _CODE = re.compile(r"`([^`]+)`")
 _SECTION = re.compile(r"^(Args|Returns|Yields|Raises):$")
 _TITLES = {"Args": "Arguments"}
@@ -71,9 +72,22 @@ _WIDTH = 100
 
 def api(heading: str) -> str:
     """Return the signatures and docstrings of the names in a heading of the API page."""
-    names = [name for name in _CODE.findall(heading) if re.fullmatch(r"[a-z]+\.\w+", name)]
-    values = {name: value_of(name) for name in names}
-    return "\n\n".join(described(name, value) for name, value in values.items() if value is not None)
+    names = [name for name in _CODE.findall(heading) if re.fullmatch(r"[a-z]+(\.torch)?\.\w+", name)]
+    sections = [of_torch(name) if ".torch." in name else described(name, value_of(name)) for name in names]
+    return "\n\n".join(filter(None, sections))
+
+
+def of_torch(name: str) -> str:
+    """Return the signature and the docstring of a name of ``fe.torch``, which are read without importing PyTorch."""
+    parsed = (ast.parse(path.read_text("utf-8")) for path in (_PACKAGE / "torch").glob("*.py"))
+    bodies = [node for tree in parsed for node in tree.body]
+    nodes = {node.name: node for node in bodies if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    own = function = nodes[name.rpartition(".")[2]]
+    while isinstance(function, ast.ClassDef):
+        constructors = [each for each in function.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+        function = constructors[0] if constructors else nodes[ast.unparse(function.bases[0])]
+    arguments = ast.unparse(function.args).removeprefix("self, ")
+    return f"```python\n{name}({arguments})\n```\n\n{markdown(ast.get_docstring(own) or '')}"
 
 
 def value_of(name: str) -> Any:
@@ -84,7 +98,9 @@ def value_of(name: str) -> Any:
 
 
 def described(name: str, value: Any) -> str:
-    """Return the signature and the docstring of an object."""
+    """Return the signature and the docstring of an object; empty for None."""
+    if value is None:
+        return ""
     text = markdown(inspect.getdoc(value) or "")
     if isinstance(value, ModuleType) or value is Job or (isinstance(value, type) and issubclass(value, enum.Enum)):
         return text
