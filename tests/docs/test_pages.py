@@ -34,7 +34,7 @@ from flightedl_tools.site.reference import (
     with_settings,
 )
 
-from .pages import PAGES, ROOT, sections, sessions, sessions_in, without_fences
+from .pages import PAGES, ROOT, examples, sections, sessions, sessions_in, without_fences
 from .shapes import COMPARED
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -303,3 +303,10 @@ def test_all_output_is_compared_with_that_of_a_command(page: Path) -> None:
 def joined(block: str) -> list[str]:
     """Return the lines of a block; continued lines are one."""
     return re.sub(r"\\?\n +(?=--)", " ", block).splitlines()
+
+
+def test_the_tutorial_is_read_in_five_minutes() -> None:
+    """At 200 words a minute, including the scripts. Commands and output are not read word by word."""
+    page = ROOT / "docs" / "start.md"
+    words = len(without_fences(page).split()) + sum(len(example.text.split()) for example in examples(page))
+    assert words / 200 <= 5
