@@ -72,7 +72,7 @@ class Servers:
             connection.abort_calls()
 
     def follow(self, key: str, election: FollowedElection) -> None:
-        """Reject all calls once the model has been initialized again. ``key`` in etcd holds the model's election."""
+        """Reject all calls once the model has been initialized again. The key ``key`` in etcd holds its election."""
         self._election = key, election
 
     @property

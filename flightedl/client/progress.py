@@ -274,7 +274,7 @@ class LoggedValues:
         self._events = EventFile(directory, trainer) if chosen.tensorboard else None
 
     def add(self, values: Mapping[str, float], weight: float, epoch: int | None, batches: int, records: int) -> None:
-        """Add the values of a batch in this epoch (from 0, or None). ``batches`` and ``records`` are finished ones."""
+        """Add the values of a batch in this epoch (from 0, or None). ``batches`` and ``records`` are totals so far."""
         if self._points is None:
             return
         with self._lock:

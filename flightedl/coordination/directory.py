@@ -60,7 +60,7 @@ class Directory:
         self._stop = threading.Event()
         #: Watch in which the thread waits. Closing it ends the wait.
         self._watching: Watch | None = None
-        #: Cache: the decoded pservers of one snapshot.
+        #: Cache of the decoded pservers of one snapshot.
         self._known_pservers: tuple[Mapping[str, Entry], Mapping[int, ServerRecord]] = ({}, {})
         self._thread = threading.Thread(target=self._follow, name="flightedl-directory", daemon=True)
 

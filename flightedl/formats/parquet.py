@@ -113,7 +113,7 @@ class Footer:
         self.schema: pa.Schema = self._file.schema_arrow.remove_metadata()
 
     def start(self, number: int, column: str) -> int:
-        """Return the offset of the first page of a column in a row group. Raises an error if the footer is damaged."""
+        """Return the offset of a column's first page in a row group. Raises pyarrow's error for a damaged footer."""
         self._contents.asked_at = None
         try:
             self._file.read_row_group(number, columns=[column], use_threads=False)

@@ -49,7 +49,7 @@ class ReadCounts:
 
     corrupt_chunks: int = 0
     corrupt_records: int = 0
-    #: One sentence for each corrupt chunk.
+    #: For each corrupt chunk, a sentence that describes the damage.
     sentences: list[str] = field(default_factory=list)
 
 

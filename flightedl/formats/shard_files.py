@@ -14,7 +14,7 @@ Damage is detected in three ways:
 
 * ``load_shard`` reads the file in one pass and compares its xxh3-128 hash with the one in the manifest.
 * ``read_blocks`` reads only a part of the file, and verifies the checksums of rows and metadata, the plan hash, and the
-  number.
+  number of the file.
 * Everything that Arrow returns is validated, and the schema must be the one that this module writes.
 
 A shard is written as a stream, and the storage receives the memory of each array without a copy. Damage to a file

@@ -40,7 +40,7 @@ _FOR_ROWS: tuple[Optimizer, ...] = (*_FOR_BOTH, RowAdagrad(lr=1.0), RowAdam(lr=1
 
 
 def all_kernels() -> list[Callable[[], object]]:
-    """Return functions, slowest first. Each compiles one kernel, or reads it from numba's cache."""
+    """Return functions that each compile a kernel or read it from numba's cache. The slowest functions come first."""
     return [
         # float16 uses the same loop as bfloat16.
         *(

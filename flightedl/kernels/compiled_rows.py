@@ -242,7 +242,7 @@ def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowU
 
 
 def _corrections(beta: float) -> Any:
-    """Return ``1 / (1 - beta**t)`` for t = 1, 2, …, until the value as a float32 is 1."""
+    """Return ``1 / (1 - beta**t)`` for t = 1, 2, …, up to the first value that rounds to 1 in float32."""
     count = 1 if beta == 0 else min(_CORRECTIONS_LIMIT, math.ceil(-18 / math.log(beta)) + 1)
     return 1 / (1 - np.power(beta, np.arange(1, count + 1)))
 

@@ -73,7 +73,7 @@ class Table(NamedTuple):
     by_epoch: npt.NDArray[np.int32]
     #: (buckets,), see "Versions".
     shifts: npt.NDArray[np.int64]
-    #: (AGES * buckets,) and (buckets, any number, 2); see "Limits". ``runs`` is empty if there is no limit.
+    #: Described in "Limits". Shapes: (AGES * buckets,) and (buckets, any number, 2). ``runs`` is empty without a limit.
     ages: npt.NDArray[np.int64]
     runs: Words
     state: npt.NDArray[np.int64]

@@ -69,7 +69,7 @@ def sgd(
 def row_adagrad(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Slot: one number for the row, the sum of mean squares. a: eps."""
+    """Slot: one number for the row, the sum of mean squares. Constant ``a``: eps."""
     total = s[0][slot] + _mean_square(w, at, g, row, dim, c)
     s[0][slot] = total
     divisor = math.sqrt(total) + c.a

@@ -233,7 +233,7 @@ def make(
 
 
 def advance(t: Table, oldest: int) -> None:
-    """Raise ``OLDEST``, and subtract the number of rows that expire by this from ``LIVE``."""
+    """Raise ``OLDEST``, and subtract the number of rows that thereby expire from ``LIVE``."""
     state = t.state
     while state[OLDEST] < oldest:
         state[LIVE] -= t.by_version[state[OLDEST]]

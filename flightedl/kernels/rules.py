@@ -155,34 +155,34 @@ def averaged(mean: Any, one: Any, rest: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def sgd(old: Any, g: Any, _s: Any, c: Any) -> Any:
-    """Gradient descent. No slots, and no constants besides the common ones."""
+    """Gradient descent, which has no slots, and only the constants that all rules have."""
     return old - c.rate * g, ()
 
 
 @register_jitable(forceinline=True)
 def momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slot: velocity. a: momentum."""
+    """Slot: the velocity. Constant ``a``: the momentum."""
     speed = c.a * s[0] + g
     return old - c.rate * speed, (speed,)
 
 
 @register_jitable(forceinline=True)
 def nesterov(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slot: velocity. a: momentum."""
+    """Slot: the velocity. Constant ``a``: the momentum."""
     speed = c.a * s[0] + g
     return old - c.rate * (g + c.a * speed), (speed,)
 
 
 @register_jitable(forceinline=True)
 def adagrad(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slot: sum of squares. a: eps."""
+    """Slot: the sum of squares. Constant ``a``: eps."""
     total = s[0] + g * g
     return old - divided(c.rate * g, math.sqrt(total) + c.a), (total,)
 
 
 @register_jitable(forceinline=True)
 def adadelta(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: average of squared gradients, average of squared steps. a: rho, b: 1 - rho, c: eps."""
+    """Slots: the averages of squared gradients and of squared steps. Constants: a = rho, b = 1 - rho, c = eps."""
     square = c.a * s[0] + c.b * g * g
     step = math.sqrt((s[1] + c.c) / (square + c.c)) * g
     return old - c.rate * step, (square, c.a * s[1] + c.b * step * step)
@@ -190,14 +190,14 @@ def adadelta(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def rmsprop(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slot: average of squares. In all four forms, a: alpha, b: 1 - alpha, c: eps, d: momentum."""
+    """Slot: the average of squares. In all four forms, a = alpha, b = 1 - alpha, c = eps, and d = momentum."""
     square = c.a * s[0] + c.b * g * g
     return old - c.rate * (g / (math.sqrt(square) + c.c)), (square,)
 
 
 @register_jitable(forceinline=True)
 def rmsprop_momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: average of squares, velocity."""
+    """Slots: the average of squares, and the velocity."""
     square = c.a * s[0] + c.b * g * g
     speed = c.d * s[1] + g / (math.sqrt(square) + c.c)
     return old - c.rate * speed, (square, speed)
@@ -205,7 +205,7 @@ def rmsprop_momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def rmsprop_centered(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: average of squares, average of gradients."""
+    """Slots: the averages of squares and of gradients."""
     square, mean = c.a * s[0] + c.b * g * g, averaged(s[1], g, c.b)
     variance = max(square - mean * mean, _ZERO)
     return old - c.rate * (g / (math.sqrt(variance) + c.c)), (square, mean)
@@ -213,7 +213,7 @@ def rmsprop_centered(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def rmsprop_centered_momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: average of squares, average of gradients, velocity."""
+    """Slots: the averages of squares and of gradients, and the velocity."""
     square, mean = c.a * s[0] + c.b * g * g, averaged(s[1], g, c.b)
     speed = c.d * s[2] + g / (math.sqrt(max(square - mean * mean, _ZERO)) + c.c)
     return old - c.rate * speed, (square, mean, speed)
@@ -221,7 +221,7 @@ def rmsprop_centered_momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def adam(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: average of gradients, average of squares. a: 1 - beta1, b: beta2, c: 1 - beta2, d: eps."""
+    """Slots: the averages of gradients and of squares. Constants: a = 1 - beta1, b = beta2, c = 1 - beta2, d = eps."""
     mean, square = averaged(s[0], g, c.a), c.b * s[1] + c.c * g * g
     return old * c.shrink - divided(c.rate * mean, math.sqrt(square) * c.second + c.d), (mean, square)
 
@@ -236,7 +236,7 @@ def amsgrad(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def ftrl(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: sum of squares, linear term. rate: 1 / rate, a: l1, b: beta, c: 2 * l2."""
+    """Slots: the sum of squares, and the linear term. Constants: rate = 1 / rate, a = l1, b = beta, c = 2 * l2."""
     total = s[0] + g * g
     root = math.sqrt(total)
     pull = s[1] + (g - (root - math.sqrt(s[0])) * c.rate * old)

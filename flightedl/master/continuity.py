@@ -5,7 +5,7 @@ from a state that is older than the newest checkpoint. With ``--resume``, it del
 new life from the checkpoint (see ``domain.recovery.store_history``). The new life is written last: if the master dies
 before that, its successor detects the older state again.
 
-Not guaranteed: without checkpoints, an older state is detected only if the cluster id has changed. While the checkpoint
+Limitations: without checkpoints, an older state is detected only if the cluster id has changed. While the checkpoint
 storage is unreadable, an older state is not detected, because the master does not wait for the storage.
 """
 

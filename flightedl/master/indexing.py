@@ -208,7 +208,7 @@ def stats_of(arrivals: Sequence[ArrivalRecord]) -> tuple[FileStat, ...]:
 
 
 def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequence[ArrivalRecord] = ()) -> TaskLayout:
-    """Return the tasks. Further arrivals do not change the tasks of an arrival."""
+    """Divide the dataset into tasks. Further arrivals do not change the tasks of an arrival."""
     files = list(accumulate(len(arrival.files) for arrival in arrivals))
     bounds = [index.first_chunk(number) for number in files[:-1]]
     return mixed_layout.layout_of(index, declared, declared.batch_size, bounds)

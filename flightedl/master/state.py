@@ -189,7 +189,7 @@ class JobState:
         self._carry_out(effects, carry)
 
     def declare(self, declaration: Request, begin: Callable[[], object]) -> Any:
-        """Return the answer to a declaration, like ``ask``. For the first one, ``begin`` indexes or plans it."""
+        """Return the answer to a declaration, like ``ask``. If it is the first one, call ``begin`` and ask again."""
         reply = self.ask(declaration)
         if isinstance(reply, out.Undeclared):
             begin()

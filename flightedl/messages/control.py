@@ -48,7 +48,7 @@ class ViewReply(Reply, frozen=True, kw_only=True):
 
 
 class OrderNumber(msgspec.Struct, frozen=True):
-    """Position of a snapshot request in the job's order. A pserver carries out only its newest request."""
+    """Position of a snapshot request in the order of the job's requests. A pserver carries out only the newest one."""
 
     master_generation: Natural
     #: Number of the checkpoint.

@@ -217,8 +217,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     idle_batches: int = 0
     #: Number of trainers that were training separate models at the same time; 0 if any trainer shared its model.
     own_models: int = 0
-    #: Number of corrupt records that trainers have skipped since this master started, where each epoch counts. Number
-    #: of parts of files that the index excludes because their records cannot even be counted.
+    #: Number of corrupt records that trainers have skipped since this master started; each epoch counts them again.
+    #: Number of parts of files that the index excludes because their records cannot even be counted.
     skipped_records: int = 0
     skipped_parts: int = 0
     records_per_s: float = 0.0

@@ -21,7 +21,7 @@ STACKS_LIMIT = 200_000
 STRETCHES_LIMIT = 16
 #: Default interval between two progress reports of a trainer, in seconds.
 REPORT_EVERY_S = 0.5
-#: A trainer stays a member after its last report while it makes a request whose ``wait_s`` is at most this.
+#: Maximum ``wait_s`` of a request during which a trainer without tasks may remain a member.
 MOMENT_S = 0.03
 #: name -> [weighted sum, weight].
 Metrics = Annotated[dict[Name, tuple[float, float]], msgspec.Meta(max_length=METRICS_LIMIT)]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _LIBRARIES = ("libllvmlite", "libarrow", "libparquet", "cygrpc")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*/(?:" + "|".join(_LIBRARIES) + r")[^/]*")
-#: Fields that count pages which differ from the file, in the order of proc_pid_smaps(5). After a fork, dirty pages are
+#: Fields of proc_pid_smaps(5), in its order, that count pages which differ from the file. After a fork, dirty pages are
 #: shared with the parent, so ``Private_Dirty`` does not count them.
 _WRITTEN = ("Shared_Dirty:", "Private_Dirty:", "Anonymous:", "Swap:")
 #: From sys/mman.h.

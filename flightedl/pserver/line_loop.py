@@ -131,7 +131,7 @@ class LineLoop:
                 timeout_s = self._look() if self._parked else _LONG_S
         poller.close()
         with self._waking:
-            # Another thread of the loop may have been started in between.
+            # Another thread of the loop may have been started in the meantime.
             if self._event == event:
                 self._event = None
             os.close(event)

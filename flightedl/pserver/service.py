@@ -400,7 +400,7 @@ class PserverService:
         return self._blocks()
 
     def reading(self, plan_hash: str) -> Reading:
-        """Return the reads of the present model. Raises the errors of ``PserverLife.require_values``."""
+        """Return an object that reads the current model. Raises the errors of ``PserverLife.require_values``."""
         shard = self.shard(plan_hash)
         assert self._plan is not None, "there are values without a plan"
         return Reading(self._keys.job_name, self._plan, shard, self._storage)

@@ -38,7 +38,7 @@ from flightedl.wire.shared_values import CopyingInbox, Outbox
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that awaited values wait for free shared memory before copies are sent.
+#: Seconds to wait for free shared memory before the values of a closed round are sent as copies.
 _PATIENCE_S = 0.1
 _POLL_S = 0.00005
 #: Limits on an answer that is sent without waiting. Limiting the number of parts keeps the header small.

@@ -113,7 +113,7 @@ class Call:
         return self.deadline - self._clock.now()
 
     def is_cancelled(self) -> bool:
-        """Return True if the client is known to have disconnected. Unreliable for uploads: use their commit record."""
+        """Return True if the client is known to have disconnected. Unreliable for uploads: see their commit record."""
         return self._cancelled()
 
     def check_time(self) -> None:

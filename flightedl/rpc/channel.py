@@ -80,7 +80,7 @@ class Channel:
             self._exchange.write(batch_of(values), header, size_bytes=size_bytes)
 
     def _next(self) -> ValuesMessage | None:
-        """Return the next message undecoded, or None if the peer has sent its last one."""
+        """Return the next message without decoding it, or None if the peer has sent its last one."""
         line = self._line
         if line is None:
             return self._exchange.read()

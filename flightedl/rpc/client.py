@@ -89,8 +89,8 @@ class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._local = threading.local()
-        #: pyarrow calls this with a description of the call, which becomes the unused default of ``getattr``. It must
-        #: not run Python code, for the reason given in ``_Reply``.
+        #: pyarrow calls this to get the middleware of a call. It must not run Python code, for the reason given in
+        #: ``_Reply``. The argument, a description of the call, becomes the default of ``getattr``, which is not used.
         self.start_call = partial(getattr, self._local, "reply")
 
     def expect(self) -> _Reply:

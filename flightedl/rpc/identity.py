@@ -4,7 +4,7 @@ Headers of a request:
 
 * ``flightedl-expect``: the expected server
 * ``flightedl-caller``: the caller
-* ``flightedl-timeout``: the caller's timeout in seconds. It is a duration because clocks differ.
+* ``flightedl-timeout``: the caller's timeout in seconds. A point in time would be unreliable, because clocks differ.
 * ``flightedl-checksum``: optional checksum of the request. Without TLS, it is the request's only protection.
 
 The header of a reply, ``flightedl-server``, names the server that sent it. Messages of a request stream have no

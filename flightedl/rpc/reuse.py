@@ -50,7 +50,7 @@ class Held(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeldStream:
-    """An open stream without any other state."""
+    """An open stream that carries no other state."""
 
     connection: Connection
     exchange: ClientExchange

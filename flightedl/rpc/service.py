@@ -273,7 +273,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextmanager
     def _admitted(self, context: flight.ServerCallContext, verb: str, limit_s: float) -> Iterator[Call]:
-        """Admit a call for the duration of the block."""
+        """Admit a call at the beginning of the block, and release it at the end."""
         call = self._admission.admit(context, self._arrivals.pop(), verb, limit_s)
         try:
             yield call

@@ -262,7 +262,7 @@ def _decoded(
 
 
 def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, Place, int, bool]:
-    """Return the parts' fields, attached bytes, place and offset of the values, and True if they have checksums."""
+    """Return the parts' fields, attached bytes, the place and offset of the values, and True if they have checksums."""
     if header is None or len(header) < _START.size:
         raise MessageError("a message has no header in its app_metadata")
     checksum, layout, count = _START.unpack_from(header)

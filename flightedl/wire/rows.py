@@ -108,7 +108,7 @@ class Checksums(msgspec.Struct):
 class OutgoingBlocks(msgspec.Struct):
     """Outgoing rows of consecutive blocks with the same version and outcome.
 
-    Not frozen, for the reason given in ``Rows``.
+    Not frozen, because freezing would slow down the creation of instances (see ``Rows``).
 
     ``values`` are the contiguous (n,) elements of all blocks, which must not change until the batch has been sent; None
     if the rows are empty. ``offsets`` are the byte offsets of each block's start and the last block's end.

@@ -57,7 +57,7 @@ class TaskFeed:
     # for the reader
 
     def next(self, timeout_s: float) -> AssignedTask | None:
-        """Return the next task. Return None after ``timeout_s``, at the end, or if a promised task can be read instead.
+        """Return the next task, or None after ``timeout_s``, at the end, or if a promised task can be read instead.
 
         While two finished tasks are unreported, no further task is returned.
 

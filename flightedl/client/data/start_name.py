@@ -1,4 +1,4 @@
-"""Name of a group's start. All ranks of one start use the same name, and no two starts have the same one.
+"""Name of a group's start. All ranks of one start use the same name, and different starts have different names.
 
 The launcher sets the name (``FLIGHTEDL_START``). Otherwise rank 0 publishes its generation in the group's own store:
 the store of PyTorch's initialized process group, that of torchrun's agent, or JAX's coordinator. Without a store, the

@@ -33,9 +33,9 @@ class Owners(NamedTuple):
 
 
 class ModelLayout(NamedTuple):
-    """One placement of the model's blocks. Each operation uses the same layout throughout.
+    """One placement of the model's blocks. An operation uses one layout from beginning to end.
 
-    Layouts are immutable. A new placement replaces the layout with a single assignment.
+    Layouts are immutable. When the placement changes, a single assignment replaces the layout.
     """
 
     plan: ShardPlan

@@ -366,7 +366,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
         """Look up rows by table number, at the version of the current batch's round.
 
-        Without a batch, accept any version.
+        If no batch is current, rows of any version are accepted.
 
         Raises:
             UnavailableError: a pserver was unavailable for longer than ``give_up_s``.

@@ -10,8 +10,8 @@ the model (``domain.recovery.lives``) is newer than all requests in earlier live
 before the file appears, the writer checks the key again. If it was frozen or disconnected for longer than its lease, it
 writes the file only if no other trainer has claimed the request.
 
-Not guaranteed: a trainer that was restarted within an epoch counts its requests from 1 again, so its first request may
-count as claimed already.
+Limitation: a trainer that was restarted within an epoch counts its requests from 1 again, so its first request may
+wrongly count as claimed.
 """
 
 from __future__ import annotations

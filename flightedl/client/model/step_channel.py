@@ -47,7 +47,7 @@ LOCK_STEP_LIMIT_BYTES = 4 << 20
 _OVERHEAD_BYTES = 1 << 10
 #: Maximum bytes of values in a joined message. Joining saves time if the values are in shared memory.
 _JOINED_BYTES = 4 << 20
-#: Minimum number of messages in a step that joining preserves, so that both sides can work simultaneously.
+#: When messages are joined, at least this many remain per step, so that both sides can work simultaneously.
 _MESSAGES = 2
 
 

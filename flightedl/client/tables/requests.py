@@ -57,7 +57,7 @@ class DistinctIds:
 
     @classmethod
     def of_each(cls, many: Sequence[Ids]) -> list[DistinctIds]:
-        """Return the distinct ids of several pulls. Computes all of them in one pass."""
+        """Return the distinct ids of several pulls, computed in one pass."""
         lengths = [len(ids) for ids in many]
         counts = np.array(lengths, np.int64)
         given, distinct, places = _numbered(many, counts)

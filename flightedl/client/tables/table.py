@@ -44,7 +44,7 @@ class Traffic(Protocol):
     def rejected(self, error: GradientError) -> None: ...
 
     def where(self) -> str:
-        """Return a description of the current batch for messages."""
+        """Return a description of the current batch for use in messages."""
         ...
 
 
@@ -77,7 +77,7 @@ class Asked(NamedTuple):
 
 
 class Table:
-    """Table of rows of floats by id. Created by ``job.table``; only the session's thread may use it.
+    """Rows of floats, each found by its id. Created by ``job.table``; only the session's thread may use it.
 
     An id is an integer of up to 64 bits or a string. A request is an array, list or Arrow column of ids (which may be
     dictionary-encoded), or a column of lists, in which each list is a bag. Strings are hashed to 64 bits; the

@@ -126,7 +126,7 @@ class Lookup:
         return self._versions[pserver]
 
     def has(self, ids: Mapping[int, DistinctIds]) -> bool:
-        """True if the lookup contains all of these ids."""
+        """Return True if the lookup contains all of these ids."""
         place_of = self._place_of
         return ids.keys() <= place_of.keys() and all(
             known is found or known.is_of(found.given)

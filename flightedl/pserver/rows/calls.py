@@ -70,7 +70,7 @@ class RowCalls:
     def _read_half(
         self, wanted: TableRows, work: row_handles.Work, missing: Numbers, out: Floats
     ) -> dict[int, Numbers]:
-        """Read rows of one table with 16-bit values. Return the positions of ids without a row, by table."""
+        """Read rows of one table with 16-bit values. Return (the table's number -> positions of ids without a row)."""
         number, _, count, at = work[0, : row_handles.OLDEST_VERSION].tolist()
         table = self._tables[number]
         words = np.empty(count * table.value_words, np.uint32)
@@ -134,7 +134,7 @@ class RowCalls:
         call: Callable[[row_handles.Work, bool], int],
         chosen: npt.NDArray[np.bool_],
     ) -> dict[int, Numbers]:
-        """Call ``call`` for these tables, in two threads if there are many ids.
+        """Run ``call`` for these tables, in two threads if there are many ids.
 
         Returns:
             Table -> places of its ids without a row among all ids; only tables that have some.
@@ -156,7 +156,7 @@ class RowCalls:
         ends = np.cumsum(work[:, row_handles.COUNT])
         half = int(ends[-1]) // 2
         place = int(np.searchsorted(ends, half, "right"))
-        # The compiled loops process ids in groups.
+        # The compiled loops process ids in groups, so divide between groups.
         before = half - int(ends[place] - work[place, row_handles.COUNT])
         own = 0 if self._ages[work[place, row_handles.TABLE]] else before // GROUP * GROUP
         one, other = work[: place + 1].copy(), work[place:].copy()

@@ -54,7 +54,7 @@ class RowSpan(SpanPlace):
         lock: Held during all calls.
     """
 
-    #: In a message, buckets have no fixed positions.
+    #: Buckets have no fixed positions in a message.
     offsets: Sequence[int] = ()
 
     __slots__ = ("_first", "_kept", "_weights", "epoch", "lock", "rows")

@@ -150,7 +150,7 @@ class RowCounts:
 
 
 class RowChunk(NamedTuple):
-    """Rows of one table as of a cut."""
+    """Rows of one table at the moment of a cut."""
 
     table: int
     #: True for ids that wait for admission. Their records have no slots and values, and ``updates`` counts pushes.
