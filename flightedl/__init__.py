@@ -98,7 +98,7 @@ __all__ = [
 #: Version of the package, which is the same as in pyproject.toml.
 __version__ = "0.1.0"
 
-#: Public name -> the module that defines it.
+#: Public name -> module that defines it.
 _HOMES = {
     "flightedl.client.data.snapshots": ("delta_files", "iceberg_files"),
     "flightedl.client.model.loading": ("load",),

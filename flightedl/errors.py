@@ -168,7 +168,7 @@ class OutcomeUnknownError(FlightedlError):
 
 
 class DeadlineError(OutcomeUnknownError):
-    """The deadline passed before the reply arrived."""
+    """The reply did not arrive before the deadline."""
 
     code = "deadline"
 

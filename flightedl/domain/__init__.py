@@ -1,4 +1,4 @@
-"""All decisions, as pure state machines without I/O, threads or a clock.
+"""All of flightedl's decisions, as pure state machines without I/O, threads or a clock.
 
 State machines take events and ``now``, and return effects or answers, which a thin shell (``flightedl.master``,
 ``pserver``, ``client``) carries out. Most of them have a ``check()`` method that asserts their invariants; tests call
@@ -17,15 +17,15 @@ The cores are built from these packages, each of which imports only earlier ones
 * ``exactly_once``: makes sure that each batch is applied once, however often and by whichever trainer it is pushed
 * ``recovery``: recovery from losses
 * ``checkpoint``: checkpoints, from the master's order to the restored state
-* ``consistency``: rounds, clocks and views
-* ``queue``: assignment of batches to trainers
-* ``moving``: moves of blocks between pservers
+* ``consistency``: when rounds close, trainers' clocks, and views of the members
+* ``queue``: assigns batches to trainers
+* ``moving``: moves blocks between pservers
 * ``groups``: ranks that train a model of their own: their rounds, and the starts of their group
 * ``scaling``: the number of trainers; independent of the other packages
 
 Modules for all processes:
 
-* ``diagnosis``: findings about a job, from the replies of its processes
+* ``diagnosis``: derives findings about a job from the replies of its processes
 * ``retries``: errors that are worth retrying, and how long to retry
 * ``tenure``: how long the holder of a leased key may act
 

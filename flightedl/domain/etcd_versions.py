@@ -1,17 +1,17 @@
-"""Versions of etcd that keep the writes which they have acknowledged."""
+"""Versions of etcd that keep the writes that they have acknowledged."""
 
 from __future__ import annotations
 
-#: Major, minor and patch number; empty if unknown.
+#: Major, minor and patch number. Empty if the version is unknown.
 Version = tuple[int, ...]
 
-#: First sound patch release of each minor version, for clusters of several members.
+#: First sound patch release of each minor version, for clusters with several members.
 _OF_SEVERAL = {(3, 4): 42, (3, 5): 28, (3, 6): 9}
 _NEWEST = max(_OF_SEVERAL)
 
 
 def version_of(text: str) -> Version:
-    """Parse a version such as "3.5.28" or "3.6.0-rc.1". Empty if it is none."""
+    """Parse a version such as "3.5.28" or "3.6.0-rc.1". Return an empty tuple for any other text."""
     parts = text.partition("-")[0].split(".")
     return tuple(map(int, parts)) if len(parts) == 3 and all(part.isdecimal() for part in parts) else ()
 
@@ -25,9 +25,9 @@ def is_sound(version: Version, member_count: int = 1) -> bool:
 
 
 def warning_about(version: Version, member_count: int, address: str) -> str:
-    """Return a warning about an etcd, or an empty string.
+    """Return a warning about an etcd, or an empty string if there is nothing to warn about.
 
-    A single member on the loopback interface belongs to a job on one machine, whose launcher has already warned.
+    A single member on the loopback interface serves a job on one machine, whose launcher has already warned.
     """
     is_local = member_count == 1 and address.startswith(("127.", "localhost:", "[::1]"))
     if not version or is_local or is_sound(version, member_count):

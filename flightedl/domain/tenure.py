@@ -7,7 +7,7 @@ Rules:
   looks, before it has contacted etcd.
 * The holder renews the lease six times per time to live. The last renewal was then sent at most a sixth of the time to
   live ago, so an etcd outage of half a time to live makes no holder lose its key, whenever it begins.
-* A lost key stays lost.
+* A lost key is lost permanently.
 """
 
 from __future__ import annotations

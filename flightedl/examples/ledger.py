@@ -59,7 +59,7 @@ from flightedl.process.tuning import leave_out_pandas_and_scipy
 PARAMETERS = ("first", "second", "third")
 #: One per parameter.
 CLOCKS = tuple(f"{name} clock" for name in PARAMETERS)
-#: Names of the counts in table rows: for records' own ids, (epochs, records), and for shared ids, (epochs, ids).
+#: Names of the counts in table rows: records' own ids, (epochs, records), and shared ids, (epochs, ids).
 ROWS, SHARED_ROWS = "rows", "shared rows"
 #: Name of the counts in rows to which every record adds 1, (epochs, ids).
 WIDE_ROWS = "wide rows"

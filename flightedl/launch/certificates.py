@@ -1,4 +1,4 @@
-"""Certificates of a job's members, created by ``adapters.certificates``."""
+"""Creates the certificates of a job's members, with ``adapters.certificates``."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
         job = cluster.connect()
 
 etcd, the master and the pservers are real processes, watched by a supervisor. When the block ends, all processes, ports
-and temporary directories are removed. The logs are kept if ``output_dir`` is given.
+and temporary directories are removed; the logs remain if ``output_dir`` is given.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOT_STARTED = "the cluster was not started: use it in a `with` block"
 
 
 class LocalCluster:
-    """etcd, one master and a number of pservers on this machine.
+    """An etcd, a master and several pservers on this machine.
 
     Args:
         pservers: Number of parameter servers; 0 for trainers that only share data.

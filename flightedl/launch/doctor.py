@@ -1,4 +1,4 @@
-"""Queries every process of a job, for diagnosis by ``domain.diagnosis``.
+"""Queries every process of a job, so that ``domain.diagnosis`` can find problems.
 
 A missing answer is also an observation, so no function here raises an error if a server is unreachable. All processes
 are queried concurrently, so even many unresponsive processes delay the result by only a few seconds.

@@ -113,7 +113,7 @@ class Account:
     attempts: int
     #: Number of tasks that were found to be at fault and set aside.
     failed: int = 0
-    #: Number of batches at which ``error`` was raised, once at each. It is the error with the most such batches.
+    #: Number of batches at which ``error`` was raised, once each. No other error has more of them.
     raised_once: int = 0
     error: str = ""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from flightedl.recording.account import Account
 
-#: Smallest half width of the band, relative to the mean.
+#: Smallest half width of the band, as a fraction of the mean.
 _LEAST_BAND = 0.01
 
 
@@ -23,17 +23,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     strikes: dict[str, int]
     account: Account | None
-    #: Final value of the compared metric; None if the script logs none.
+    #: Final value of the metric that is compared; None if the script logs none.
     final: float | None
 
     @property
     def is_exact(self) -> bool:
-        """True if the run ended well and every batch counted exactly once."""
+        """True if the run ended normally and every batch counted exactly once."""
         return self.exit_code == 0 and self.account is not None and self.account.is_exact
 
     @property
     def what_failed(self) -> str:
-        """Reason why the run is not exact."""
+        """Reason why not every batch counted exactly once."""
         findings = {} if self.account is None else self.account.findings
         # A run that did not end has not counted all batches yet.
         found = [text for kind, text in findings.items() if not (self.exit_code and kind == "lost")]
@@ -41,34 +41,34 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_miscounted(self) -> bool:
-        """True if a batch counted that must not, which is wrong even if the run did not end."""
+        """True if a batch counted that should not have, which is an error even if the run did not end."""
         return self.account is not None and bool(self.account.double or self.account.foreign or self.account.stray)
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict and everything that it rests on. ``flightedl prove --json`` prints it."""
+    """The verdict and the facts on which it is based. ``flightedl prove --json`` prints it."""
 
     is_proved: bool
     verdict: str
-    #: Seed of the run that failed, or else of the first disturbed run. None if an undisturbed run failed.
+    #: Seed of the run that failed, or of the first run with faults; None if a run without faults failed.
     seed: int | None
     expected: int
     lost: int
     double: int
     strikes: dict[str, int]
-    #: Name of the compared value, and its band over the undisturbed runs.
+    #: Name of the compared metric, and its band over the runs without faults.
     metric: str
     band: tuple[float, float] | None
     warnings: list[str]
-    #: Mean duration of the undisturbed runs, divided by that of the disturbed ones.
+    #: Mean duration of the runs without faults, divided by that of the runs with faults.
     goodput: float
-    #: Directory of logs, and of the recordings of a run that failed.
+    #: Directory of the logs, and of the recordings of a run that failed.
     directory: str
     runs: list[Run]
 
 
 def proof_of(directory: str, metric: str, undisturbed: Sequence[Run], disturbed: Sequence[Run]) -> Proof:
-    """Return the verdict on all runs. Pure."""
+    """Return the verdict on all runs."""
     runs = [*undisturbed, *disturbed]
     accounts = [run.account for run in runs if run.account is not None]
     expected, lost, double = (sum(getattr(each, name) for each in accounts) for name in ("expected", "lost", "double"))
@@ -107,7 +107,7 @@ def proof_of(directory: str, metric: str, undisturbed: Sequence[Run], disturbed:
 
 
 def band_of(finals: Sequence[float]) -> tuple[float, float] | None:
-    """Return the range of values to expect after these: theirs, widened by its width, or by 1 % of the mean."""
+    """Return the range in which the value is expected: that of ``finals``, widened by its width or by 1 %."""
     if not finals:
         return None
     least, most = min(finals), max(finals)

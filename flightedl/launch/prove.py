@@ -1,12 +1,12 @@
-"""``flightedl prove``: runs a script under seeded kills and freezes, and checks that every batch counted exactly once.
+"""``flightedl prove``: runs a script under seeded kills and freezes, and checks that every batch counts exactly once.
 
-1. Up to three undisturbed runs show how long the script takes, and how much its final loss varies by itself.
-2. Disturbed runs repeat until the time is over, each with its own seed, which determines the strikes. After each run,
-   the recordings of its processes are added up (``recording.account``).
+* Up to three runs without faults show how long the script takes, and how much its final loss varies by itself.
+* Runs with faults follow until the time is over. Each has a seed of its own, which determines the strikes. After each
+  run, the recordings of its processes are added up (``recording.account``).
 
-The verdict depends only on the account, and on all runs ending as the undisturbed ones did. A final loss outside the
-undisturbed runs' band is a warning, because a training script may be random. The first run that fails ends the proof;
-its recordings and logs are kept, while those of exact runs are deleted.
+The verdict depends only on this account, and on whether all runs end as the runs without faults do. A final loss
+outside their band is only a warning, because a training script may be random. The first run that fails ends the proof.
+Its recordings and logs are kept, while those of successful runs are deleted.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from flightedl.launch.verdict import verdict
 from flightedl.recording.account import Account, account
 from flightedl.recording.reader import recordings_in
 
-#: Name of the file with the strikes and restarts of a run, in its directory.
+#: Name of the file in a run's directory that lists the run's strikes and restarts.
 EVENTS = "events.txt"
 _UNDISTURBED = 3
-#: The undisturbed runs take at most this share of the time.
+#: Maximum share of the time for runs without faults.
 _UNDISTURBED_SHARE = 0.4
 _LEASE_S = 2.0
 _CHECKPOINT_EVERY_S = 2.0
-#: Mean number of strikes in the time of an undisturbed run, and bounds of the mean time between two.
+#: Mean number of strikes in the duration of a run without faults, and bounds on the mean time between two strikes.
 _STRIKES = 10
 _STRIKE_EVERY_S = (0.3, 1.5)
 #: Seconds between two lines of progress.
 _PROGRESS_S = 10.0
 _POLL_S = 0.05
-#: Seconds after the end in which all processes write the rest of their recordings.
+#: Seconds after the end of a run in which all processes write the rest of their recordings.
 _SETTLE_S = 0.5
-#: A run that takes longer than its strikes by this many undisturbed runs, and by this many seconds, hangs.
+#: A run hangs if, not counting its strikes, it takes longer than this many runs without faults plus this many seconds.
 _PATIENCE = 4.0
 _PATIENCE_S = 60.0
-#: Share of a run's last values of which the final value is the mean.
+#: Share of a run's values, counted from the end, whose mean is the final value.
 _LAST_SHARE = 0.1
 _LIMITS = Limits(ended_short_runs=100_000, server_short_runs=100, restarts_limit=100_000)
 
@@ -67,14 +67,14 @@ class ProofOptions:
     roles: tuple[Role, ...]
     budget_s: float
     seed: int
-    #: Directory of logs and recordings; None creates one under ``runs/``.
+    #: Directory for logs and recordings; None to create one under ``runs/``.
     output: Path | None
-    #: Name of the logged value to compare; empty for "loss", or the only one.
+    #: Name of the logged metric to compare; empty for "loss", or for the only metric.
     metric: str = ""
 
 
 def prove(options: ProofOptions, say: Callable[[str], None], forks: ForkServer) -> Proof:
-    """Run the script undisturbed and disturbed, and return the verdict.
+    """Run the script without faults and with faults. Return the verdict.
 
     Raises:
         UsageError: The script does not end by itself in time, or fails without being disturbed.
@@ -103,7 +103,7 @@ class _Prover:
         return self._options.budget_s - (self._clock.now() - self._started_at)
 
     def undisturbed(self) -> list[Run]:
-        """Run the script undisturbed, to know its duration and its final value.
+        """Run the script without faults, to learn its duration and its final value.
 
         Raises:
             UsageError: The script fails, takes too long, or has no model.
@@ -127,7 +127,7 @@ class _Prover:
         return runs
 
     def disturbed(self, typical_s: float) -> list[Run]:
-        """Run the script under strikes until a run fails or the time is over.
+        """Run the script with faults until a run fails or the time is over.
 
         Args:
             typical_s: Duration of an undisturbed run.
@@ -147,7 +147,7 @@ class _Prover:
         return runs
 
     def _run(self, seed: int | None, strike_s: float, limit_s: float) -> Run:
-        """Run the script once. ``seed`` is None to leave it undisturbed."""
+        """Run the script once. ``seed`` is None for a run without faults."""
         self._number += 1
         directory = self.directory.absolute() / f"run-{self._number}"
         if directory.exists():
@@ -211,7 +211,7 @@ class _Prover:
         limit_s: float,
         note: Callable[[str], None],
     ) -> Outcome:
-        """Strike for ``strike_s`` seconds after the job has begun to train, until it ends or ``limit_s`` has passed."""
+        """Strike for ``strike_s`` seconds after training has begun. Return when the job ends, or after ``limit_s``."""
         started_at = said_at = self._clock.now()
         while (outcome := cluster.outcome(_POLL_S)) is None:
             now, status = self._clock.now(), poller.status

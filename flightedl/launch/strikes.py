@@ -1,8 +1,8 @@
-"""Seeded kills and freezes of a running job's processes.
+"""Kills and freezes a running job's processes, as a seed determines.
 
-Strikes on trainers, pservers, masters and etcd come at random intervals, and sometimes two at the same moment, because
-a pair of faults can reveal what a single one cannot. A seed determines the sequence of strikes. It does not determine
-what a process was doing when it was struck.
+Trainers, pservers, masters and etcd are struck at random intervals, sometimes two at the same moment, because a pair of
+faults can reveal an error that a single fault cannot. The seed determines the sequence of strikes, but not what a
+process is doing when it is struck.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flightedl.launch.policy import Role
 #: Probability that a second strike follows at the same moment.
 _PAIRS = 0.25
 _FREEZES = 0.35
-#: Bounds of a freeze, in lease TTLs: from shorter than a lease to long enough that the process is replaced.
+#: Bounds on a freeze, in times to live of a lease: from less than a lease to enough to replace the process.
 _FROZEN = (0.1, 2.0)
 
 
@@ -31,7 +31,7 @@ class Strike:
     #: Seconds since the strike before.
     after_s: float
     role: Role
-    #: Selects one of the role's running processes: a number from 0 to 1.
+    #: Number from 0 to 1 that selects one of the role's running processes.
     which: float
     frozen_s: float = 0.0
 
@@ -54,7 +54,7 @@ def strikes(seed: int, roles: Sequence[Role], *, every_s: float, lease_s: float)
 
 
 class Striker:
-    """Carries out strikes on a cluster when they are due.
+    """Strikes the processes of a cluster when strikes are due.
 
     Args:
         cluster: The running cluster.
@@ -65,11 +65,11 @@ class Striker:
         self._cluster = cluster
         self._plan = plan
         self._next = next(plan)
-        #: Time of the next strike; None until the first call of ``strike``.
+        #: Time of the next strike; None before the first call of ``strike``.
         self._due_at: float | None = None
-        #: Role and index of each frozen process -> the time at which it continues.
+        #: (role, index) of each frozen process -> time at which it continues.
         self._frozen: dict[tuple[Role, int], float] = {}
-        #: Number of strikes by kind, such as "kill trainer".
+        #: Number of strikes of each kind, such as "kill trainer".
         self.done: Counter[str] = Counter()
 
     @property
@@ -78,7 +78,7 @@ class Striker:
         return self._due_at is not None
 
     def strike(self, now: float) -> Iterator[str]:
-        """Carry out all strikes that are due, and yield a sentence about each. The first call starts the plan."""
+        """Carry out all strikes that are due. Yield a sentence about each. The first call starts the plan."""
         if self._due_at is None:
             self._due_at = now + self._next.after_s
         yield from self._thaw(now)
@@ -97,7 +97,7 @@ class Striker:
         for (role, index), until in list(self._frozen.items()):
             if until <= now:
                 del self._frozen[role, index]
-                # A successor that was never frozen ignores the signal.
+                # If the process has been replaced, its successor ignores the signal.
                 if self._send(role, index, signal.SIGCONT):
                     yield f"let {role} {index} continue"
 

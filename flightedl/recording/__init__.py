@@ -6,8 +6,8 @@
 * ``redaction``: removes private strings, such as passwords and paths; ``texts``: what replaces them
 * ``writer``: writes the file of one process; ``reader``: reads it
 * ``replay``: compares recorded effects with those of the current version
-* ``moments``: human-readable events of a recorded run, found by ``master_moments``, ``pserver_moments`` and
-  ``trainer_moments``
+* ``moments``: descriptions, for people, of events in a recorded run, which ``master_moments``, ``pserver_moments`` and
+  ``trainer_moments`` find
 * ``story``: everything that happened to one batch, task, block, trainer or evaluation
 * ``account``: counts how often each block applied each batch; ``spans``: finds the blocks that a record concerns
 

@@ -15,7 +15,7 @@ State = TypeVar("State")
 
 
 def released_of(event: Any) -> dict[str, Any]:
-    """Return the fields of the blocks that a record of ``adopt`` has as its argument."""
+    """Return the fields of the blocks in the argument of a recorded ``adopt``."""
     return dict(zip(ReleasedBlocks._fields, event["released"], strict=True))
 
 

@@ -41,7 +41,7 @@ class FakeClock:
                 self._sleepers -= 1
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock and wake all threads whose sleep has ended."""
+        """Advance the clock, and wake all threads whose sleep is over."""
         if seconds < 0:
             raise ValueError("the clock does not go back: pass seconds >= 0")
         with self._condition:

@@ -1,4 +1,4 @@
-"""All marks of the product, and those that a test's processes left in a directory."""
+"""All marks in the product's code, and those that a test's processes left in a directory."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def all_marks() -> set[str]:
 
 
 def left_in(directory: Path) -> Counter[str]:
-    """Return the number of processes that reached each mark, given the directory ``FLIGHTEDL_MARKS``."""
+    """Return how many processes reached each mark, given the directory ``FLIGHTEDL_MARKS``."""
     return Counter(line for file in directory.glob("*.marks") for line in file.read_text("utf-8").splitlines())
 
 
 def report(counts: Mapping[str, int]) -> str:
-    """Return a line for each mark, the rarest first, and those that were never reached."""
+    """Return a line for each mark, rarest first, followed by the marks that were never reached."""
     marks = sorted(all_marks(), key=lambda mark: (counts.get(mark, 0), mark))
     return "\n".join(f"{counts.get(mark, 0) or 'never':>8}  {mark}" for mark in marks)

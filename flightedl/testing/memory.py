@@ -1,4 +1,4 @@
-"""In-memory twins of Storage and Files; the Coordinator's twin is in ``memory_coordinator``."""
+"""In-memory twins of Storage and Files. The twin of Coordinator is in ``memory_coordinator``."""
 
 from __future__ import annotations
 

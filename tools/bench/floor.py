@@ -4,7 +4,7 @@
   new values; with a barrier, it answers only when all clients have pushed. The client checks that its gradient is
   finite, and copies the values.
 * ``flight``: the same server over TCP, with one DoExchange per client, and values in the metadata of Flight's messages.
-* ``rows`` (in ``floor_rows``): lookups and pushes of an embedding table.
+* ``rows`` (in ``floor_rows``): lookups in an embedding table, and pushes to it.
 
 The floor has no leases, views, recovery, recording or metrics. The product's ratio to the floor shows what they cost.
 """

@@ -1,4 +1,4 @@
-"""``flightedl bench recovery``: the time for which a job stops when a process is killed or frozen.
+"""``flightedl bench recovery``: how long a job stops when a process is killed or frozen.
 
 In a real job in async mode (etcd, masters, pservers, and trainers with endless data and tasks of half a second), one
 process at a time is killed with SIGKILL or frozen with SIGSTOP, each time after the job has recovered from the previous

@@ -41,16 +41,15 @@ _LEAST_SHARE = 3
 class Offer:
     """The file on which a pserver may base its next file."""
 
-    #: The pserver's file in the newest complete checkpoint; empty if unknown, or if another process wrote it.
+    #: The pserver's file in the newest complete checkpoint; empty if it is unknown or was written by another process.
     after: str
-    #: True if the pserver must write a base.
     is_base: bool
     #: Number of the checkpoint that contains the chain's base.
     since: int
 
 
 def files_of(latest: Pointer, data: bytes) -> tuple[ShardFile, ...]:
-    """Return the files of the newest complete checkpoint, with their links; empty if ``data`` is not its manifest."""
+    """Return the newest complete checkpoint's files and their links; empty if ``data`` is not its manifest."""
     if checksum(data) != latest.manifest_checksum:
         return ()
     try:
@@ -77,7 +76,7 @@ class Chains:
         self._number = 0
 
     def completed(self, number: int, files: Iterable[ShardFile]) -> None:
-        """Record a complete checkpoint, on which the next increments are based."""
+        """Record a complete checkpoint. The next increments are based on it."""
         self._number = number
         self._files = {file.index: file for file in files}
 

@@ -3,17 +3,17 @@
 **States.** A checkpoint goes through the states below. It enters a state only once the previous one is known to be
 finished:
 
-1. *ordered*: The checkpoint gets a number, which is stored under the master's fence before it is used. Thus no two
-   masters share a number, whatever a deposed one does. Each pserver is asked to copy its blocks: in sync mode at one
-   round, in other modes now. If a pserver is past the round, it refuses, and the master proposes a later round to all,
-   with a margin that doubles. If the round is not reached within ``patience_s``, for example because training pauses,
-   the master proposes "now". If no member is left to reach it, the master proposes the highest open round, and half a
-   second later "now".
-2. *publishing*: All files are written and reported; the master writes the manifest.
-3. *pointing*: The master moves ``checkpoint/latest`` in a transaction under its fence.
-4. *complete*: The master deletes what retention allows.
+* State 1, *ordered*: The checkpoint gets a number, which is stored under the master's fence before it is used, so no
+  two masters use the same number. Each pserver is asked to copy its blocks: in sync mode at an agreed round, in other
+  modes now.
+* A pserver that has passed the round refuses. The master then proposes a later round to all, with a margin that
+  doubles. If the round is not reached within ``patience_s``, for example because training pauses, the master proposes
+  "now". If no member is left to reach it, the master proposes the highest open round, and half a second later "now".
+* State 2, *publishing*: All files have been written and reported. The master writes the manifest.
+* State 3, *pointing*: The master moves ``checkpoint/latest`` in a transaction under its fence.
+* State 4, *complete*: The master deletes the files that retention allows to be deleted.
 
-A failure before step 3 leaves the previous checkpoint unchanged, and another checkpoint is ordered with a new number.
+A failure before state 3 leaves the previous checkpoint unchanged, and another checkpoint is ordered with a new number.
 If writing the manifest fails, it is retried, because a manifest does not become outdated. Training never waits for a
 checkpoint.
 
@@ -81,7 +81,7 @@ _REJECTED_LIMIT = 64
 _OPEN_PROPOSALS = 3
 #: Seconds after which every pserver should know the highest round and the members that have left.
 _PATIENCE_WITHOUT_MEMBERS_S = 0.5
-#: Number of consecutive failures of the store after which the wait for the last checkpoint ends.
+#: Number of consecutive failures of the store after which the job no longer waits for its last checkpoint.
 _STORE_FAILURES_LIMIT = 3
 
 
@@ -96,7 +96,7 @@ class _Ordered:
     #: Pserver index -> generation of the pserver's process to which the order was sent.
     generations: dict[int, int]
     reason: str
-    #: Checkpoints that are known to be unusable.
+    #: Numbers of checkpoints that turned out to be unusable.
     rejected: tuple[int, ...]
     #: True if a requester waits for this checkpoint and may itself have to reach the next round.
     is_waited_for: bool
@@ -112,7 +112,7 @@ class _Publishing:
     round: int | None
     files: tuple[ShardFile, ...]
     reason: str
-    #: Time at which to retry writing the manifest; None if it is being written or has been written.
+    #: Time at which to write the manifest again; None if it is being written or has been written.
     retry_at_s: float | None = None
     is_pointing: bool = False
 
@@ -156,7 +156,7 @@ class Checkpoints:
         self._chains = Chains(settings.increments, settings.keep_every)
         self._pservers: dict[int, int] = {}
         self._work: _Ordered | _Publishing | None = None
-        #: Reason for requesting a checkpoint before the interval has passed; empty if none was requested.
+        #: Reason for making a checkpoint before the interval has passed; empty if there is none.
         self._wanted = ""
         self._is_waited_for = False
         self._last_begun_s = now
@@ -184,7 +184,7 @@ class Checkpoints:
 
     @property
     def trouble(self) -> str:
-        """Reason why the last attempt failed; empty if it did not fail."""
+        """Reason for the last attempt's failure; empty if it did not fail."""
         return self._trouble
 
     @property
@@ -205,7 +205,7 @@ class Checkpoints:
         return self._stored_latest is not None and self._stored_latest.number >= ticket
 
     def is_over(self, ticket: int) -> bool:
-        """True if the wait for a ``request_last`` with this ticket is over.
+        """True if the job need no longer wait for the ``request_last`` with this ticket.
 
         The wait is over when the checkpoint is complete, or when the store has failed several times in a row, at least
         once since the request.
@@ -224,7 +224,7 @@ class Checkpoints:
         return self._replaced(index, now)
 
     def pserver_down(self, index: int, now: float) -> Effects:
-        """Record that a pserver's lease has ended; no checkpoint is ordered until all pservers are up."""
+        """Record that a pserver's lease has ended. No checkpoint is ordered until all pservers are up again."""
         if self._pservers.pop(index, None) is None:
             return ()
         return self._replaced(index, now)
@@ -240,7 +240,7 @@ class Checkpoints:
         self._rejected = sorted({*self._rejected, *numbers})[-_REJECTED_LIMIT:]
 
     def request(self, reason: str, *, is_waited_for: bool = False) -> int:
-        """Request a checkpoint of the current state; return a ticket for ``is_satisfied``.
+        """Request a checkpoint of the current state. Return a ticket for ``is_satisfied``.
 
         ``is_waited_for`` is True if the requester waits for the checkpoint. In that case the open round is proposed
         first, because a later round might never open if the requester had to reach it.
@@ -301,7 +301,7 @@ class Checkpoints:
             return ()
         late = [index for index in range(self._pserver_count) if index not in work.files]
         if work.copied.issuperset(late):
-            # All late pservers have made their copies, so the delay is due to a slow store.
+            # All late pservers have made their copies, so the store must be slow.
             self._store_failed()
         return self._give_up(now, f"pserver {', '.join(map(str, late))} did not write checkpoint {work.number} in time")
 
@@ -498,7 +498,7 @@ class Checkpoints:
     # storage
 
     def encode(self) -> bytes:
-        """Return the state for a successor, including the pointer to the newest checkpoint. Its size is constant."""
+        """Return the state for a successor, including the pointer to the newest checkpoint. Its size does not grow."""
         latest = None if self._latest is None else (self._latest.number, self._latest.manifest_checksum)
         return msgspec.json.encode(PointerRecord(FORMAT, self._next_number, latest, list(self._rejected), self._first))
 
@@ -512,7 +512,7 @@ class Checkpoints:
         now: float,
         files: Sequence[ShardFile] = (),
     ) -> Checkpoints:
-        """Restore the state of a previous master.
+        """Restore the state that a previous master stored.
 
         ``files`` are the files of the newest checkpoint, as returned by ``chains.files_of``.
 

@@ -10,7 +10,7 @@ Rules:
 * The document ends with a checksum of everything before it, which detects flipped bits and missing bytes.
 * A file may be an increment. Then the files on which it is based, its ``links``, also belong to the checkpoint, even
   though they were written for earlier checkpoints (see ``chains``).
-* Names are relative to the job's storage.
+* All names are relative to the job's storage.
 
 Not guaranteed: that files have not been altered. Readers verify their hashes.
 """
@@ -43,7 +43,7 @@ def manifest_name(number: int) -> str:
 def shard_name(
     number: int, index: int, pserver_count: int, generation: int, serial: int, since: int | None = None
 ) -> str:
-    """Return a unique file name: numbers are unique among masters, and serials are unique within a number.
+    """Return a unique file name. Numbers are unique among masters, and serials are unique within a number.
 
     For an increment, ``since`` is the checkpoint that contains the chain's base.
     """
@@ -64,7 +64,7 @@ def number_of(name: str) -> int | None:
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of an older checkpoint on which an increment is based."""
+    """A file of an older checkpoint, on which an increment is based."""
 
     #: Number of that checkpoint.
     number: int
@@ -191,7 +191,7 @@ class Skipped:
 
 
 def candidates(names: Iterable[str]) -> tuple[int, ...]:
-    """Return the numbers of all checkpoints with a manifest, newest first."""
+    """Return the numbers of the checkpoints that have a manifest, newest first."""
     return tuple(sorted({int(m[1]) for name in names if (m := _MANIFEST.fullmatch(name))}, reverse=True))
 
 

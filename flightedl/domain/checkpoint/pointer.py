@@ -1,6 +1,6 @@
 """The value of the key ``checkpoint/latest``: the newest checkpoint, and the state of the master's ``Checkpoints``.
 
-The fenced transaction that publishes a checkpoint writes this value; pservers and commands only read it.
+Only the fenced transaction that publishes a checkpoint writes this value; pservers and commands only read it.
 """
 
 from __future__ import annotations

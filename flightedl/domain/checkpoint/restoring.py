@@ -27,9 +27,9 @@ class FilePart:
     """The part of one file that a pserver has to read."""
 
     file: ShardFile
-    #: Numbers of the needed blocks and buckets, in increasing order.
+    #: Numbers of the blocks and buckets that are needed, in ascending order.
     blocks: tuple[int, ...]
-    #: Numbers of all blocks and buckets in the file, in increasing order.
+    #: Numbers of all blocks and buckets in the file, in ascending order.
     of_file: tuple[int, ...]
 
     @property

@@ -31,7 +31,7 @@ REASON_LIMIT = 500
 
 
 class SnapshotCut:
-    """State of one snapshot while it is being made.
+    """State of one snapshot that is being made.
 
     Args:
         numbers: Numbers of this pserver's blocks.
@@ -59,7 +59,7 @@ class SnapshotCut:
         return [version for version in self._versions.values() if version is not None]
 
     def is_due(self, block: int, version: int) -> bool:
-        """True if the block must be cut now. Check this after the order and after each closed round or update."""
+        """True if the block must be cut now. Check this after the order, and after each update or closed round."""
         return self._versions[block] is None and (self.at_round is None or version >= self.at_round)
 
     def cut(self, blocks: Sequence[int], version: int, held: Iterable[tuple[Batch, int]]) -> int:

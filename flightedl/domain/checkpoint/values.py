@@ -53,7 +53,7 @@ class CheckpointSettings:
 class OpenRounds:
     """The open rounds of a job in sync mode."""
 
-    #: Highest open round that a pserver has reported.
+    #: Highest open round that any pserver has reported.
     highest: int
     #: False if the job has no members; rounds then do not close.
     has_members: bool = True
@@ -102,7 +102,7 @@ class MovePointer:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """List the storage and delete the files returned by ``deletable``, in that order, stopping at the first failure.
+    """List the storage and delete the files that ``deletable`` returns, in this order. Stop at the first failure.
 
     If deletion continued after a failure, a manifest could be left without its files. The next sweep deletes the rest.
     """

@@ -1,7 +1,7 @@
 """Consistency of training: when a block applies gradients, and which trainers wait for which.
 
 * ``modes``: the consistency modes from which users choose
-* ``rounds``: rounds, clocks and versions of one block; ``rounds_values``: a block's answers
+* ``rounds``: rounds, clocks and versions of one block; ``rounds_values``: the answers of a block
 * ``membership``: the view, kept by the master: the trainers for which rounds wait; ``membership_values``: its effects
 * ``views``: a pserver's copy of this view
 

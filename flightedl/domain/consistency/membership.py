@@ -6,11 +6,11 @@ This module is the master's side; it takes events and returns effects. ``views.P
   newer than its own. Lost, late and repeated views, and views from a deposed master, are therefore harmless.
 * *Leaving* takes effect at each pserver when the new view arrives there. It needs no agreement, because removing a
   member is always safe.
-* *Joining* needs agreement on the member's first round, which must be the same for all blocks: otherwise, one block
-  might wait for the member while the member waits for another block. The master proposes the highest open round that it
-  knows. A pserver admits the member if none of its blocks' open rounds is above this first round. When all pservers
-  have done so, the member is *admitted*, and its trainer gets the member id. If a pserver refuses, the master proposes
-  the trainer again with a new id, at the highest reported open round plus a margin.
+* *Joining* requires that all pservers agree on the member's first round. It must be the same for all blocks: otherwise,
+  one block might wait for the member while the member waits for another block. The master proposes the highest open
+  round that it knows. A pserver admits the member unless the open round of one of its blocks is above this first round.
+  When all pservers have admitted it, the member is *admitted*, and its trainer gets the member id. If a pserver
+  refuses, the master proposes the trainer again with a new id, at the highest reported open round plus a margin.
 * The margin doubles with each refusal, because the number of rounds that close while a view is in flight depends on how
   long a round takes. The first proposal has no margin. After a trainer's first refusal, its margin is the one that was
   sufficient for other trainers, or half of that, but at most two rounds. A round reported by a member counts as open
@@ -35,7 +35,7 @@ This module is the master's side; it takes events and returns effects. ``views.P
 At most one view is in flight to each pserver. It is always the newest view, so trainers that join or leave at about the
 same time share a view. The caller reports the answer (``answered``) or the failure (``send_failed``).
 
-Effects are ordered as follows: store the state, send views, notify trainers. Safety does not depend on this order.
+Effects come in this order: store the state, send views, notify trainers. Safety does not depend on the order.
 
 Not guaranteed: that a join completes while a pserver is down. It may also take long if rounds close faster than views
 arrive.
@@ -119,11 +119,11 @@ class Membership:
         #: Serial of this master's first view with the current mode.
         self._switch_serial = 1
         self._switch_refusals = 0
-        #: Highest round that a member has reported; 0 if unknown.
+        #: Highest round that any member has reported; 0 if unknown.
         self._reported_round = 0
         #: Number of refusals expected before the next member's margin is large enough.
         self._usual_refusals = 0
-        #: True if every pserver has adopted the current mode.
+        #: True if all pservers have adopted the current mode.
         self._is_switched = False
         self._counter = 0
         #: Serial of the newest view. The first view, which is sent to all pservers, has serial 1.
@@ -283,7 +283,7 @@ class Membership:
         return effects + [e for e in self._settle([]) if e not in effects]
 
     def pserver_down(self, index: int) -> list[Effect]:
-        """Record that a pserver is unreachable or its lease has ended. Joins wait until it or its successor is up."""
+        """Record that a pserver is unreachable or its lease has ended. Joins wait until it or a successor is up."""
         if (pserver := self._pservers.get(index)) is not None:
             pserver.is_up = False
             pserver.sending = None
@@ -341,7 +341,7 @@ class Membership:
         self._members[trainer] = Member(trainer, generation, member_id, first_round, self._serial, refusals=refusals)
 
     def _first_round(self, refusals: int) -> int:
-        """Return the highest known open round plus a margin that doubles with each refusal."""
+        """Return the highest known open round, plus a margin that doubles with each refusal."""
         margin = min(1 << refusals, 2 * _MARGIN_LIMIT) // 2
         return max(self._answered_round, self._reported_round) + margin
 

@@ -26,7 +26,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """The state has changed, so ``encode()`` must be stored."""
+    """The state has changed, so ``encode()`` must be stored again."""
 
 
 Effect = SendView | Admitted | Persist

@@ -30,7 +30,7 @@ family(Mode)
 
 @dataclass(frozen=True, slots=True)
 class Sync(Mode):
-    """Applies one update per round, once the gradients of all members have arrived.
+    """Applies one update per round, when the gradients of all members have arrived.
 
     Args:
         reduce: ``"mean"`` for the mean, weighted by the batches' weights; ``"sum"`` for the plain sum.
@@ -61,7 +61,7 @@ class Sync(Mode):
 
 @dataclass(frozen=True, slots=True)
 class Async(Mode):
-    """Applies each gradient when it arrives; trainers do not wait.
+    """Applies each gradient when it arrives. Trainers do not wait for each other.
 
     With ``push_every``, "exactly once" means that whatever fails, each block applies each batch once, with the weight
     that the batch had in the sum in which it was first pushed. After a failure the trainer pushes the same sum again.

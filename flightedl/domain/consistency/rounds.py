@@ -115,7 +115,7 @@ class BlockRounds:
         self._total_weight = 0.0
         #: Batches in the open round's accumulator, each with the number of batches in its task.
         self._held: list[tuple[Batch, int]] = []
-        #: Member -> first round + highest step (bounded).
+        #: Member -> its clock: its first round plus its highest step (bounded).
         self._clocks: dict[int, int] = {}
         self._switch: _Switch | None = None
         self._set_mode(mode)

@@ -1,4 +1,4 @@
-"""A pserver's handling of views: the members for which its blocks wait, and their mode.
+"""A pserver's handling of views, which determine the members for which its blocks wait, and their mode.
 
 ``membership`` describes the rules. A pserver accepts a view only if the view is newer than its current one. It removes
 members that are missing from the view at once, admits a new member only if none of the rounds in which that member
@@ -28,12 +28,12 @@ class ViewVerdict:
     is_outdated: bool
     admit: tuple[ViewMember, ...] = ()
     remove: tuple[int, ...] = ()
-    #: Ids of the members that could not be admitted.
+    #: Ids of the members that were not admitted.
     refused: tuple[int, ...] = ()
     #: Unless this is None: remove all members, change to this mode at ``switch_round``, then admit the members.
     switch: Mode | None = None
     switch_round: int = 0
-    #: True if the mode could not be changed at the view's round.
+    #: True if the mode could not be changed at the round that the view names.
     refuses_mode: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""All rules, and the order of the resulting findings."""
+"""Applies all rules, and sorts the resulting findings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HIDES = {
 
 
 def examine(seen: Observations) -> list[Finding]:
-    """Return the findings, worst first; empty if no problem was found."""
+    """Return the findings, worst first; empty if there is no problem."""
     found = [finding for rule in _RULES for finding in rule(seen)]
     hidden = {
         cause for finding in found if finding.severity is not Severity.NOTE for cause in _HIDES.get(finding.cause, ())

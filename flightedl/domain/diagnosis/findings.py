@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Severity(enum.IntEnum):
-    """Severity of a finding; a lower number is worse."""
+    """Severity of a finding. A lower number is worse."""
 
     #: The job cannot continue until this is fixed.
     BROKEN = 0
@@ -83,7 +83,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A process or a round that waits for other processes."""
+    """A process or a round that is waiting for other processes."""
 
     who: str
     #: Text for people.

@@ -27,7 +27,7 @@ class Asked:
     code: str = ""
     #: Time at which the reply arrived, in seconds since 1970 by this machine's clock.
     received_s: float = 0.0
-    #: For a member of etcd: its version and the number of members; empty if unknown.
+    #: Version and number of members of etcd, if this is a member of etcd; empty if unknown.
     version: Version = ()
     member_count: int = 0
 
@@ -57,7 +57,7 @@ class ShownCertificate:
 
 
 def is_full(error: str) -> bool:
-    """True if a storage's error message says that the storage is full."""
+    """True if a storage's error message indicates that the storage is full."""
     return any(word in error.lower() for word in _FULL)
 
 

@@ -39,7 +39,7 @@ def shares(profile: Mapping[str, float]) -> dict[str, float]:
 
 
 def in_words(profile: Mapping[str, float]) -> str:
-    """Describe the shares in words; empty if the profile is too short."""
+    """Describe the shares in words. Empty if the profile is too short."""
     return ", ".join(f"{part:.0%} {_NAMES[what]}" for what, part in shares(profile).items() if part >= _SHOWN)
 
 

@@ -1,4 +1,4 @@
-"""Rules about trainers, and the list of current waits."""
+"""Rules about trainers, and a list of the current waits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def name_of(trainer: TrainerStatus) -> str:
 
 
 def trainers(seen: Observations) -> Iterator[Finding]:
-    """Check that the job has trainers and that they make progress."""
+    """Check that the job has trainers, and that they make progress."""
     status = seen.status
     if status is None or status.state == "done":
         return

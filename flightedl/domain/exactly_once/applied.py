@@ -70,7 +70,7 @@ class AppliedBatches:
         return sorted(self._places)
 
     def mark(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> int:
-        """Mark a batch as applied on the blocks; return how many of them did not have it.
+        """Mark a batch as applied on the blocks. Return how many of them had not applied it.
 
         Raises:
             MessageError: the batch cannot belong to a task of ``batch_count`` batches, or the task's known count is

@@ -36,7 +36,7 @@ class Bitmap:
         return place < len(self.bits) and bool(self.bits[place] & (1 << (number & 7)))
 
     def add(self, number: int) -> None:
-        """Add a number that is not in the set; the bitmap grows as needed."""
+        """Add a number that the set does not contain. The bitmap grows if necessary."""
         place = number >> 3
         if place >= len(self.bits):
             self.bits.extend(bytes(max(place + 1 - len(self.bits), len(self.bits) >> 1)))

@@ -32,7 +32,7 @@ class IntervalSet:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
-        """Build the union of half-open ``intervals``, which may be in any order."""
+        """Build the union of half-open ``intervals``, which may be given in any order."""
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._size = 0
@@ -162,7 +162,7 @@ class IntervalSet:
             self.remove(start, end)
 
     def intersection(self, other: IntervalSet) -> IntervalSet:
-        """Return the intersection with another set, in O(intervals of both)."""
+        """Return the intersection with another set. Takes O(number of intervals in both)."""
         found = IntervalSet()
         mine, theirs = 0, 0
         while mine < len(self._starts) and theirs < len(other._starts):
@@ -186,7 +186,7 @@ class IntervalSet:
         assert not self._starts or self._starts[0] >= 0
 
     def encode(self) -> bytes:
-        """Return the set as bytes, which are equal for equal sets."""
+        """Return the set as bytes. Equal sets give equal bytes."""
         data = bytearray((_VERSION,))
         last = 0
         for start, end in self:

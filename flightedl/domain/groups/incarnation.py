@@ -57,7 +57,7 @@ class Place:
 
 
 class Group:
-    """The group of one job. Not thread-safe.
+    """State machine of one job's group. Not thread-safe.
 
     Args:
         attempts_limit: Number of incarnations after which records that ended them are omitted for all ranks.
@@ -73,7 +73,7 @@ class Group:
 
     @property
     def is_done(self) -> bool:
-        """True if every rank of the current incarnation has left cleanly after the end of the data."""
+        """True if every rank of the current incarnation has reached the end of the data and left cleanly."""
         return self.record.phase == DONE
 
     @property

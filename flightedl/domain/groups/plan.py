@@ -70,7 +70,7 @@ BEGINNING = Position()
 
 
 class Round(msgspec.Struct, frozen=True, tag="round"):
-    """A rank's part of a round. It is empty for some ranks if the epoch has fewer records than ranks."""
+    """A rank's part of a round. Some ranks have an empty part if the epoch has fewer records than ranks."""
 
     epoch: int
     #: Number of the round within its epoch, counted from the start position of this plan.
@@ -85,14 +85,14 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
 
 
 class EpochEnd(msgspec.Struct, frozen=True, tag="epoch_end"):
-    """Summary of an epoch, which is the same on every rank."""
+    """Summary of an epoch. It is the same on every rank."""
 
     epoch: int
-    #: Number of distinct records that the ranks got, including those before the start position.
+    #: Number of distinct records that ranks have received, including those before the start position.
     records: int
     #: Number of rounds since the start position.
     rounds: int
-    #: Number of records that no rank got (with ``drop``).
+    #: Number of records that no rank has received (with ``drop``).
     left_out: int
     #: Number of repeated records (``pad``).
     repeated: int
@@ -160,7 +160,7 @@ class RoundPlan:
         )
 
     def position(self) -> Position:
-        """Return the position after the latest round; after an epoch's last round, the start of the next epoch."""
+        """Return the position after the latest round or, after an epoch's last round, the start of the next epoch."""
         if self._epoch is None or not self._epoch.round:
             return self._start
         if self._epoch.round == self._epoch.shares.rounds:
@@ -353,7 +353,7 @@ class _Line:
         return self._opened[::-1]
 
     def head(self) -> tuple[int, int, int] | None:
-        """Return the next task as (index in the order, task, first record), or None at the end."""
+        """Return the next task as (index in the order, task, first record), or None if there are no more."""
         while not self._opened:
             if self.unopened >= self._order.task_count:
                 return None

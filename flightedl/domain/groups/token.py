@@ -5,7 +5,7 @@ Rules:
 * A token contains a digest of the data and the seed, but it does not depend on the number of ranks or the batch size.
   Any group that reads the same data with the same seed can therefore resume from it.
 * Equal tokens are encoded as equal strings on all ranks.
-* The string has at most 4 kB for groups of up to 512 ranks, however many tasks there are.
+* The string has at most 4 kB for groups of up to 512 ranks, even if there are millions of tasks.
 * A string that is incomplete, altered, or written by a newer version is rejected with a one-sentence error.
 """
 

@@ -4,10 +4,10 @@
 * ``events``: input of the core; ``effects``: output of the core
 * ``leases``: the trainers that hold a live lease
 * ``declaring``: the declared dataset and model; ``differences``: how two declarations differ
-* ``training``: assignment of training tasks; ``work``: the queue of one dataset, as trainers see it
+* ``training``: assigns training tasks; ``work``: the queue of one dataset, as trainers see it
 * ``deterministic_schedule``: delays that make runs bit-identical; ``epoch_ends``: members at the end of an epoch
 * ``evaluations``: evaluations, each with its own dataset and queue
-* ``groups``: requests from the ranks of a group, which share the training data
+* ``groups``: requests from the ranks of a group, which read the training data in rounds
 * ``members``: the membership, and the views to be sent
 * ``pservers``: knowledge of the pservers; ``control``: calls to them; ``pserver_warnings``: warnings about them
 * ``checkpointing``: orders of checkpoints

@@ -41,7 +41,7 @@ class Consequences(NamedTuple):
 
 
 class PserverControl:
-    """Chooses the next call to each pserver and handles the answers.
+    """Chooses the next call to each pserver, and handles the answers.
 
     Args:
         generation: Generation of the master.

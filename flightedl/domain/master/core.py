@@ -91,7 +91,7 @@ class MasterCore:
         self._declarations = Declarations(stored.declaration, self._outbox)
         self.leases = Leases()
         self.training = Training(settings.trainer_count, stored.stop, self._outbox)
-        #: None until a model is declared.
+        #: None until a trainer has declared a model.
         self.members: Members | None = None
         self.pservers = Pservers(settings.pserver_count, settings.recovery, stored.recovery, self._outbox)
         checkpoints = checkpoints_of(stored, settings, now)
@@ -175,12 +175,12 @@ class MasterCore:
 
     @property
     def work(self) -> Work | None:
-        """The training data's queue, or None if no dataset is declared."""
+        """The queue of the training data, or None if no dataset has been declared."""
         return self.training.work
 
     @property
     def group(self) -> Group:
-        """The group whose ranks read the training data, or None if there is no group."""
+        """The group whose ranks read the training data, or None if the ranks form no group."""
         return self._groups.group
 
     @property
@@ -199,7 +199,7 @@ class MasterCore:
         """Return the state for a successor (name -> value). All values must be stored in one transaction.
 
         The names are ``declaration``, ``queue``, ``failures``, ``evaluations``, ``membership``, ``recovery`` (of
-        pservers), ``checkpoints``, ``group`` and ``stopped``. Parts without state are omitted.
+        pservers), ``checkpoints``, ``group`` and ``stopped``. Parts that have no state are left out.
         """
         values: dict[str, bytes] = {}
         if self.members is not None:

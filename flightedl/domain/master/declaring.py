@@ -28,7 +28,7 @@ from flightedl.messages.declarations import (
     ModelDeclaration,
 )
 
-#: Fields of the dataset declaration that may change when a job is resumed.
+#: Fields of the dataset's declaration that may change when a job is resumed.
 _MAY_DIFFER = ("epochs", "shuffle", "seed")
 _MAY_DIFFER_TEXT = "epochs, shuffle and seed"
 #: Maximum number of excluded files whose names are stored.

@@ -22,7 +22,7 @@ ControlRequest = AppliedRequest | ReloadRequest | SealRequest | SnapshotRequest 
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The reply to a completed request that has no result."""
+    """The answer to a request that has been carried out and has no result."""
 
 
 class Undeclared(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class WakePserver:
 class DeleteElection:
     """Delete the key with which a trainer was elected to initialize the model, so that trainers hold a new election.
 
-    The transaction contains conditions on the pservers named in ``step``.
+    The transaction is conditional on the pservers named in ``step``.
     """
 
     step: Reinitialize
@@ -155,7 +155,7 @@ class Outbox:
     """Collects the effects of the current event from all of the core's modules."""
 
     effects: list[Effect] = field(default_factory=list)
-    #: Number of changes to the stored state.
+    #: Number of times that the stored state has changed.
     revision: int = 0
     #: True if something has changed for which a waiting request may be waiting.
     wakes_requests: bool = False

@@ -104,7 +104,7 @@ class Ending:
         )
 
     def open_rounds(self, members: Members) -> OpenRounds | None:
-        """Return the state of the rounds, or None if the consistency mode has no rounds."""
+        """Return the state of the rounds, or None if the mode has no rounds."""
         if not isinstance(members.membership.mode, Sync):
             return None
         return OpenRounds(self._pservers.highest_version, has_members=bool(members.membership.members))

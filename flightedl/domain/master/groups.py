@@ -39,7 +39,7 @@ class GroupRequests:
     def answer(
         self, request: GroupRequest, now: float, *, has_dataset: bool, has_model: bool, is_last: bool
     ) -> GroupStartReply | GroupPlaceReply | out.Done | None:
-        """Return the answer, or None if the request must wait.
+        """Return the answer to a request, or None if the request must wait.
 
         Raises:
             NotReadyError: no dataset is declared.

@@ -22,7 +22,7 @@ class PserverWarnings:
     def __init__(self) -> None:
         #: Names of the trainers for which the logged rounds wait.
         self._awaited: list[str] = []
-        #: (pserver index, error code) -> (number of rejected calls, time of the last warning).
+        #: (pserver index, error code) -> (number of rejected calls at the last check, time of the last warning).
         self._refused: dict[tuple[int, str], tuple[int, float]] = {}
 
     def update(

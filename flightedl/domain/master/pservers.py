@@ -55,7 +55,7 @@ class Pservers:
         self._ask_at: dict[int, float] = {}
         #: Index -> (generation, first epoch whose size the process does not know yet).
         self._sealed: dict[int, tuple[int, int]] = {}
-        #: Newest placement that may be stored, and pservers that may have blocks in it or in the one before.
+        #: Newest placement that may be stored, and the pservers that may have blocks in it or in the previous one.
         self._placement = 0
         self._owners: frozenset[int] = frozenset()
         #: Highest version that any pserver has reported.
@@ -84,7 +84,7 @@ class Pservers:
         return self._placement if index in self._owners else 0
 
     def placed(self, placement: int, owners: Collection[int], *, is_certain: bool) -> None:
-        """Record the owners of blocks, for ``domain.recovery.replacements``.
+        """Record the owners of blocks (see ``domain.recovery.replacements``).
 
         Args:
             placement: Newest placement that may be stored.

@@ -13,7 +13,7 @@ from flightedl.messages.tasks import ReturnedTask
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A request that has not been answered yet."""
+    """A request that is still waiting for its answer."""
 
     call: int
     request: Request

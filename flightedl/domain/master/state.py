@@ -1,4 +1,4 @@
-"""Settings and initial state of a master."""
+"""Settings of a master, and its initial state."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from flightedl.messages.tasks import StopRecord
 Found = Mapping[str, tuple[bytes, int]]
 
 
-#: Names of the fields of ``StoredState`` that contain encoded values.
+#: Names of those fields of ``StoredState`` that contain encoded values.
 _DOCUMENTS = ("queue", "failures", "evaluations", "membership", "recovery", "checkpoints", "group")
 
 

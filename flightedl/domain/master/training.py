@@ -47,7 +47,7 @@ class Training:
     """
 
     def __init__(self, trainer_count: int, stop: StopRecord | None, outbox: Outbox) -> None:
-        #: None if no dataset is declared.
+        #: None if no dataset has been declared.
         self.work: Work | None = None
         self.stop = stop
         self._outbox = outbox

@@ -46,7 +46,7 @@ class Work:
         self.queue = queue
         self._outbox = outbox
         self._evaluation = evaluation
-        #: Metrics of each finished piece since the last ``take_finished``.
+        #: Metrics of each piece finished since the last call of ``take_finished``.
         self._finished: list[Sums] = []
         #: Reports since this master started, by outcome: finished, repeated, failed, returned or outdated.
         self.reports: Counter[str] = Counter()

@@ -1,8 +1,8 @@
 """The model: its parameters, their division into blocks, and the users' settings.
 
-* ``parameters``: named float arrays, as declared
-* ``sharding``: blocks, and the pserver that owns each block
-* ``row_ranges``: division of a parameter's rows among the servers that send them
+* ``parameters``: the declared parameters, which are named float arrays
+* ``sharding``: how the model is divided into blocks, and which pserver owns each block
+* ``row_ranges``: how a parameter's rows are divided among the servers that send them
 * ``declared``: the parameters, tables and plan that follow from a declaration
 * ``settings``: base class of all settings
 * ``optimizers``, ``schedules``: update rules and learning rates

@@ -126,7 +126,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent: ``values -= lr * gradient``."""
+    """Plain SGD: ``values -= lr * gradient``."""
 
     lr: float | Schedule = number(at_least=0)
 

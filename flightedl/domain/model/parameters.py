@@ -1,4 +1,4 @@
-"""Parameters as declared: named float arrays.
+"""Parameters as declared: float arrays with names.
 
 ``dtype`` is the type in the user's program and in messages; ``storage_dtype`` is the type in which a pserver stores and
 updates values. A pserver stores float16 and bfloat16 as float32 (a *master copy*), so that small updates are not lost.

@@ -1,10 +1,11 @@
-"""Division of a parameter's rows among the servers that can be asked for them.
+"""Division of a parameter's rows among the servers from which they can be read.
 
-A parameter is read as rows. A row of a vector is an element, and a row of a matrix is a slice along its first axis. A
-parameter whose slices are longer than ``MAX_WIDTH`` is read as a vector, because a row is always sent as a whole.
+A parameter is read by rows. A row of a vector is an element; a row of a matrix is a slice along its first axis. If
+slices have more than ``MAX_WIDTH`` elements, the parameter is read as a vector, because rows are never divided in
+messages.
 
-Blocks end anywhere, so the first elements of a row may be on one pserver and the others on the next. Such a row belongs
-to no pserver: a *split* row is read from several of them and put together.
+A block may end within a row, so the first elements of a row may be on one pserver and the others on the next. Such a
+*split* row is read from several pservers and put together.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.errors import MessageError
 
-#: Largest number of elements of a row.
+#: Maximum number of elements in a row.
 MAX_WIDTH = 1 << 16
 
 
 class Part(NamedTuple):
-    """Adjacent elements of a flattened parameter that are on one pserver."""
+    """Adjacent elements of a flattened parameter that are on the same pserver."""
 
     pserver: int
     start: int
@@ -31,7 +32,7 @@ class Part(NamedTuple):
 
 
 class RowRange(NamedTuple):
-    """Adjacent rows that are read together: from one pserver, or a split row with several parts."""
+    """Adjacent rows that are read together from one pserver, or one split row with its parts."""
 
     start: int
     stop: int
@@ -39,17 +40,17 @@ class RowRange(NamedTuple):
 
 
 def is_matrix(spec: ParameterSpec) -> bool:
-    """True if a row of the parameter is a slice along its first axis, False if it is an element."""
+    """True if rows are slices along the parameter's first axis, False if they are single elements."""
     return len(spec.shape) > 1 and math.prod(spec.shape[1:]) <= MAX_WIDTH
 
 
 def width_of(spec: ParameterSpec) -> int:
-    """Return the number of elements in a row."""
+    """Return the number of elements in each row."""
     return math.prod(spec.shape[1:]) if is_matrix(spec) else 1
 
 
 def require_range(name: str, start: int, stop: int | None, count: int) -> range:
-    """Return the requested rows, of ``count``. Raises MessageError if they do not exist."""
+    """Return which of ``count`` rows were requested. Raises MessageError if they do not exist."""
     end = count if stop is None else stop
     if not 0 <= start <= end <= count:
         raise MessageError(f"rows {start} to {end} of {name!r:.80} were requested, but it has rows 0 to {count}")
@@ -57,7 +58,7 @@ def require_range(name: str, start: int, stop: int | None, count: int) -> range:
 
 
 def parts_of(plan: ShardPlan, name: str, start: int, stop: int) -> list[Part]:
-    """Return the owners of a parameter's elements from ``start`` to ``stop``, in order."""
+    """Return the owners of a parameter's elements ``start`` to ``stop``, in order."""
     numbers = plan.block_range(name)
     stops = plan.block_stops[numbers.start : numbers.stop]
     found: list[Part] = []
@@ -74,14 +75,14 @@ def parts_of(plan: ShardPlan, name: str, start: int, stop: int) -> list[Part]:
 
 
 def row_ranges(plan: ShardPlan, spec: ParameterSpec, rows: range) -> list[RowRange]:
-    """Divide some rows of a parameter into ranges, each on one pserver, and split rows. They are in order."""
+    """Divide rows of a parameter, in order, into ranges that are each on one pserver, and split rows."""
     width = width_of(spec)
     found: list[RowRange] = []
     split: list[Part] = []
     for owner, start, stop in parts_of(plan, spec.name, rows.start * width, rows.stop * width):
         border = min(-(-start // width) * width, stop)
         if start < border:
-            # The part begins within a row.
+            # This part begins within a row.
             split.append(Part(owner, start, border))
             if border % width:
                 continue

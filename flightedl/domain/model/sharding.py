@@ -27,7 +27,7 @@ The rows of all embedding tables are divided into ``BUCKETS`` *buckets* (``table
 in the plan, like a block, and positions of buckets follow those of all blocks. So pushes, rounds, checkpoints and
 recovery treat buckets like blocks. Each pserver has a range of buckets, which depends only on the number of pservers.
 
-The load may be uneven if pservers have only a few minimal blocks each, or if parameters have different optimizers.
+The load may be uneven if pservers have only a few small blocks each, or if parameters have different optimizers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Elements ``start`` to ``stop`` (exclusive) of the flattened parameter number ``parameter``."""
+    """Elements ``start`` to ``stop`` (exclusive) of a flattened parameter; ``parameter`` is its number."""
 
     number: int
     parameter: int
@@ -132,7 +132,7 @@ class ShardPlan:
         )
 
     def block(self, number: int) -> Block:
-        """Return one block. Raises NotFoundError if no block has that number."""
+        """Return one block. Raises NotFoundError if there is no block with this number."""
         if not 0 <= number < self.block_count:
             raise NotFoundError(f"there is no block {number}; the plan has {self.block_count}")
         return Block(

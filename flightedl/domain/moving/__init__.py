@@ -1,6 +1,7 @@
-"""Protocol that moves blocks from one pserver to another while the job trains.
+"""Protocol that moves blocks between pservers while the job trains.
 
-* ``values``: the stored intent, transactions that change intent and placement, and messages between two pservers.
+* ``values``: the stored intent, the transactions that change the intent and the placement, and the messages between two
+  pservers
 * ``server``: the pserver's side, which copies, freezes, stages and adopts blocks.
 * ``director``: the master's side, which stores intents, commits the move of each block, and cancels failed intents.
 
@@ -14,8 +15,9 @@ attempt, both generations, the placement. Pserver 2 reads the placement and adop
 releases it. If a trainer pushes to pserver 0, it receives the new owner as the answer, and repeats the push under the
 same identity at pserver 2, which knows the applied batches.
 
-Only the transaction decides. A pserver thaws a frozen block only after it has read that the attempt is over and that
-it is still the owner. A pserver that waits too long deletes the intent in a separate transaction, and reads again.
+Only the transaction decides. A pserver thaws a frozen block only after it has read that the attempt is over and that it
+still owns the block. If a pserver has waited too long, it deletes the intent in a separate transaction, and reads
+again.
 
 Tests explore the protocol exhaustively in small configurations: two pservers and a spare, two masters, crashes at each
 step, messages that are lost, delayed or repeated, and transactions with unknown outcomes. No process runs it yet.

@@ -1,4 +1,4 @@
-"""Choice of the next moves towards an equal distribution of blocks and buckets.
+"""Chooses the next moves, toward an equal distribution of blocks and buckets.
 
 Blocks may be anywhere. The buckets of a pserver are neighbors, so the pservers with buckets form a line. A new pserver
 joins the line beside the one with the most buckets, and the borders between neighbors are shifted until all shares are
@@ -15,16 +15,16 @@ import numpy as np
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.moving.values import Move
 
-#: Maximum bytes of the values in a unit of blocks.
+#: Maximum number of bytes of values in a unit of blocks.
 UNIT_BYTES = 4 << 20
-#: Maximum bytes of the values that blocks of one intent have.
+#: Maximum number of bytes of values in all blocks of one intent.
 INTENT_BYTES = 256 << 20
 #: Maximum number of buckets in a unit.
 UNIT_BUCKETS = 128
 
 
 def next_moves(plan: ShardPlan, pservers: Collection[int]) -> list[Move]:
-    """Return the next moves that distribute blocks and buckets equally over these pservers; empty if they are.
+    """Return the next moves toward an equal distribution over these pservers; empty if it is equal.
 
     Args:
         plan: Plan with the current owners.
@@ -42,7 +42,7 @@ def _moves_of_blocks(plan: ShardPlan, wanted: Sequence[int]) -> list[Move]:
     share = sum(sizes) / len(wanted)
     moves: list[Move] = []
     bytes_left = INTENT_BYTES
-    # From the last block to the first, so that the blocks that a pserver keeps are neighbors.
+    # Go from the last block to the first, so that the blocks that a pserver keeps are neighbors.
     for block in range(len(owners) - 1, -1, -1):
         source, size = owners[block], sizes[block]
         target = _target(loads, wanted, moves, source, size, share)
@@ -99,12 +99,12 @@ def _moves_of_buckets(plan: ShardPlan, wanted: Sequence[int]) -> list[Move]:
 
 
 def _line(ranges: dict[int, range], wanted: Sequence[int]) -> list[int]:
-    """Return the order of the pservers that have or should have buckets."""
+    """Return the order of the pservers that have buckets or should have some."""
     line = [index for index in sorted(ranges, key=lambda index: ranges[index].start) if ranges[index]]
     shares = {index: len(ranges[index]) for index in line}
     for index in wanted:
         if index not in shares:
-            # The neighbor gives a part of its share; it is counted as if it gave half.
+            # The neighbor gives away part of its share, so it counts as if it gave half.
             beside = max(line, key=lambda each: (each not in wanted and shares[each] > 0, shares[each], -each))
             line.insert(line.index(beside) + 1, index)
             shares[index] = shares[beside] // 2
@@ -113,7 +113,7 @@ def _line(ranges: dict[int, range], wanted: Sequence[int]) -> list[int]:
 
 
 def _piece(source: range, destination: range, buckets: range, *, is_before: bool) -> range | None:
-    """Return the buckets that may move now, or None if the buckets of a pserver would not remain neighbors.
+    """Return the buckets that can move now, or None if the buckets of a pserver would not remain neighbors.
 
     Args:
         source: Buckets of the present owner.

@@ -1,15 +1,14 @@
-"""Decisions of the master about moves: when to store, commit and cancel an intent.
+"""The master's decisions about moves: when to store, commit and cancel an intent.
 
-The caller executes one transaction at a time, and reads placement and intent after each one, whatever its outcome:
-after a failure or an unknown outcome, only a read shows what is stored.
+The caller executes one transaction at a time, and reads the placement and the intent after each one, whatever its
+outcome: after a failure or an unknown outcome, only a read shows what is stored.
 
 Rules:
 
-* At most one intent exists. A new master cancels the intent that it finds, because it cannot know the progress of the
-  moves.
-* An intent is stored only while every pserver is settled, no audit is open and no checkpoint is ordered. While it
-  exists, no audit begins and no checkpoint is ordered. So the answers of an audit and the files of a checkpoint belong
-  to one placement. The number of pservers changes under the same conditions.
+* At most one intent exists. A new master cancels an intent that it finds, because it cannot know how far the moves are.
+* An intent is stored only while every pserver is settled, no audit is in progress and no checkpoint is ordered. While
+  the intent exists, no audit begins and no checkpoint is ordered. So the answers to an audit, and the files of a
+  checkpoint, all belong to one placement. The number of pservers changes under the same conditions.
 * A commit compares the master's lock, the attempt, the version of the placement, and the generations of the pservers.
 """
 
@@ -25,7 +24,7 @@ Generations = tuple[tuple[int, int], ...]
 
 
 class Director:
-    """One job's moves, as its master knows them. Not thread-safe.
+    """The moves of one job, as its master knows them. Not thread-safe.
 
     Args:
         master: Generation of the master.
@@ -43,12 +42,12 @@ class Director:
         self.pending = pending
 
     def read(self, placement: Placement, stored: StoredIntent | None) -> None:
-        """Replace placement and intent by the values that were read after the transaction in progress."""
+        """Replace the placement and the intent with the values that were read after the transaction in progress."""
         self.placement, self.stored, self.pending = placement, stored, None
 
     @property
     def is_moving(self) -> bool:
-        """True while an intent may exist; the caller then begins no audit and orders no checkpoint."""
+        """True while an intent may exist. The caller then begins no audit and orders no checkpoint."""
         return self.stored is not None or self.pending is not None
 
     @property
@@ -101,9 +100,9 @@ class Director:
         is_audit_open: bool,
         is_checkpoint_open: bool,
     ) -> Transaction:
-        """Return the transaction that adds pservers, or removes pservers that have no blocks.
+        """Return the transaction that adds pservers, or that removes pservers without blocks.
 
-        The added pservers need not be settled. For the other arguments and errors, see ``begin``.
+        Added pservers need not be settled. For the other arguments and the errors, see ``begin``.
         """
         placement = self.placement
         assert max(placement.owners) < pserver_count, "a pserver with blocks is removed"
@@ -123,7 +122,7 @@ class Director:
         is_audit_open: bool,
         is_checkpoint_open: bool,
     ) -> Generations:
-        """Return the pservers' (index, generation), provided that blocks may move."""
+        """Return (index, generation) of the pservers, provided that blocks may move."""
         for index in {*indexes, *self.placement.owners}:
             if index not in seen or settled.get(index) != seen[index]:
                 raise NotReadyError("a pserver has not reported yet which batches it has applied")
@@ -143,7 +142,7 @@ class Director:
                 raise NotReadyError(f"there is no pserver {move.destination}")
 
     def commit(self, acknowledged: Iterable[Acknowledged]) -> Transaction | None:
-        """Return the transaction that commits the moves of acknowledged units; None if their attempt is over."""
+        """Return the transaction that commits the moves of acknowledged units, or None if their attempt is over."""
         stored = self.stored
         if stored is None or stored.intent.master != self._master:
             return None
@@ -159,7 +158,7 @@ class Director:
         return self._transaction(stored.attempt, intent, moved, generations)
 
     def cancel_if_failed(self, seen: Mapping[int, int]) -> Transaction | None:
-        """Return the transaction that cancels the intent if a predecessor stored it or one of its pservers is gone."""
+        """Return the transaction that cancels an intent of a predecessor, or one with a pserver that is gone."""
         if self.stored is None:
             return None
         intent = self.stored.intent

@@ -1,19 +1,18 @@
-"""A pserver's decisions about blocks that leave it or arrive.
+"""A pserver's decisions about blocks that move away from it or to it.
 
-The caller holds the content of the blocks. It carries out the effects in order, under the block's lock, and before its
-next call for the block. Messages and most effects are about a unit (see ``values.Move``), identified by its first
-block.
+The caller holds the content of the blocks. It carries out effects in order, under the block's lock, and before its next
+call for the block. Messages and most effects concern a unit (see ``values.Move``), which its first block identifies.
 
 Rules:
 
-* The process that adopted or loaded a block serves it, unless the block is frozen.
-* ``read`` accepts the results of a single read of etcd: the placement, the intent and the holder of the index. Reads
-  older than the last one are ignored. Nothing else thaws, adopts or releases a block.
-* A new process loads its blocks only if it still held its index at the revision of that read. Otherwise a process that
-  froze before it loaded would serve a block that moved to its successor.
+* A block is served by the process that adopted or loaded it, unless the block is frozen.
+* ``read`` takes the results of a single read of etcd: the placement, the intent and the holder of the index. Reads that
+  are older than the last one are ignored. Only a read can thaw, adopt or release a block.
+* A new process loads its blocks only if it still held its index at the revision of that read. Otherwise, a process that
+  was frozen before loading could serve a block that has moved to another pserver since.
 * Staged content belongs to one attempt. It is adopted only if the stored placement names that attempt, because content
-  from an earlier attempt lacks the updates that the source has applied since.
-* Messages of another attempt, repeated updates and updates after a gap are ignored. A broken stream is not resumed: the
+  from an earlier attempt lacks updates that the source has applied since.
+* Messages of other attempts, repeated updates, and updates after a gap are ignored. A broken stream is not resumed: the
   source gives up, and the next attempt copies the block again.
 """
 
@@ -52,7 +51,7 @@ class Serves(Enum):
     """Answer to a push for a block."""
 
     HERE = "here"
-    #: The push waits until the block is thawed or has moved.
+    #: The push must wait until the block is thawed or has moved.
     FROZEN = "frozen"
     ELSEWHERE = "elsewhere"
 
@@ -64,7 +63,7 @@ class Leaving(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     #: Generation of the destination.
     generation: int
-    #: Number of updates sent after the copy.
+    #: Number of updates that were sent after the copy.
     sent: int = 0
     is_frozen: bool = False
     #: Number of blocks.
@@ -80,7 +79,7 @@ class Arriving(msgspec.Struct, frozen=True, array_like=True):
 
     block: int
     attempt: int
-    #: Number of updates received after the copy.
+    #: Number of updates that were received after the copy.
     received: int = 0
     is_complete: bool = False
     #: Number of blocks.
@@ -92,11 +91,11 @@ class Arriving(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """State of all moves of a pserver. Immutable; each change replaces it."""
+    """State of all moves of a pserver. It is immutable: a change replaces it."""
 
-    #: Blocks that the process has, excluding staged blocks.
+    #: The blocks that the process has, without staged ones.
     blocks: tuple[int, ...]
-    #: Revision of the newest read, and the version of the placement in it.
+    #: Revision of the newest read, and version of the placement that it returned.
     revision: int = 0
     version: int = 0
     leaving: tuple[Leaving, ...] = ()
@@ -104,7 +103,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
 
 def state_to_load(index: int, generation: int, revision: int, placement: Placement, holder: int | None) -> State | None:
-    """Return the state of a new process after it has loaded its blocks; None if the process has to end.
+    """Return the state of a new process after it has loaded its blocks, or None if the process must end.
 
     Args:
         index: Index that the process has claimed.
@@ -117,7 +116,7 @@ def state_to_load(index: int, generation: int, revision: int, placement: Placeme
 
 
 class MovingBlocks:
-    """State machine of one pserver process's moving blocks. Not thread-safe.
+    """State machine of the moving blocks in one pserver process. Not thread-safe.
 
     Args:
         index: Index of the pserver.
@@ -138,17 +137,18 @@ class MovingBlocks:
         return Serves.FROZEN if is_frozen else Serves.HERE
 
     def answers_for(self, version: int) -> bool:
-        """Return True if the process has the blocks that this version of the placement assigns to it.
+        """True if the process has the blocks that this version of the placement assigns to it.
 
-        A request to all pservers, such as an audit or a checkpoint, names a version. A process that knows an older
-        version reads the placement before it answers, so that answers for different versions are never combined.
+        A request to all pservers, such as an audit or a checkpoint, names a version of the placement. A process that
+        knows only an older version reads the placement before it answers, so that answers for different versions are
+        never combined.
         """
         return self.state.version == version
 
     def read(
         self, revision: int, placement: Placement, stored: StoredIntent | None, holder: int | None
     ) -> list[Effect]:
-        """Process the results of a read at one revision of etcd.
+        """Handle the results of a read at one revision of etcd.
 
         Args:
             revision: The revision.
@@ -196,7 +196,7 @@ class MovingBlocks:
                 self._leave(leaving.block, None)
                 yield Thaw(leaving.block)
         for arriving in self.state.arriving:
-            # A copy can arrive before this pserver reads the intent of its attempt.
+            # A copy may arrive before this pserver has read the intent to which it belongs.
             if arriving.attempt != attempt and arriving.attempt <= self.state.revision:
                 self._arrive(arriving.block, None)
                 yield Discard(arriving.block)
@@ -218,7 +218,7 @@ class MovingBlocks:
         return Copy(attempt, move.block, generation, move.count)
 
     def updated(self, block: int) -> Update | None:
-        """Return the message that sends applied updates to the destination; None if no such unit is leaving."""
+        """Return the message that sends applied updates to the destination, or None if no such unit is leaving."""
         leaving = _find(self.state.leaving, block)
         if leaving is None:
             return None
@@ -228,7 +228,7 @@ class MovingBlocks:
         return Update(leaving.attempt, block, leaving.generation, leaving.sent)
 
     def freeze(self, block: int, digest: bytes) -> Last | None:
-        """Freeze a unit that is leaving, or repeat the last message.
+        """Freeze a unit that is leaving, or repeat the last message about it.
 
         Args:
             block: First block of the unit.
@@ -252,7 +252,7 @@ class MovingBlocks:
         return None if leaving is None else Transaction(leaving.attempt, None)
 
     def received(self, message: Message, digest: bytes = b"") -> Stage | Append | Acknowledged | None:
-        """Process a message from a source.
+        """Handle a message from a source.
 
         Args:
             message: The message.
@@ -293,7 +293,7 @@ class MovingBlocks:
 
 
 def _runs(blocks: Iterable[int]) -> Iterator[range]:
-    """Yield the ranges of adjacent blocks, ascending."""
+    """Yield the ranges of adjacent blocks in ascending order."""
     for _, pairs in groupby(enumerate(sorted(blocks)), lambda pair: pair[1] - pair[0]):
         run = [block for _, block in pairs]
         yield range(run[0], run[-1] + 1)
@@ -307,7 +307,7 @@ def _find(among: Iterable[_Each], block: int) -> _Each | None:
 
 
 def _with(among: Iterable[_Each], block: int, new: _Each | None) -> tuple[_Each, ...]:
-    """Return the entries in order of their blocks, with the block's entry replaced, or removed if ``new`` is None."""
+    """Return the entries in the order of their blocks. ``new`` replaces the block's entry, or removes it if None."""
     entries = {each.block: each for each in among}
     entries.pop(block, None)
     if new is not None:

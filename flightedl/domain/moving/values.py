@@ -1,4 +1,4 @@
-"""Stored values about moves, transactions that change them, messages between two pservers, and effects."""
+"""Stored values of moves, transactions that change them, messages between two pservers, and effects."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NONE = 0
 class Move(msgspec.Struct, frozen=True, array_like=True):
     """Move of a *unit*: adjacent blocks that are copied, frozen and committed together.
 
-    A unit is identified by its first block. Buckets that moved one by one would have different histories afterwards, so
-    each push would have to be decided for each of them.
+    If buckets moved one by one, they would have different histories afterward, and each push would have to be decided
+    for each bucket.
     """
 
     block: int
@@ -29,16 +29,16 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Intent(msgspec.Struct, frozen=True, array_like=True):
-    """Stored moves in progress. Committing a move removes it from the intent."""
+    """The moves in progress, as stored. Committing a move removes it from the intent."""
 
     #: Generation of the master that stored the intent.
     master: int
     moves: tuple[Move, ...]
-    #: (index, generation) of each source and destination, ascending.
+    #: (index, generation) of each source and destination, in ascending order.
     generations: tuple[tuple[int, int], ...]
 
     def generation_of(self, index: int) -> int | None:
-        """Return the generation that the intent names for a pserver; None if it names none."""
+        """Return the generation that the intent names for a pserver, or None if it names none."""
         return dict(self.generations).get(index)
 
     def move_of(self, block: int) -> Move | None:
@@ -47,33 +47,33 @@ class Intent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredIntent(msgspec.Struct, frozen=True, array_like=True):
-    """An intent and its attempt, which is the create_revision of its key: later intents have higher attempts."""
+    """An intent and its attempt: the create_revision of its key. Later intents have higher attempts."""
 
     attempt: int
     intent: Intent
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """An atomic change of the stored state, made only if all compared values are as expected."""
+    """An atomic change of the stored state, which is made only if all compared values are as expected."""
 
-    #: Expected attempt of the stored intent; ``NONE`` if none may be stored.
+    #: Expected attempt of the stored intent; ``NONE`` if no intent may be stored.
     attempt: int
-    #: New intent; None deletes the stored intent.
+    #: New intent; None to delete the stored one.
     intent: Intent | None
-    #: New placement; None keeps the stored placement.
+    #: New placement; None to keep the stored one.
     placement: Placement | None = None
-    # Generation of the master, which must hold the lock. A pserver that gives up compares nothing from here on.
+    # Generation of the master, which must hold the lock. The following fields are not compared if a pserver gives up.
     master: int | None = None
     #: (index, generation) of pservers whose keys must exist.
     generations: tuple[tuple[int, int], ...] = ()
     #: Expected version of the stored placement.
     version: int | None = None
-    #: True if the transaction requires that no checkpoint order is stored.
+    #: True if the transaction requires that no checkpoint has been ordered.
     excludes_checkpoint: bool = False
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """Copy of a unit's content for another pserver. Includes all updates applied so far."""
+    """Copy of a unit's content for another pserver, with all updates applied so far."""
 
     attempt: int
     block: int
@@ -83,7 +83,7 @@ class Copy(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Changes of the content since the copy or the previous update. Updates are numbered from 1."""
+    """Changes to the content since the copy or the previous update. Updates are numbered from 1."""
 
     attempt: int
     block: int
@@ -92,7 +92,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Last(msgspec.Struct, frozen=True):
-    """End of the updates: the unit is frozen after ``count`` updates, and its content has this digest."""
+    """End of the updates: the unit is frozen after ``count`` updates, and this is the digest of its content."""
 
     attempt: int
     block: int
@@ -102,7 +102,7 @@ class Last(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """Message to the master: the destination has staged a frozen unit completely."""
+    """Message to the master: the destination has staged all content of a frozen unit."""
 
     attempt: int
     block: int
@@ -115,20 +115,20 @@ class Adopt(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Delete the content of adjacent blocks that another pserver owns, and redirect their pushes."""
+    """Delete the content of adjacent blocks that another pserver owns, and redirect pushes to them."""
 
     block: int
     count: int = 1
 
 
 class Thaw(msgspec.Struct, frozen=True):
-    """Accept pushes to a unit that did not move, because its attempt is over."""
+    """Accept pushes to a unit again. It did not move, because its attempt is over."""
 
     block: int
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Store the received copy, invisible to readers, replacing an earlier attempt's copy."""
+    """Store the received copy, in place of an earlier attempt's copy. Readers cannot see it."""
 
     block: int
 
@@ -146,7 +146,7 @@ class Discard(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """Exit, because another process holds the index, or because the process owns a block that it does not have."""
+    """Exit, because another process holds the index, or because the process lacks a block that it owns."""
 
 
 Message = Copy | Update | Last

@@ -1,4 +1,4 @@
-"""Inputs, answers and effects of the block protocol in ``blocks``.
+"""Inputs, answers and effects of ``blocks``.
 
 Effects are self-contained: the caller carries them out without reading the protocol's state, because that state is
 already ahead of the values. It carries them out in order, before its next call for the same blocks.
@@ -98,7 +98,7 @@ class AddGradient(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Run the optimizer once, on the pushed gradient or on the sum of a round."""
+    """Run the optimizer once, on the pushed gradient or on the sum of the round."""
 
     from_version: int
     to_version: int

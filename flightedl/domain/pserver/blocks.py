@@ -7,7 +7,7 @@ span into spans of identical blocks; this only costs speed. ``join`` joins spans
 A span is identified by its first block, and a cut by its number. The caller keeps the arrays, which are divided into
 the same spans. It carries out each ``Split`` before its next call for these blocks.
 
-**A push** to one span has three steps:
+**A push** to a span takes three steps:
 
 1. ``prepare`` returns what the caller must do first: copy blocks that are about to change but that a cut still needs,
    and allocate memory. Anything that can fail fails here, before the push has any effect. In async modes without a cut
@@ -321,7 +321,7 @@ class BlockProtocol:
         return Pushed(outcome, rounds.version, effects, b"", follows, is_ready, is_news)
 
     def _refuse_sum(self, span: BlockSpan, push: Push, base_version: int, having: bytes) -> Pushed:
-        """Reject a sum because the blocks already have some of its batches.
+        """Reject a sum, because the blocks already have some of its batches.
 
         In sync mode the sender still arrives at the round. Other blocks may have accepted the sum and opened the next
         round. A sender that did not arrive here would take part in two rounds at once, and two such senders could wait
@@ -455,7 +455,7 @@ class BlockProtocol:
     # cuts
 
     def begin_cut(self, at_round: int | None) -> CutBegun:
-        """Begin a cut, which copies each block once: immediately if ``at_round`` is None, or when that round opens."""
+        """Begin a cut, which copies each block once: now if ``at_round`` is None, otherwise when that round opens."""
         versions = self.versions()
         cut = SnapshotCut(versions, at_round)
         self._next_cut += 1

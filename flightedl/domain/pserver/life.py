@@ -83,7 +83,7 @@ _WAITING_FOR = {
 
 
 class PserverLife:
-    """Lifecycle of a pserver: its states and transitions.
+    """Lifecycle of a pserver: its states, and the transitions between them.
 
     Args:
         storage: URL of the checkpoints, for messages; None if the process was started without it.
@@ -95,7 +95,7 @@ class PserverLife:
         self.index = -1
         self.generation = 0
         self._facts = Facts()
-        #: Highest known generation of a master.
+        #: Highest generation of any master that this process knows of.
         self.newest_master = 0
         #: Hash of the declared model's plan; empty until this process has computed the plan itself.
         self._plan_hash: str | None = None
@@ -103,7 +103,7 @@ class PserverLife:
         self._model: DeclaredModel | None = None
         self._block_count = 0
         self._is_compiling = False
-        #: True if clients may have seen the blocks before they had values.
+        #: True if clients may have seen the blocks before the blocks had values.
         self._was_visible = False
         #: The newest election whose first values have begun to arrive.
         self._given = 0
@@ -333,7 +333,7 @@ class PserverLife:
 
     @property
     def waiting_for(self) -> str:
-        """Description, for users, of what the pserver is waiting for; empty if it is not waiting."""
+        """Description, for users, of what the pserver waits for; empty if it does not wait."""
         if self.state is State.RESTORING:
             return f"the checkpoints: {self._trouble}" if self._trouble else "the checkpoint to be loaded"
         if self.is_compiling:

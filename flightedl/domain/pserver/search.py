@@ -78,7 +78,7 @@ class CheckpointSearch:
         #: Listed checkpoints that remain to be tried.
         self._left: tuple[int, ...] = ()
         self._skipped: list[Skipped] = []
-        #: Files that could not be read.
+        #: Files that turned out to be unreadable.
         self._damaged: set[str] = set()
 
     def begin(self) -> Step:

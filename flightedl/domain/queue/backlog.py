@@ -42,7 +42,7 @@ class Holder:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """An assigned piece, with its one or two holders."""
+    """An assigned piece and its holders, of which there are one or two."""
 
     piece: BatchRange
     task: int

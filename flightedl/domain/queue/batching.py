@@ -1,4 +1,4 @@
-"""The batches of a task, as pure functions of the task.
+"""The batches of a task, computed by pure functions.
 
 A task contains ``records`` consecutive records, numbered from 0, and its batches are ranges of *positions*. Position p
 is record p without shuffling, and record ``record_order(...)[p]`` with shuffling. The order is the same on every

@@ -25,7 +25,7 @@ import math
 
 from flightedl.domain.queue.backlog import Backlog
 
-#: Number of pieces that a trainer may always hold.
+#: Number of pieces that a trainer may hold in any case.
 HOLDING_FLOOR = 2
 HOLDING_CEILING = 64
 #: Number of short pieces that a trainer may hold, so that it does not run out of work before its report is answered.

@@ -34,7 +34,7 @@ _ROUNDS = 8
 
 
 def mix(value: int) -> int:
-    """Apply the splitmix64 finalizer, a bijection of 0 … 2**64-1 in which every input bit affects all output bits."""
+    """Apply the splitmix64 finalizer, a bijection of 0 … 2**64-1 in which each input bit affects all output bits."""
     value = (value ^ (value >> 30)) * _FIRST & _MASK
     value = (value ^ (value >> 27)) * _SECOND & _MASK
     return value ^ (value >> 31)

@@ -58,7 +58,7 @@ class QueueState:
         self.settings = settings
         #: Incremented by every change.
         self.revision = 0
-        #: The epoch whose tasks are being assigned; ``settings.epochs`` once all epochs have ended.
+        #: The epoch whose tasks are being assigned; ``settings.epochs`` after the last one has ended.
         self.epoch = 0
         #: First position of the epoch that has not been assigned yet.
         self.cursor = 0
@@ -320,7 +320,7 @@ class QueueState:
         )
 
     def batches(self, epoch: int, task: int) -> TaskBatches:
-        """Return the batches of one task of a begun epoch, by state.
+        """Return the batches of a task in a begun epoch, by state.
 
         Raises:
             UsageError: the epoch has not begun, or there is no such task.

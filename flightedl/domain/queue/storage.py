@@ -40,7 +40,7 @@ class _Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
 
 
 class HeldDocument(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The backlog of one registration of a trainer."""
+    """The backlog of a trainer's registration."""
 
     generation: Natural
     #: Rows as in ``backlog``. A piece with two holders is in the rows of both.
@@ -61,9 +61,9 @@ class DispatchDocument(_Document, kw_only=True):
     growth_ended: bool = False
     #: Trainer -> its backlog, which is never empty.
     held: dict[str, HeldDocument] = {}
-    #: Waiting complete tasks: (epoch, start, end, failures).
+    #: Waiting complete tasks, as (epoch, start, end, failures).
     runs: list[tuple[Natural, Natural, Natural, Natural]] = []
-    #: Other waiting pieces: (epoch, position, first batch, end batch, failures).
+    #: Other waiting pieces, as (epoch, position, first batch, end batch, failures).
     parts: list[tuple[Natural, Natural, Natural, Natural, Natural]] = []
     #: Finished pieces of tasks with other, open pieces: (epoch, position, attempts).
     finished_parts: list[tuple[Natural, Natural, list[Natural]]] = []

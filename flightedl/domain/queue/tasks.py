@@ -529,7 +529,7 @@ class TaskQueue(QueueState):
             )
 
     def _held(self, trainer: str, generation: int, epoch: int, position: int, attempt: int) -> Pending | None:
-        """Return the reported piece, or None if it is already done."""
+        """Return the reported piece, or None if it has already been done."""
         pending = self.pending.find(attempt)
         if pending is not None:
             piece = pending.piece

@@ -113,7 +113,7 @@ class NoTaskNow:
 
 @dataclass(frozen=True, slots=True)
 class EpochsDone:
-    """No task remains to be done."""
+    """No task remains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ Effects = tuple[Effect, ...]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The report was accepted, so the piece is done."""
+    """The report was accepted, and the piece is done."""
 
     effects: Effects = ()
 
@@ -177,7 +177,7 @@ class Finished:
 
 
 class Counts(TaskCounts, frozen=True, kw_only=True):
-    """Number of tasks of the current epoch by state; todo + pending + done + failed = total.
+    """Numbers of tasks in the current epoch by state: todo + pending + done + failed = total.
 
     A split task is counted once, in the first of these states that any of its pieces has: pending, todo, failed, done.
     """
@@ -185,7 +185,7 @@ class Counts(TaskCounts, frozen=True, kw_only=True):
     epoch: int
     #: Number of ``todo`` tasks that have been assigned before.
     retries: int
-    #: Number of tasks of earlier epochs that were reopened and are not done yet.
+    #: Number of tasks of earlier epochs that were reopened and are not done.
     reopened: int
 
 

@@ -140,7 +140,7 @@ class WaitingPieces:
             insort(self._parts, piece, key=_place)
 
     def put_run(self, epoch: int, start: int, end: int, failures: int) -> None:
-        """Add complete tasks at [start, end), none of which is waiting, with too few ``failures`` to be suspect."""
+        """Add complete tasks at [start, end). None may be waiting, and ``failures`` must be too few for suspects."""
         self._runs.setdefault(epoch, Runs()).add(start, end, failures)
 
     def unfailed(self, epoch: int) -> IntervalSet:

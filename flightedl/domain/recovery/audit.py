@@ -31,7 +31,7 @@ ROUNDS_LIMIT = 10
 
 
 class Audit:
-    """The newest audit of one job. The module describes the rules."""
+    """The newest audit of one job. The module's docstring describes the rules."""
 
     def __init__(self, pserver_count: int) -> None:
         self._pserver_count = pserver_count

@@ -2,14 +2,14 @@
 
 In a job without checkpoints, or before the first one, a pserver that dies loses its values. Its successor *lacks* them:
 an election shows that the model was initialized, but there is nothing to load. If only a part of the model were
-reinitialized, the model would be inconsistent, so all of it is initialized again:
+reinitialized, the model would be inconsistent, so all of it is initialized again, in these steps:
 
-1. The master restarts all pservers that have values, so that their successors lack them as well.
-2. When all pservers lack the values of the same election, the master forgets which pservers are *settled*, then deletes
-   the election in a transaction that is conditional on all their processes.
-3. Pservers wait for initial values, as in a new job. Trainers see that their election is gone, and exit. They are
-   restarted, because only the user's script can initialize a model, and one of them is elected.
-4. Pservers announce that no batch is applied, so every task is assigned again.
+* The master restarts all pservers that have values, so that their successors lack them as well.
+* When all pservers lack the values of the same election, the master forgets which pservers are *settled*. It then
+  deletes the election in a transaction that requires all of their processes to be alive.
+* Pservers wait for initial values, as in a new job. Trainers notice that their election is gone, and exit. They are
+  restarted, because only the user's script can initialize a model, and one of them is elected.
+* Pservers announce that they have applied no batches, so every task is assigned again.
 
 Only the deletion is stored. If the master dies before it, its successor gets the same answers from the same pservers.
 Each answer names the election, so a late answer about an old election cannot end a newer one.

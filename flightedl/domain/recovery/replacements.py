@@ -1,10 +1,11 @@
-"""Replaced pserver processes, which determine whether a report of finished work still counts after blocks have moved.
+"""Replaced pserver processes, which determine if a report of finished work still counts after blocks have moved.
 
-A report of finished work names the oldest generation of each pserver that acknowledged one of its batches, and the
-oldest *placement* (version of the blocks' owners) according to which one of them was pushed. The report counts if
+For each pserver that acknowledged a batch, a report of finished work names the oldest generation that did so. It also
+names the oldest *placement* (version of the blocks' owners) under which one of its batches was pushed. The report
+counts if
 
 * none of these processes has been replaced, even if its pserver has no blocks any more, and
-* no process with blocks was replaced after a placement newer than the report's had been stored.
+* no process with blocks was replaced while a placement newer than the report's was stored.
 
 Proof: let a block lack a batch that it has acknowledged. Then a later owner of the block was replaced by a process that
 loaded an older state. If that owner is the one that acknowledged the batch, the first condition rejects the report.
@@ -25,21 +26,21 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
 
     index: int
     generation: int
-    #: Newest placement that may have been stored when a process with blocks was replaced; 0 if none was.
+    #: Newest placement that may have been stored when a process with blocks was replaced; 0 if none was replaced.
     replaced_at: int = 0
 
 
 class Replacements(msgspec.Struct, frozen=True, array_like=True):
-    """The newest known process of each pserver that the job has ever had."""
+    """The newest known process of each pserver that the job has had."""
 
     processes: tuple[Process, ...] = ()
 
     def generation_of(self, index: int) -> int | None:
-        """Return the generation of a pserver's newest process; None if there was none."""
+        """Return the generation of a pserver's newest process, or None if it has had none."""
         return next((each.generation for each in self.processes if each.index == index), None)
 
     def seen(self, index: int, generation: int, placement: int) -> Replacements:
-        """Return the state after this process was seen.
+        """Return the state after this process has been seen.
 
         Args:
             index: Index of the process.
@@ -55,14 +56,14 @@ class Replacements(msgspec.Struct, frozen=True, array_like=True):
         return Replacements(tuple(known[each] for each in sorted(known)))
 
     def confirmed(self, placement: int) -> Replacements:
-        """Return the state after it became known that no placement newer than this one was stored."""
+        """Return the state once it is known that no placement newer than this one is stored."""
         if all(each.replaced_at <= placement for each in self.processes):
             return self
         limited = (Process(each.index, each.generation, min(each.replaced_at, placement)) for each in self.processes)
         return Replacements(tuple(limited))
 
     def accepts(self, pservers: Sequence[int], placement: int) -> bool:
-        """Return True if a report of finished work counts.
+        """True if a report of finished work counts.
 
         Args:
             pservers: Index -> oldest generation that acknowledged one of its batches.

@@ -178,7 +178,7 @@ class _Record(msgspec.Struct, array_like=True):
     floor: int
     #: The checkpoint that all pservers must load, as a list of one element. Empty if they may load any.
     pinned: list[int | None]
-    #: See ``Replacements``; empty in states of versions that did not move blocks.
+    #: State for ``Replacements``; empty if it was stored by a version that could not move blocks.
     processes: tuple[Process, ...] = ()
 
 
@@ -202,12 +202,12 @@ class PserverRecovery:
         self._pinned: tuple[int | None] | None = None
 
     def seen(self, index: int, generation: int, placement: int = 0) -> None:
-        """Record the present process of a pserver. For ``placement``, see ``Replacements``."""
+        """Record the current process of a pserver. For ``placement`` see ``Replacements``."""
         if 0 <= index < self._pserver_count:
             self._known = self._known.seen(index, generation, placement)
 
     def placement_read(self, placement: int) -> None:
-        """Record the version of the stored placement while no transaction can change it."""
+        """Record the version of the stored placement. No transaction that could change it may be in progress."""
         self._known = self._known.confirmed(placement)
 
     def generation_of(self, index: int) -> int | None:
@@ -222,7 +222,7 @@ class PserverRecovery:
         return not self.to_reload() and all(self.is_settled(index) for index in range(self._pserver_count))
 
     def accepts(self, pservers: Sequence[int], placement: int = 0) -> bool:
-        """True if a report is accepted; see ``Replacements``. It names every pserver that has blocks."""
+        """True if a report is accepted (see ``Replacements``). It names every pserver that has blocks."""
         return len(pservers) >= self._pserver_count and self._known.accepts(pservers, placement)
 
     def announced(

@@ -1,4 +1,4 @@
-"""Detection of an etcd that was restored from an older state.
+"""Detects an etcd that was restored from an older state.
 
 Generations are revisions of etcd, and higher generations count as newer. If etcd is restored from an older backup, or
 lost and recreated, its revisions continue from a lower number. A new process then looks older than the one that it

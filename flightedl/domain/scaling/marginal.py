@@ -13,7 +13,8 @@ the number, measures, compares, and then keeps the new number or returns to the 
   trial goes halfway to it. A ceiling expires after ``retry_s``, because conditions change; then one more trainer is
   tried.
 * **Down** when the average throughput falls below ``worth`` times the best average, minus a margin, because the last
-  trainers then add even less. If all trainers have become slower, the comparison shows this and reverts the trial.
+  trainers then add even less. If all trainers have become slower, the comparison shows this, and the number returns to
+  the old one.
 
 Throughput is measured for ``measure_s``, beginning ``settle_s`` after the number of trainers has reached its target,
 because new trainers must load first. Any disturbance, such as a trainer that starts or stops or a job that waits,
@@ -77,7 +78,7 @@ class Seen:
     records: int
     #: Number of registered trainers.
     running: int
-    #: Number of trainers requested from the cluster.
+    #: Number of trainers that the cluster has been asked to run.
     wanted: int
     #: Number of trainers that are going to be removed.
     leaving: int = 0

@@ -16,7 +16,7 @@ from flightedl.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evict(Setting):
-    """Rules for the eviction of rows. A row is evicted if any given rule applies to it.
+    """Rules for evicting rows. A row is evicted if any of the given rules applies to it.
 
     Args:
         unused_versions: A row expires when more than this number of versions have passed since its last update.

@@ -20,7 +20,7 @@ from flightedl.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class RowAdagrad(Optimizer):
-    """Row-wise Adagrad: each row sums the mean squares of its gradients (FBGEMM's ``rowwise_adagrad``).
+    """Row-wise Adagrad, which sums the mean of the squared gradient for each row (FBGEMM's ``rowwise_adagrad``).
 
     For embeddings, it works as well as Adagrad and needs only 1/dim of Adagrad's memory.
     """
@@ -36,7 +36,7 @@ class RowAdagrad(Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class RowAdam(Optimizer):
-    """Adam with one average of squares for each row (FBGEMM's ``partial_rowwise_adam``)."""
+    """Adam with a single average of squares per row (FBGEMM's ``partial_rowwise_adam``)."""
 
     lr: float | Schedule = number(1e-3, at_least=0)
     beta1: float = number(0.9, at_least=0, below=1)

@@ -34,7 +34,7 @@ NOT_GIVEN = "this batch is none of those that the loop gave and that are not don
 class Done(enum.Enum):
     """Outcome of acknowledging a batch."""
 
-    #: This trainer has done the batch.
+    #: This trainer has processed the batch.
     COUNTED = "counted"
     #: The batch's task was revoked. Another trainer processes the batch, so it must not count here.
     TAKEN = "taken"

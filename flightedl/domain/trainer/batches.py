@@ -10,7 +10,7 @@ from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.errors import UnavailableError
 from flightedl.messages.parameters import BatchIdentity
 
-#: Key of the oldest placement of blocks, beside the indexes of pservers.
+#: Key of the oldest placement of blocks, next to the indices of pservers.
 PLACEMENT = -1
 
 
@@ -56,7 +56,7 @@ class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
     waits: bool = False
     #: True if the batch must be handed out again, as part of ``again`` if that is given.
     must_repeat: bool = False
-    #: Pserver -> its oldest generation that answered for this batch; ``PLACEMENT`` -> the oldest placement.
+    #: Pserver -> its oldest generation that has answered for this batch; ``PLACEMENT`` -> the oldest placement.
     generations: dict[int, int] = {}
     again: SumAgain | None = None
     #: Why the gradient was rejected, if it was.
@@ -90,7 +90,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
     answered: dict[int, int] = {}
     #: Version from which the gradients of all blocks count as computed; None to use each block's own version.
     base_version: int | None = None
-    #: Pserver -> its oldest generation that answered for this batch; ``PLACEMENT`` -> the oldest placement.
+    #: Pserver -> its oldest generation that has answered for this batch; ``PLACEMENT`` -> the oldest placement.
     generations: dict[int, int] = {}
     #: True if the gradient must be computed and pushed again, because it was too late or the membership was lost.
     must_repeat: bool = False

@@ -119,7 +119,7 @@ class Ask:
     #: Attempts that this trainer holds and has not reported.
     holding: tuple[int, ...]
     want: int
-    #: Maximum number of seconds for which the master may hold the call.
+    #: Maximum number of seconds for which the master may hold the request.
     wait_s: float
     #: Number of registrations so far. Assignments in an answer to an earlier registration do not count.
     registration: int
@@ -268,8 +268,8 @@ class Feed:
     ) -> None:
         """Report a task whose batches have all been acknowledged by all pservers.
 
-        ``pservers`` are their generations; ``metrics`` are those of an evaluation: name -> (weighted sum, weight);
-        ``placement`` is the oldest one according to which a batch was pushed.
+        ``pservers`` are the pservers' generations; ``metrics`` (of evaluations) maps names to (weighted sum, weight);
+        ``placement`` is the oldest one under which a batch was pushed.
         """
         if not self.is_held(task):
             return
@@ -318,7 +318,7 @@ class Feed:
         self._reports = replace(self._reports, failed=(*self._reports.failed, report))
 
     def hand_back(self, task: AssignedTask, now: float) -> None:
-        """Return this task to the master without reporting a failure."""
+        """Return this task to the master. This is not reported as a failure."""
         if self.is_held(task):
             self._drop(task, now)
             self._return([task.assignment])

@@ -159,7 +159,7 @@ class Finished(msgspec.Struct, frozen=True):
     task: AssignedTask
     #: Pserver -> its oldest generation that has a batch of the task; 0 if nothing was sent to it.
     pservers: Sequence[int]
-    #: Oldest placement according to which a batch of the task was pushed; 0 if none is stored.
+    #: Oldest placement under which a batch of the task was pushed; 0 if none is stored.
     placement: int = 0
 
 

@@ -64,7 +64,7 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True):
 
     #: Error for the caller; None if there is none.
     error: BaseException | None = None
-    #: True if the trainer has to join again before the next batch.
+    #: True if the trainer must join again before the next batch.
     is_member_lost: bool = False
     #: Batches that the user's code has finished and whose state has changed, for the loop.
     batches: tuple[BatchState, ...] = ()
@@ -157,7 +157,7 @@ class Steps:
         self._blocks = frozenset[int]().union(*self._shards)
 
     def place(self, shards: Sequence[Collection[int]], buckets: Sequence[range] = (), placement: int = 0) -> None:
-        """Set new owners of the blocks, between two operations or in response to ``FindPlacement``.
+        """Set new owners of the blocks. Called between two operations, or in response to ``FindPlacement``.
 
         Rows count as no newer than the oldest rows of their previous owners. A batch is pushed again to pservers whose
         buckets have changed; they answer "already applied" if they have it.

@@ -69,7 +69,7 @@ class BatchSums:
         return self.has_batches and self._again != current.batch.again
 
     def is_at(self, current: CurrentBatch) -> bool:
-        """True if the batch is in the sum and incomplete."""
+        """True if the batch is in the sum and not complete."""
         return self._current is current
 
     def is_pushed(self, current: CurrentBatch) -> bool:

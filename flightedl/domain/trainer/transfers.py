@@ -85,7 +85,7 @@ class Over(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Raise the error, because a retry cannot help."""
+    """Raise this error, because a retry cannot help."""
 
     error: BaseException
 
@@ -219,7 +219,7 @@ class TransferState(msgspec.Struct, eq=False):
             shard.pushes.difference_update(blocks)
             current.generations[index] = min(generation, current.generations.get(index, generation))
             if self.placement:
-                # The first one is the oldest.
+                # The first placement is the oldest one.
                 current.generations.setdefault(PLACEMENT, self.placement)
             bases = self._bases(current, blocks)
             if outcome == _PARTLY_APPLIED:

@@ -17,7 +17,7 @@ modules of this package simulate everything around these cores:
 * ``planted``: bugs planted in the product's source, which ``planted_master``, ``planted_pserver``, ``planted_trainer``
   and ``bugs`` list
 * ``runs``: runs many seeds in several processes
-* ``recorded``: recordings of the simulated processes
+* ``recorded``: records the simulated processes
 
 The invariants, besides those asserted by each ``check`` in the domain, are:
 
@@ -35,7 +35,7 @@ The invariants, besides those asserted by each ``check`` in the domain, are:
 * No audit finds that a task counted as done is missing. The audit would repeat the task and so hide the error.
 * A trainer holds or returns every task that it is assigned under its current registration. An answer about an attempt
   revokes no other.
-* Batches that no trainer can process are quarantined one by one. Without other faults, only these are.
+* Batches that no trainer can process are quarantined one by one. If nothing else fails, no other batches are.
 * An evaluation's result contains each of its batches once, weighted by records, however often and by whichever trainers
   the batches were measured. It belongs to the life of the model for which it was requested.
 * If a pserver that was asked to end reports that a checkpoint has everything it had at that time, the report is true.
@@ -44,7 +44,7 @@ The invariants, besides those asserted by each ``check`` in the domain, are:
 * A trainer that reads the result of a finished job reads everything that was trained.
 * At the end, all blocks descend from the initial values of one election, however often the model started over.
 * Whenever a block is served or saved, and at the end, its values, slots, version and step number belong to one moment.
-* Table rows that are served or saved, and ids waiting for admission, are those that follow from their bucket's updates
+* The rows of tables that are served or saved, and the ids that wait for admission, follow from their bucket's updates
   and cuts under the rules of admission and eviction.
 
 Not covered: threads within a process, and bytes (streams, files). Other tests cover these.

@@ -43,7 +43,7 @@ class Outcome:
     begun_anew: int
     quarantined: int
     evaluations: int
-    #: Marks of the product that the run reached.
+    #: Marks in the product's code that the run has reached.
     marks: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ class Cluster:
         has_rows: bool = False,
         scenario: Scenario | None = None,
     ) -> None:
-        """``record`` is the directory for recordings of the processes. ``scenario`` replaces the seed's scenario."""
+        """``record`` is the directory for recordings of the processes. ``scenario`` replaces that of the seed."""
         self.world = world = World(seed)
         self._recordings = None if record is None else RunRecorder(record, world)
         self.flaws = frozenset(flaws)
