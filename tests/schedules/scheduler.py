@@ -773,11 +773,13 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def finds(flaw: Planted, program: Program, modules: Sequence[ModuleType], **bounds: Any) -> ScheduleError:
+def finds(
+    flaw: Planted, program: Program, modules: Sequence[ModuleType], *, limit: int = 3000, **bounds: Any
+) -> ScheduleError:
     """Return the failure that exploration finds in the product with a planted bug. Fails if it finds none."""
     replay(program, modules, ())
     with planted([flaw]):
-        found = first_failure(program, modules, **bounds)
+        found = first_failure(program, modules, limit=limit, **bounds)
         assert found.error is not None, f"not found in {found.schedules} schedules: {flaw.what}"
         with pytest.raises(ScheduleError):
             replay(program, modules, found.error.schedule, early_timeouts=bounds.get("early_timeouts", False))
