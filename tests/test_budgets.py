@@ -19,9 +19,9 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "domain": (20_720, 16_000, ("flightedl/domain",)),
-    "client, torch": (11_928, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (10_355, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (6_030, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "client, torch": (11_960, 8_000, ("flightedl/client", "flightedl/torch")),
+    "pserver, kernels": (11_700, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "rpc, wire, messages": (6_066, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_700,
         7_500,
@@ -38,7 +38,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),
     "pictures of the documentation": (378, 378, ("docs",)),
-    "benchmarks": (1_074, 600, ("benchmarks",)),
+    "benchmarks": (1_425, 600, ("benchmarks",)),
 }
 _PARTS = {directory for _, _, directories in BUDGETS.values() for directory in directories}
 

@@ -111,6 +111,11 @@ class Directory:
         """Return the latest known entry of a key. Keys under ``keys.state_prefix`` are not followed."""
         return self._snapshot[0].get(key)
 
+    def entries(self, *keys: str) -> tuple[int, list[Entry | None]]:
+        """Return a revision, and the entries of several keys at that revision."""
+        entries, revision = self._snapshot
+        return revision, [entries.get(key) for key in keys]
+
     def master(self) -> ServerRecord | None:
         """Return the record of the active master. Its ``generation`` is that of its lock."""
         found = self.entry(self._keys.master_address)

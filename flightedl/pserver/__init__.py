@@ -18,6 +18,7 @@
 * ``arena``: memory allocator for the blocks' arrays
 * ``copying``: copies of blocks for all cuts in progress; ``copier``: the copies for one cut
 * ``snapshots``: checkpoint orders, and the thread that writes the copies to files
+* ``moving``: moves of blocks to and from other pservers
 * ``restoring``: loading of the newest readable checkpoint
 * ``reading``: reads of parameters and tables as Arrow columns
 * ``meter``, ``metrics``: counters of pushes, steps and rounds, and Prometheus metrics

@@ -43,6 +43,8 @@ _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 SMALL_STEP_BYTES = LITTLE_BYTES
 #: Interval in seconds at which a handler checks its stream while the loop serves the conversation.
 _LOOK_S = 0.1
+#: Maximum time for which a request waits for blocks that are about to move.
+_MOVE_S = 0.25
 
 
 class _Word(Enum):
@@ -180,8 +182,10 @@ class Conversation:
         shard.meter.step(self._clock.now() - began)
 
     def _serve_step(self, session: StepSession, parts: list[ReceivedBlocks], header: PushHeader) -> None:
-        stream, checksums = self._stream, header.checksums
+        stream, checksums, shard = self._stream, header.checksums, session.shard
         while True:
+            if shard.is_moving:
+                shard.await_moves([part.blocks for part in parts], _MOVE_S)
             self._service.require_lease()
             pieces = session.feed(parts)
             if session.is_over:
@@ -218,6 +222,8 @@ class Conversation:
         shard, stream = self._service.shard(header.plan_hash), self._stream
         if len(parts) != 1:
             raise MessageError(f"a lookup must have exactly one part, not {len(parts)}")
+        if shard.is_moving:
+            shard.await_moves([parts[0].blocks], _MOVE_S)
         pieces, rest = shard.read(shard.lookup(parts[0]), header.member)
         if pieces or not rest:
             stream.write(pieces, b"" if rest else STEP_END, checksums=header.checksums)
@@ -264,7 +270,7 @@ class Conversation:
             call.check_begin()
         header = _opened(request)
         shard = self._service.shard(header.plan_hash)
-        if isinstance(header, LookupHeader) or not _is_small(shard, header, parts):
+        if isinstance(header, LookupHeader) or shard.is_moving or not _is_small(shard, header, parts):
             self._handed.put(received)
             return False
         self._service.require_lease()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan, runs_of
 from flightedl.domain.pserver.block_values import ReleasedBlocks
+from flightedl.domain.pserver.blocks import around
 from flightedl.errors import CorruptError, GradientError, MessageError, StalePlacementError, UnavailableError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory, host_mark
@@ -182,6 +183,30 @@ class DenseStore:
         span.release()
         return blocks
 
+    def drop(self, numbers: range, version: int) -> None:
+        """Remove adjacent blocks of one span. The caller holds the locks of all spans."""
+        span, others = self.spans[numbers.start], {}
+        if span.numbers != numbers:
+            span.is_split = True
+            for part in span.parts(around(span.numbers, numbers), version):
+                if part.numbers == numbers:
+                    span = part
+                else:
+                    others.update(dict.fromkeys(part.numbers, part))
+        kept = {number: other for number, other in self.spans.items() if not other.is_split and other is not span}
+        self.spans = dict(sorted((kept | others).items()))
+        span.release()
+
+    def blocks_of(self, state: ReleasedBlocks) -> list[StoredBlock]:
+        """Return frozen blocks with their arrays, which do not change until the blocks are dropped or thawed."""
+        span, found = self.span(state.numbers.start), []
+        for number in state.numbers:
+            place = self._plan.block(number)
+            values, *slots = (array[span.part(number)] for array in (span.values, *span.slots))
+            content = (state.version, state.updates, values, tuple(slots))
+            found.append(StoredBlock(number, place.parameter, place.start, place.stop, *content))
+        return found
+
     def prepared(self, released: ReleasedBlocks, blocks: Sequence[StoredBlock]) -> ArraySpan:
         first = blocks[0].number
         numbers = range(first, first + len(blocks))
@@ -206,9 +231,14 @@ def _shared_memory(plan: ShardPlan, index: int) -> SharedMemory | None:
     """Create shared memory of twice the values' size, because values with readers are moved before they change."""
     if not host_mark():
         return None
-    blocks = [plan.block(number) for run in runs_of(plan, index) for number in run]
-    sizes = (block.size * np.dtype(plan.parameters[block.parameter].storage_dtype).itemsize for block in blocks)
-    size_bytes = 2 * (sum(sizes) + ALIGNMENT_BYTES * len(blocks))
+    own = {number for run in runs_of(plan, index) for number in run}
+    blocks = [plan.block(number) for number in range(plan.block_count)]
+    sizes = [
+        block.size * np.dtype(plan.parameters[block.parameter].storage_dtype).itemsize + ALIGNMENT_BYTES
+        for block in blocks
+    ]
+    # Blocks may move here later, until this pserver has an equal share.
+    size_bytes = 2 * max(sum(sizes[number] for number in own), sum(sizes) // plan.pserver_count + ALIGNMENT_BYTES)
     try:
         return SharedMemory.create(secrets.token_bytes(NONCE_BYTES), size_bytes, "flightedl-model")
     except UnavailableError:

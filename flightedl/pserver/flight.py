@@ -12,6 +12,7 @@ from flightedl.domain.exactly_once.accumulation import missing_places
 from flightedl.errors import MessageError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
+from flightedl.messages.moving import MoveHeader
 from flightedl.messages.parameters import (
     InitHeader,
     InitReply,
@@ -27,6 +28,7 @@ from flightedl.ports import Clock
 from flightedl.process.stacks import stacks
 from flightedl.pserver.conversation import Conversation, while_wanted
 from flightedl.pserver.line_loop import LineLoop
+from flightedl.pserver.moving.parcels import SCHEMA
 from flightedl.pserver.service import PserverService
 from flightedl.pserver.step_stream import StepStream
 from flightedl.pserver.steps import awaited_values
@@ -39,7 +41,7 @@ from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, decode_batch, decode
 
 _ROLES = {
     **dict.fromkeys(("push", "init", "step", "table"), (Role.TRAINER,)),
-    **dict.fromkeys(("view", "snapshot", "applied", "reload", "seal"), (Role.SERVER,)),
+    **dict.fromkeys(("view", "snapshot", "applied", "reload", "seal", "move"), (Role.SERVER,)),
     "stacks": (Role.ADMIN,),
     "pull": (Role.TRAINER, Role.READER, Role.ADMIN),
     "read": tuple(Role),
@@ -75,7 +77,11 @@ class PserverFlight:
                 "seal": self._seal,
             },
             gets={"pull": self._pull, "table": self._table, "read": self._read},
-            puts={"push": PutRoute(PUSH_SCHEMA, self._push), "init": PutRoute(PUSH_SCHEMA, self._init)},
+            puts={
+                "push": PutRoute(PUSH_SCHEMA, self._push),
+                "init": PutRoute(PUSH_SCHEMA, self._init),
+                "move": PutRoute(SCHEMA, self._move),
+            },
             exchanges={"step": ExchangeRoute(STEP_SCHEMA, self._step)},
             roles=_ROLES,
         )
@@ -131,6 +137,9 @@ class PserverFlight:
                 lacking=sorted(lacking),
             )
         )
+
+    def _move(self, descriptor: bytes, incoming: Incoming, _: Call) -> bytes:
+        return encode(self._service.move(decode(descriptor, MoveHeader), incoming))
 
     def _step(self, _: bytes, exchange: Exchange, call: Call) -> None:
         service, clock = self._service, self._clock

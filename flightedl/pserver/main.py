@@ -26,8 +26,11 @@ from flightedl.process.tuning import avoid_preemption
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import MEASURES
 from flightedl.pserver.metrics import figures
+from flightedl.pserver.moving.peers import Peers
 from flightedl.pserver.service import PserverService
-from flightedl.rpc.identity import ServerIdentity
+from flightedl.rpc.authentication import Role
+from flightedl.rpc.connector import Connector
+from flightedl.rpc.identity import Caller, ServerIdentity
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +63,13 @@ class PserverProcess(ServerProcess[PserverSettings]):
             self._recorder,
             self._settings.table_memory_mb << 20,
             shares_memory=shares_memory,
+            peers=Peers(
+                directory,
+                self._keys,
+                coordinator,
+                Connector(Caller("pserver", self._settings.job), Role.SERVER, self._settings.tls_dir),
+            ),
+            retire=lambda: self.end(0, "the job has fewer pservers now"),
         )
         server = self._server(PserverFlight(service, self._clock, shares_memory=shares_memory).routes())
         service.refusals = lambda: server.refusals

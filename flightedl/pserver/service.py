@@ -28,12 +28,14 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.declared import parameters_of, plan_of, tables_of
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.model.sharding import ShardPlan, hash_with
+from flightedl.domain.moving.server import State
+from flightedl.domain.moving.values import placement_in
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.domain.retries import BRIEF
-from flightedl.errors import FlightedlError, UnavailableError, UsageError
+from flightedl.errors import FlightedlError, NotReadyError, UnavailableError, UsageError
 from flightedl.kernels.compiled import compiling_begins
 from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
@@ -46,7 +48,8 @@ from flightedl.messages.control import (
     ViewReply,
     ViewRequest,
 )
-from flightedl.messages.declarations import DeclaredModel, ElectionRecord, JobDeclaration
+from flightedl.messages.declarations import DeclaredModel, ElectionRecord, JobDeclaration, Placement
+from flightedl.messages.moving import MoveHeader, MoveReply
 from flightedl.messages.status import PserverStatusReply, TableCounts
 from flightedl.ports import Clock, Files, Storage
 from flightedl.process import tracing
@@ -55,6 +58,8 @@ from flightedl.process.shared_memory import SharedMemory
 from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.building import kernels_of
 from flightedl.pserver.meter import Meter
+from flightedl.pserver.moving.mover import Mover
+from flightedl.pserver.moving.peers import Peers
 from flightedl.pserver.reading import Reading
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
@@ -63,6 +68,7 @@ from flightedl.pserver.stores import distinct
 from flightedl.pserver.turns import Turns
 from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
+from flightedl.rpc.streams import Incoming
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +92,8 @@ class PserverService:
         recorder: Recorder of the decisions; None to record nothing.
         row_bytes: Limit of the memory for rows of tables; 0 for no limit but the available memory.
         shares_memory: True to place values in memory that trainers on the same host can map.
+        peers: Access to the other pservers, for moves; None if no blocks move.
+        retire: Called to end the process because the job no longer has a pserver of this index.
     """
 
     def __init__(
@@ -100,8 +108,14 @@ class PserverService:
         row_bytes: int = 0,
         *,
         shares_memory: bool = False,
+        peers: Peers | None = None,
+        retire: Callable[[], None] = lambda: None,
     ) -> None:
         self._shares_memory = shares_memory
+        self._peers = peers
+        self._retire = retire
+        #: Moves of the blocks; None until the blocks are allocated, and in jobs without a stored placement.
+        self._mover: Mover | None = None
         self._row_bytes = row_bytes
         self._is_held: Callable[[], bool] = lambda: False
         #: Returns the number of failed calls by error code. Set when the server exists.
@@ -188,20 +202,38 @@ class PserverService:
 
     def look(self) -> None:
         self._apply_facts(happens.Seen)
+        mover, peers = self._mover, self._peers
+        if mover is None or peers is None or not self._life.is_serving:
+            return
+        mover.look()
+        reading = peers.read(self._life.index)
+        if reading is not None and self._life.index >= reading.placement.pservers:
+            self._retire()
 
     def _facts(self) -> happens.Facts:
         job = self._directory.entry(self._keys.job)
         election = self._directory.entry(self._keys.init_params)
         pointer = self._directory.entry(self._keys.checkpoint_latest)
         master = self._directory.master()
+        model = None if job is None else decode(job.value, JobDeclaration).model
         is_done = election is not None and decode(election.value, ElectionRecord).done
         return happens.Facts(
-            model=None if job is None else decode(job.value, JobDeclaration).model,
+            model=None if model is None else self._placed(model),
             election=election.create_revision if election is not None and is_done else None,
             loadable=None if pointer is None else loadable_of(pointer.value),
             rejected=frozenset() if pointer is None else rejected_of(pointer.value),
             master=0 if master is None else master.generation,
         )
+
+    def _placed(self, model: DeclaredModel) -> DeclaredModel | None:
+        """Return the model with the newest placement; None if the placement does not include this pserver."""
+        stored = self._directory.entry(self._keys.placement)
+        placement = placement_in(model, None if stored is None else stored.value)
+        if placement is None:
+            return model
+        if self._life.index >= placement.pservers:
+            return None
+        return replace(model, placement=placement, plan_hash=hash_with(model.plan_hash, placement.version))
 
     def require_lease(self) -> None:
         """Check the lease before a write. A process that was frozen notices here that the lease has expired.
@@ -215,6 +247,8 @@ class PserverService:
 
     def close(self) -> None:
         self._is_closing.set()
+        if self._mover is not None:
+            self._mover.close()
         self._work.put(None)
         if self._builder is not None:
             self._builder.join(1.0)
@@ -333,12 +367,32 @@ class PserverService:
             self._storage,
             self._keys.job_name,
             self._life.index,
-            model.pservers,
+            self._plan.pserver_count,
             self._clock,
             self._recorder,
         )
         _log.info("model declared blocks=%d size_bytes=%d", shard.block_count, shard.size_bytes_total)
-        return happens.BlocksMade(shard.block_count)
+        positions = self._plan.positions_of(self._life.index)
+        if self._peers is not None and self._plan.placement:
+            state = State(tuple(positions), version=self._plan.placement)
+            self._mover = Mover(
+                self._life.index,
+                self._life.generation,
+                state,
+                shard,
+                self._peers,
+                self._clock,
+                self._has_moved,
+                lambda why: self._apply(happens.BlocksLost(why)),
+            )
+        return happens.BlocksMade(shard.block_count, is_empty=not positions)
+
+    def _has_moved(self, placement: Placement) -> None:
+        shard = self._blocks()
+        shard.place(hash_with(shard.plan_hash, placement.version))
+        if self._snapshots is not None:
+            self._snapshots.pserver_count = placement.pservers
+        self._apply(happens.Placed(shard.plan_hash))
 
     def _restore(self, wanted: happens.Restore) -> happens.Event:
         shard, plan, storage = self._shard, self._plan, self._storage
@@ -449,6 +503,8 @@ class PserverService:
     # requests of the master
 
     def _check(self, request: OfPlan) -> None:
+        if not self._life.has_plan(request.plan_hash):
+            self.look()
         found = self._directory.master()
         with self._lock:
             self._life.observe_master(0 if found is None else found.generation)
@@ -464,9 +520,16 @@ class PserverService:
         self._check(view)
         self._life.require_visible()
         shard = self._blocks()
-        reply = shard.set_members(view)
+        with contextlib.nullcontext() if self._mover is None else self._mover.no_unit_is_pinned():
+            reply = shard.set_members(view)
         shard.changes.announce()
         return reply
+
+    def move(self, header: MoveHeader, incoming: Incoming) -> MoveReply:
+        """Receive a part of the content of blocks that move here. Raises the errors of ``Mover.receive``."""
+        if self._mover is None or not self._life.is_serving:
+            return MoveReply(problem=f"pserver {self._life.index} has no values yet")
+        return self._mover.receive(header, incoming)
 
     def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
         """Accept a checkpoint order. Return the progress of the newest order.
@@ -479,6 +542,8 @@ class PserverService:
         self._life.require_snapshots()
         snapshots = self._snapshots
         assert snapshots is not None, "there are values without blocks"
+        if self._mover is not None and self._mover.is_discarding:
+            raise NotReadyError("rows of another pserver are being removed here")
         return replace(snapshots.order(request), copied_s=snapshots.copied_s, written_s=snapshots.written_s)
 
     def applied(self, request: AppliedRequest) -> AppliedReply:

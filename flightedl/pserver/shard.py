@@ -17,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -126,6 +127,10 @@ class Shard:
         self.copying = Copying(self._held, plan.hash)
         #: The block whose updates the status shows.
         self._lowest = 0
+        #: Adjacent blocks that accept no pushes from the edge of their round on, because they move to another pserver.
+        self._freezing: list[range] = []
+        #: Blocks that are frozen, or about to be adopted.
+        self._held_up: list[range] = []
         self._spans_changed()
         #: Held by each reader of all rows, so that there is always a cut left for checkpoints.
         self._reading = threading.BoundedSemaphore(_READERS)
@@ -179,6 +184,10 @@ class Shard:
         if placement_of_hash(plan_hash) < self._placement + self._has_moved:
             raise StalePlacementError("blocks have moved: read the job's placement again")
         return self.numbers
+
+    def place(self, plan_hash: str) -> None:
+        """Record that the blocks here are those of another placement."""
+        self.plan_hash = self.copying.plan_hash = plan_hash
 
     def require_plan(self, plan_hash: str) -> None:
         """Raise FencedError if the sender's plan divides the model in another way."""
@@ -322,6 +331,8 @@ class Shard:
                 self._soundness.require()
             if span.is_split:
                 return None
+            if self._freezing:
+                self._require_thawed(span.numbers)
             needs = _UPDATE
             if protocol.is_synchronous or self.copying.under_way:
                 with self._deciding:
@@ -494,15 +505,17 @@ class Shard:
         return released, values
 
     def adopt(self, released: ReleasedBlocks, values: Any) -> Unmovable | None:
-        """Add blocks or buckets that another pserver released. Return ``Unmovable`` if nothing was changed.
+        """Add blocks or buckets released by another pserver. Returns ``Unmovable`` if nothing was changed.
 
         Raises:
             CorruptError: They are damaged, or belong to another job.
             MessageError: They are here already, or do not match the epochs here.
             BusyError, MemoryError: There is not enough memory; nothing was changed.
         """
-        store = self._held.store(released.numbers.start)
-        span = store.prepared(released, values)
+        return self.adopt_span(released, self._held.store(released.numbers.start).prepared(released, values))
+
+    def adopt_span(self, released: ReleasedBlocks, span: Any) -> Unmovable | None:
+        """Add the blocks of a prepared span, which is released if this fails. Returns and raises like ``adopt``."""
         is_adopted = False
         try:
             with self._held.all_locked(), self._deciding:
@@ -510,13 +523,104 @@ class Shard:
                 if unmovable is None:
                     with self._soundness:
                         is_adopted = True
-                        store.adopt(span)
+                        self._held.store(released.numbers.start).adopt(span)
                         self._has_moved = True
                         self._spans_changed()
         finally:
             if not is_adopted:
                 span.release()
         return unmovable
+
+    def drop(self, numbers: range) -> None:
+        """Remove adjacent frozen blocks or buckets, because another pserver has them now."""
+        while numbers:
+            store = self._held.store(numbers.start)
+            with self._held.all_locked(), self._soundness:
+                span = store.span(numbers.start).numbers
+                some = range(numbers.start, min(span.stop, numbers.stop))
+                with self._deciding:
+                    version = self._protocol.version(some.start)
+                    released = self._protocol.release(some)
+                    if isinstance(released, Split):
+                        released = self._protocol.release(some)
+                assert isinstance(released, ReleasedBlocks), f"frozen blocks cannot be released: {released}"
+                store.drop(some, version)
+                self._has_moved = True
+                self._spans_changed()
+            numbers = range(some.stop, numbers.stop)
+
+    def freeze(self, numbers: range) -> bool:
+        """Accept no pushes to adjacent blocks from the edge of their round on. True if they have reached it."""
+        if numbers not in self._freezing:
+            self._freezing = [*self._freezing, numbers]
+        with contextlib.ExitStack() as held:
+            for lock in dict.fromkeys(span.lock for span in self.spans_in(numbers)):
+                held.enter_context(lock)
+            self._soundness.require()
+            is_frozen = self._protocol.is_at_edge(numbers)
+        if is_frozen:
+            self._held_up = [*self._held_up, numbers]
+        return is_frozen
+
+    def approach(self, numbers: range) -> None:
+        """Let requests for these blocks wait, because the blocks are about to be adopted."""
+        self._held_up = [*self._held_up, numbers]
+
+    @property
+    def is_moving(self) -> bool:
+        """True if requests may have to wait until blocks have left or arrived."""
+        return bool(self._freezing or self._held_up)
+
+    def await_moves(self, numbers: Iterable[range], timeout_s: float) -> None:
+        """Wait while some of these blocks are frozen or about to be adopted, at most ``timeout_s`` seconds."""
+        wanted = list(numbers)
+        deadline = self.meter.now() + timeout_s
+        while held := self._held_up:
+            seen, left_s = self.changes.count, deadline - self.meter.now()
+            if left_s <= 0 or not any(a.start < b.stop and b.start < a.stop for a in wanted for b in held):
+                return
+            if held is self._held_up:
+                self.changes.wait(seen, left_s)
+
+    def thaw(self, numbers: range) -> None:
+        """End ``freeze`` and ``approach`` of adjacent blocks whose first one is among these."""
+        self._freezing = [other for other in self._freezing if other.start not in numbers]
+        self._held_up = [other for other in self._held_up if other.start not in numbers]
+        self.changes.has_news = True
+        self.changes.announce()
+
+    def _require_thawed(self, numbers: range) -> None:
+        for frozen in self._freezing:
+            if numbers.start < frozen.stop and frozen.start < numbers.stop and self._protocol.is_at_edge(numbers):
+                raise StalePlacementError(f"the blocks {numbers} are moving: read the job's placement again")
+
+    def spans_in(self, numbers: range) -> Iterator[Any]:
+        """Yield the spans that have some of these blocks; they may be split at any moment."""
+        number = numbers.start
+        while number < numbers.stop:
+            span = self._held.span(number)
+            yield span
+            number = span.numbers.stop
+
+    def version(self, number: int) -> int:
+        """Return the version of a block or bucket. The caller holds the lock of its span."""
+        return self._protocol.version(number)
+
+    @property
+    def view(self) -> tuple[int, int]:
+        """Number of the newest view."""
+        return self._protocol.view
+
+    def buckets_of(self, numbers: range) -> range:
+        """Return the buckets at some positions of the plan."""
+        return range(numbers.start - self.first_bucket, numbers.stop - self.first_bucket)
+
+    def states_of(self, numbers: range) -> list[ReleasedBlocks]:
+        """Return the state of frozen blocks, for each of their spans."""
+        spans = [span.numbers for span in self.spans_in(numbers)]
+        parts = [range(max(span.start, numbers.start), min(span.stop, numbers.stop)) for span in spans]
+        with self._deciding:
+            return [self._protocol.state_of(part) for part in parts]
 
     def _spans_changed(self) -> None:
         self._lowest = min([*self.dense.numbers[:1], *self.rows.numbers[:1]], default=0)

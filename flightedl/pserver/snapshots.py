@@ -72,7 +72,8 @@ class Snapshots:
         self._storage = storage
         self._job = job
         self._index = index
-        self._pserver_count = pserver_count
+        #: Number of the job's pservers; changed when blocks have moved.
+        self.pserver_count = pserver_count
         self._clock = clock
         self._lock = threading.Lock()
         self._state = recorded(recorder, {}, PserverSnapshots)
@@ -178,7 +179,7 @@ class Snapshots:
             job=self._job,
             number=order.order.number,
             index=self._index,
-            pservers=self._pserver_count,
+            pservers=self.pserver_count,
             plan_hash=self._copying.plan_hash,
             blocks=self._copying.held.dense.numbers,
             rows=[each.span for each in rows],

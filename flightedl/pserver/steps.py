@@ -48,6 +48,10 @@ class StepSession:
         self._waiting: deque[Wanted] = deque(waiting or ())
 
     @property
+    def shard(self) -> Shard:
+        return self._shard
+
+    @property
     def has_all(self) -> bool:
         """True if all announced rows have arrived."""
         return not self._left

@@ -119,6 +119,10 @@ class Store(Protocol):
         """Add a span that ``prepared`` returned. The caller holds the locks of all spans."""
         ...
 
+    def drop(self, numbers: range, version: int) -> None:
+        """Remove adjacent blocks of one span with this version. The caller holds the locks of all spans."""
+        ...
+
     def begin_restore(self) -> None: ...
 
     def restore(self, stored: Any) -> None:

@@ -243,7 +243,7 @@ class Cluster:
         given = {
             "clip_norm": self.optimizer.clip_norm,
             "unclipped": self.optimizer.unclipped(spec.name for spec in self.specs),
-            "newest_plan": lambda: self.plan,
+            "newest_plan": lambda _plan, _wait_s: self.plan,
             **more,
         }
         return Parameters(self.plan, self.mode, self, scope, lambda: waiting(give_up_s), CLOCK, wire=self.wire, **given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,9 @@ from flightedl.formats.stored_tables import stored_rows
 from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.declarations import Placement
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
+from flightedl.pserver.moving.arrival import Arrival
+from flightedl.pserver.moving.departure import Departure
+from flightedl.pserver.moving.parcels import Digest, Parcel, decode, encode
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.rows import store
 from flightedl.pserver.shard import Shard
@@ -213,6 +216,67 @@ class Cluster:
                 assert shard._protocol.span(span.numbers.start).numbers == span.numbers
 
 
+class CopyingCluster(Cluster):
+    """Shards whose buckets are copied while members push, as the movers of pservers do."""
+
+    #: Border, its new position, and both ends of the copy in progress; None if no copy is in progress.
+    copied: tuple[int, int, Departure, Arrival] | None = None
+
+    def move(self, border: int, to: int) -> None:
+        self.begin(border, to)
+        self.finish()
+
+    def begin(self, border: int, to: int) -> None:
+        """Begin to copy the buckets that a border's move brings to another pserver."""
+        at = self.borders[border]
+        source, target = (border, border - 1) if to > at else (border - 1, border)
+        numbers = range(self.first + min(at, to), self.first + max(at, to))
+        departure = Departure(self.shards[source], numbers)
+        self.copied = border, to, departure, Arrival(self.shards[target], numbers, departure.size_bytes)
+        self.sent(departure.copy())
+
+    def sent(self, content: Iterable[Parcel]) -> None:
+        assert self.copied is not None
+        arrival, digest = self.copied[3], Digest()
+        for parcel in content:
+            batch, metadata = encode(parcel)
+            digest.update(batch.columns, metadata)
+            arrival.digest.update(batch.columns, metadata)
+            arrival.add(decode(batch.columns, metadata))
+
+    def update(self) -> None:
+        """Send the rows that have changed since the last message."""
+        assert self.copied is not None
+        self.sent(self.copied[2].copy())
+
+    def finish(self) -> None:
+        """Freeze the buckets, send the rest, and make the target their owner."""
+        if self.copied is None:
+            return
+        border, to, departure, arrival = self.copied
+        at = self.borders[border]
+        source = self.shards[border if to > at else border - 1]
+        numbers = range(self.first + min(at, to), self.first + max(at, to))
+        assert source.freeze(numbers)
+        with pytest.raises(StalePlacementError):
+            self.push(self.shards.index(source), 1, 999, 0, (), 0, numbers)
+        self.sent(departure.rest())
+        departure.end()
+        arrival.prepare()
+        source.drop(numbers)
+        source.thaw(numbers)
+        arrival.adopt()
+        while source.rows.has_leftovers:
+            source.rows.discard_some()
+        self.copied = None
+        self.borders[border] = to
+        self.placement += 1
+
+    def checkpoint(self, number: int, *, is_published: bool = True) -> Manifest:
+        self.finish()
+        return super().checkpoint(number, is_published=is_published)
+
+
 def written(snapshots: Snapshots, order: OrderNumber) -> Any:
     progress = snapshots.progress
     assert progress is not None
@@ -252,7 +316,40 @@ def test_buckets_that_move_from_2_to_4_pservers_and_back_behave_as_if_they_had_s
     assert [len(moved.numbers(index)) for index in range(4)] == [512, 512, 0, 0]
 
 
-def push_to_both(stayed: Cluster, moved: Cluster, step: int, epoch: int, chance: random.Random) -> None:
+@pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
+@pytest.mark.parametrize("seed", range(3))
+def test_buckets_that_are_copied_while_members_push_behave_as_if_they_had_stayed(mode: Mode, seed: int) -> None:
+    chance = random.Random(seed)
+    stayed, moved = Cluster(mode, [0, BUCKETS]), CopyingCluster(mode, [0, 512, BUCKETS, BUCKETS, BUCKETS])
+    epoch = moves = 0
+    for step in range(20):
+        epoch += chance.random() < 0.1
+        push_to_both(stayed, moved, step, epoch, chance, may_move=False)
+        if moved.copied is None:
+            move_one(moved, chance, CopyingCluster.begin)
+        elif chance.random() < 0.5:
+            moved.update()
+        else:
+            moved.finish()
+            moves += 1
+        assert moved.read() == stayed.read()
+        moved.check()
+        if chance.random() < 0.2:
+            require_same_checkpoints(stayed, moved, step + 1, chance)
+    assert moves > 2
+
+
+def test_a_pserver_without_room_for_the_rows_rejects_their_copy() -> None:
+    cluster = CopyingCluster(Async(), [0, 512, BUCKETS])
+    cluster.push(0, 1, 0, 0, IDS.tolist(), 0)
+    cluster.shards[1].rows._memory._limit_bytes = 1
+    with pytest.raises(BusyError, match="increase --table-memory-mb"):
+        cluster.begin(1, 256)
+
+
+def push_to_both(
+    stayed: Cluster, moved: Cluster, step: int, epoch: int, chance: random.Random, *, may_move: bool = True
+) -> None:
     """Push a batch of each member. In asynchronous mode, buckets move when some pservers have applied it."""
     ids = chance.sample(IDS.tolist(), chance.randrange(40))
     for member in MEMBERS:
@@ -261,7 +358,8 @@ def push_to_both(stayed: Cluster, moved: Cluster, step: int, epoch: int, chance:
         if isinstance(moved.mode, Async):
             for index in chance.sample(range(4), chance.randrange(4)):
                 moved.push(index, member, step, epoch, ids, base)
-            move_one(moved, chance)
+            if may_move:
+                move_one(moved, chance)
         for index in range(4):
             outcomes = moved.push(index, member, step, epoch, ids, base)
             assert set(outcomes) <= {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
@@ -280,12 +378,12 @@ def require_same_checkpoints(stayed: Cluster, moved: Cluster, number: int, chanc
         again.check()
 
 
-def move_one(cluster: Cluster, chance: random.Random) -> None:
+def move_one(cluster: Any, chance: random.Random, move: Callable[[Any, int, int], None] = Cluster.move) -> None:
     border = chance.randrange(1, len(cluster.borders) - 1)
     low, high = cluster.borders[border - 1], cluster.borders[border + 1]
     to = chance.randint(low, high)
     if to != cluster.borders[border]:
-        cluster.move(border, to)
+        move(cluster, border, to)
 
 
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])

@@ -23,10 +23,11 @@ from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
 from flightedl.client.tables.requests import DistinctIds, kernels
 from flightedl.client.tables.table import Column, Table, asked_of
+from flightedl.coordination.directory import Directory
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import ShardPlan, plan_for
+from flightedl.domain.model.sharding import ShardPlan, placed, plan_for
 from flightedl.domain.retries import is_transient
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.first_values import FollowedElection
@@ -36,7 +37,7 @@ from flightedl.formats.model_files import format_of
 from flightedl.kernels.half_precision import check_kind
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import SaveModelReply, SaveModelRequest
-from flightedl.messages.declarations import DeclaredModel, ModelDeclaration, ParameterDeclaration
+from flightedl.messages.declarations import DeclaredModel, ModelDeclaration, ParameterDeclaration, Placement
 from flightedl.messages.parameters import TableTicket
 from flightedl.messages.status import PserverStatusReply, TableCounts
 from flightedl.recording.recorded import recorded
@@ -262,11 +263,25 @@ class JobModel:
             unclipped=rule.unclipped(spec.name for spec in plan.parameters),
             tree=tree,
             probe=process.probe,
-            newest_plan=lambda: self._declare(declared.declaration, plan.parameters)[1],
+            newest_plan=self._newest_plan,
         )
+        process.directory.subscribe(lambda: parameters.swap(self._newest_plan(parameters.plan, 0.0)))
         self._participation.set_model(parameters, mode)
         parameters.refresh()
         return parameters
+
+    def _newest_plan(self, plan: ShardPlan, wait_s: float) -> ShardPlan:
+        """Return the plan with the newest placement in etcd; wait for ``wait_s`` seconds if there is none newer."""
+        key = self._process.keys.placement
+
+        def newer(directory: Directory) -> ShardPlan | None:
+            entry = directory.entry(key)
+            if entry is None or not plan.placement:
+                return None
+            placement = decode(entry.value, Placement)
+            return placed(plan, placement) if placement.version > plan.placement else None
+
+        return self._process.directory.wait_until(newer, wait_s) or plan
 
     def save(self, target: str, form: str, *, server: bool, once: Once | None) -> bool:
         """Write the model to one file, unless another trainer does. Raises the same errors as ``Job.save_model``."""

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.generic]
 _log = logging.getLogger(__name__)
+#: Pause between two pushes to blocks that are about to move.
+_PLACEMENT_PAUSE_S = 0.005
 _NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
 
 
@@ -89,7 +91,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         unclipped: Parameters to which ``clip_norm`` does not apply.
         tree: The containers that the model was declared with; None: a mapping of arrays.
         probe: Times of the loop's activities; None: a new one.
-        newest_plan: Looks up the current owners of blocks when a pserver lacks some; None: impossible.
+        newest_plan: Returns the plan with the newest known owners, called when a pserver lacks some blocks. Waits some
+            seconds if there are no newer ones than those of the given plan. None: impossible.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         unclipped: Collection[str] = (),
         tree: Tree | None = None,
         probe: StepProbe | None = None,
-        newest_plan: Callable[[], ShardPlan] | None = None,
+        newest_plan: Callable[[ShardPlan, float], ShardPlan] | None = None,
     ) -> None:
         self._names = [spec.name for spec in plan.parameters]
         self._tables = plan.tables
@@ -125,7 +128,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: State machine of pushes and pulls.
         self.steps = steps(owners.blocks, mode, owners.buckets, plan.placement)
         shard = partial(ShardClient, values=self._values, servers=servers, sender=scope, waiting=waiting, clock=clock)
-        self._shard_client = partial(shard, steps=self.steps)
+        self._shard_client = partial(shard, steps=self.steps, is_newest=self._is_newest)
         self._step_plans = partial(
             StepPlans,
             dtypes=self._values.dtypes,
@@ -170,9 +173,16 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """
         with self._swapping:
             before = self._next_layout
+            if plan.hash == before.plan.hash or self._closed:
+                return
             if not plan.has_same_cut(before.plan):
                 raise UsageError("the new placement belongs to other blocks: run the same flightedl version everywhere")
-            self._next_layout = self._laid_out(plan, Owners.of(plan), before)
+            self._next_layout = layout = self._laid_out(plan, Owners.of(plan), before)
+        for shard in layout.shards[len(before.shards) :]:
+            threading.Thread(target=shard.connect, name="flightedl-connect", daemon=True).start()
+
+    def _is_newest(self, plan_hash: str) -> bool:
+        return self._next_layout.plan.hash == plan_hash
 
     def _laid_out(self, plan: ShardPlan, owners: Owners, before: ModelLayout | None) -> ModelLayout:
         known = () if before is None else before.shards
@@ -201,10 +211,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if self._finding is None:
             self._finding = self._waiting()
         self._finding.because(error)
-        if self._next_layout is self._layout and (plan := self._newest_plan()).hash != self.plan.hash:
-            self.swap(plan)
+        # A block may also be about to move, or on its way to its new owner.
         if self._next_layout is self._layout:
-            self._finding.pause()
+            self.swap(self._newest_plan(self.plan, _PLACEMENT_PAUSE_S))
+        if self._next_layout is self._layout:
             return outgoing
         self._adopt_layout()
         return None if outgoing is None else self._layout.plans.placed(outgoing, self._layout.plan)

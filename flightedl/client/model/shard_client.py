@@ -8,6 +8,7 @@ the blocks; a lookup sends only that message (``client.tables``).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
@@ -22,6 +23,7 @@ from flightedl.client.probe import PULL, PUSH, WAIT
 from flightedl.client.tables.traffic import RowMessages
 from flightedl.client.waiting import Conversation, Waiting
 from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.steps import Steps
 from flightedl.domain.trainer.transfers import (
     Answer,
@@ -74,6 +76,7 @@ class ShardClient:
         waiting: Begins a wait that is reported to the user.
         clock: Clock for the deadlines of streams.
         steps: Receives the answers.
+        is_newest: Returns True if a plan's hash names the newest known placement.
         before: The client of the same pserver in the previous layout, whose stream is kept.
     """
 
@@ -88,10 +91,12 @@ class ShardClient:
         waiting: Callable[[], Waiting],
         clock: Clock,
         steps: Steps,
+        is_newest: Callable[[str], bool],
         before: ShardClient | None = None,
     ) -> None:
         self._index = index
         self._steps = steps
+        self._is_newest = is_newest
         #: Block -> number of the run that contains it. The blocks are in ascending order.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         self._plan_hash = plan.hash
@@ -119,6 +124,11 @@ class ShardClient:
 
     def close(self) -> None:
         self.channel.close_idle()
+
+    def connect(self) -> None:
+        """Open the connection to a new pserver, so that the first step does not have to."""
+        with contextlib.suppress(FlightedlError):
+            self._servers.pserver(self._index)[1].action("status", b"", timeout_s=_SLICE_S)
 
     def carry_out(self, call: Call | None, transfer: Transfer, outgoing: Outgoing) -> None:
         """Carry out this pserver's part of a transfer. Retry until it is complete or the error is final."""
@@ -160,6 +170,9 @@ class ShardClient:
             else:
                 self._read(call.wanted, answers, transfer, outgoing.rows, connection)
         except BaseException as error:  # noqa: BLE001 - earlier answers count whatever the error is
+            if isinstance(error, FlightedlError) and is_transient(error) and not self._is_newest(self._plan_hash):
+                # A pserver that has given all of its blocks away may be gone for good.
+                error = StalePlacementError(str(error))
             return handle_answers(transfer.serial, index, generation, answers, error)
         return handle_answers(transfer.serial, index, generation, answers)
 

@@ -221,19 +221,10 @@ class AppliedBatches:
 
     def release(self, blocks: Sequence[int]) -> bytes:
         """Remove blocks and return their sets, which another pserver can ``adopt``."""
-        released = AppliedBatches.rebuilt(dict.fromkeys(blocks, self)).encode()
-        for block in blocks:
-            cohort, bit = self._places.pop(block)
-            place, last = bit.bit_length() - 1, cohort.block_count - 1
-            if not last:
-                self._cohorts = [known for known in self._cohorts if known is not cohort]
-                continue
-            cohort.drop(place)
-            if place != last:
-                (moved,) = (number for number, known in self._places.items() if known == (cohort, 1 << last))
-                self._places[moved] = (cohort, bit)
+        released, gone = self.encoded(blocks), set(blocks)
+        kept = AppliedBatches.rebuilt({number: self for number in self.numbers if number not in gone})
+        self._cohorts, self._places = kept._cohorts, kept._places  # noqa: SLF001 - same class
         self._masks.clear()
-        self.merge()
         return released
 
     def adopt(self, blocks: Sequence[int], released: bytes) -> None:
@@ -302,6 +293,10 @@ class AppliedBatches:
             result._put(numbers, cohort.restricted(bits))
         result.merge()
         return result
+
+    def encoded(self, blocks: Sequence[int]) -> bytes:
+        """Return the sets of some blocks, for ``adopt``."""
+        return AppliedBatches.rebuilt(dict.fromkeys(blocks, self)).encode()
 
     def copy(self) -> AppliedBatches:
         """Return an independent copy. Snapshots call this under the lock."""

@@ -213,11 +213,6 @@ class Cohort:
         other.renumber(len(positions), lambda mask: sum(1 << i for i, at in enumerate(positions) if mask >> at & 1))
         return other
 
-    def drop(self, block: int) -> None:
-        """Remove a block. At least one must remain; the last block gets the number of the removed one."""
-        last = self.block_count - 1
-        self.renumber(last, lambda mask: (mask & ~(1 << block) | (mask >> last & 1) << block) & ((1 << last) - 1))
-
     def renumber(self, block_count: int, renumbered: Callable[[int], int]) -> None:
         """Replace the cohort's blocks. ``renumbered`` converts a mask of the old blocks to a mask of the new ones."""
         self.block_count, self.full = block_count, (1 << block_count) - 1

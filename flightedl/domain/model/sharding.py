@@ -190,6 +190,11 @@ def name_same_cut(plan_hash: str, other: str) -> bool:
     return plan_hash.partition(".")[0] == other.partition(".")[0]
 
 
+def hash_with(plan_hash: str, placement: int) -> str:
+    """Return the hash of a plan with the same cut and another version of the placement."""
+    return f"{plan_hash.partition('.')[0]}.{placement}"
+
+
 def placement_of_hash(plan_hash: str) -> int:
     """Return the version of the placement in a plan's hash, or 0 if the hash contains none."""
     version = plan_hash.partition(".")[2]

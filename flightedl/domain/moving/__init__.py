@@ -20,5 +20,6 @@ still owns the block. If a pserver has waited too long, it deletes the intent in
 again.
 
 Tests explore the protocol exhaustively in small configurations: two pservers and a spare, two masters, crashes at each
-step, messages that are lost, delayed or repeated, and transactions with unknown outcomes. No process runs it yet.
+step, messages that are lost, delayed or repeated, and transactions with unknown outcomes. ``pserver.moving`` drives the
+side of the pservers.
 """

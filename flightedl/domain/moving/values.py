@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from flightedl.messages.declarations import Placement
+from flightedl.messages.base import decode
+from flightedl.messages.declarations import DeclaredModel, Placement
 
 #: Stands for the attempt of an intent that must not exist.
 NONE = 0
@@ -151,3 +152,17 @@ class End(msgspec.Struct, frozen=True):
 
 Message = Copy | Update | Last
 Effect = Copy | Update | Last | Acknowledged | Adopt | Release | Thaw | Stage | Append | Discard | End
+
+
+def placement_in(model: DeclaredModel | None, stored: bytes | None) -> Placement | None:
+    """Return the newest placement: the declared or the stored one. None if a job has no placement.
+
+    Args:
+        model: The declared model; None if there is none.
+        stored: Value of the placement's key in etcd; None if there is none.
+    """
+    declared = None if model is None else model.placement
+    if stored is None or declared is None:
+        return declared
+    newest = decode(stored, Placement)
+    return newest if newest.version > declared.version else declared

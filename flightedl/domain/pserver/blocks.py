@@ -174,6 +174,11 @@ class BlockProtocol:
         """Members of the current view."""
         return [member.member for member in self._view.members]
 
+    @property
+    def view(self) -> tuple[int, int]:
+        """Number of the current view."""
+        return self._view.number
+
     def span(self, number: int) -> BlockSpan:
         """Return the span that contains a block. The caller holds the span's lock while it reads the span."""
         return self._span_of[number]
@@ -508,22 +513,37 @@ class BlockProtocol:
             raise MessageError(f"the blocks {numbers} are not in one span of this pserver")
         if self._cuts:
             return Unmovable.COPIED
-        rounds = span.rounds
-        if not rounds.is_at_edge:
+        if not span.rounds.is_at_edge:
             return Unmovable.IN_ROUND
         if numbers != span.numbers:
             return self.split(span.numbers.start, around(span.numbers, numbers))
+        released = self._state(numbers, self._applied.release(numbers))
         self.spans = [other for other in self.spans if other is not span]
-        elections = {number: self._elections.pop(number, 0) for number in numbers}
+        for number in numbers:
+            self._elections.pop(number, None)
+            del self._span_of[number]
+        return released
+
+    def is_at_edge(self, numbers: range) -> bool:
+        """True if the blocks may be released now. The caller holds the locks of their spans."""
+        spans = dict.fromkeys(self._span_of[number] for number in numbers)
+        return not self._cuts and all(span.rounds.is_at_edge for span in spans)
+
+    def state_of(self, numbers: range) -> ReleasedBlocks:
+        """Return the state of adjacent blocks of one span at the edge of a round, as ``release`` does."""
+        return self._state(numbers, self._applied.encoded(numbers))
+
+    def _state(self, numbers: range, applied: bytes) -> ReleasedBlocks:
+        span = self._span_of[numbers.start]
+        rounds = span.rounds
+        elections = {number: self._elections.get(number, 0) for number in numbers}
         if self._is_restored:
             elections = dict.fromkeys(numbers, _RESTORED)
-        for number in numbers:
-            del self._span_of[number]
         return ReleasedBlocks(
             numbers,
             rounds.version,
             span.updates,
-            self._applied.release(numbers),
+            applied,
             self._view.number,
             rounds.members,
             rounds.clocks,

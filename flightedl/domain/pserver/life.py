@@ -13,6 +13,8 @@ settings, and the old ones must then not be used.
   checkpoints in the meantime: a cached copy of etcd may lag behind, and retention may have deleted the checkpoints that
   it names. If the store is unreachable, the pserver retries forever, because starting without the values would be
   worse.
+* An election is complete, and the placement assigns no blocks to this pserver. It has nothing to restore, and *serves*
+  the blocks that move here later.
 * An election is complete, and there has never been a checkpoint. The values were lost together with the predecessor.
   The pserver *lacks* them and reports this to the master, which has the model initialized again
   (``domain.recovery.reinitialization``).
@@ -52,6 +54,7 @@ from flightedl.domain.pserver.life_values import (
     NothingLoadable,
     Pause,
     PauseOver,
+    Placed,
     PlanMade,
     ReloadAsked,
     Restore,
@@ -102,6 +105,7 @@ class PserverLife:
         #: The model whose blocks this pserver holds.
         self._model: DeclaredModel | None = None
         self._block_count = 0
+        self._is_empty = False
         self._is_compiling = False
         #: True if clients may have seen the blocks before the blocks had values.
         self._was_visible = False
@@ -127,6 +131,7 @@ class PserverLife:
             IndexAcquired: self._acquire_index,
             Seen: self._see,
             PlanMade: self._check_plan,
+            Placed: self._place,
             CompilingBegan: self._compile,
             BlocksMade: self._accept_blocks,
             BuildFailed: lambda event: self._fail(event.why),
@@ -185,12 +190,16 @@ class PserverLife:
         self._plan_hash = event.plan_hash
         return (MakeBlocks(model),)
 
+    def _place(self, event: Placed) -> Effects:
+        self._plan_hash = event.plan_hash
+        return ()
+
     def _compile(self, _: CompilingBegan) -> Effects:
         self._is_compiling = self.state is State.BUILDING
         return ()
 
     def _accept_blocks(self, event: BlocksMade) -> Effects:
-        self._block_count = event.block_count
+        self._block_count, self._is_empty = event.block_count, event.is_empty
         return self._seek_values()
 
     # values
@@ -202,7 +211,7 @@ class PserverLife:
         if election is None:
             self.state, self.election, self._was_visible = State.WAITING, None, True
             return ()
-        if self._was_visible and self._is_given and self._given == election:
+        if self._is_empty or (self._was_visible and self._is_given and self._given == election):
             return self._serve(election, None)
         if loadable is not None and self._was_visible:
             sometimes("a pserver restarted to load a checkpoint")
@@ -360,6 +369,10 @@ class PserverLife:
         if plan_hash != self._plan_hash and not name_same_cut(plan_hash, self._plan_hash):
             raise FencedError("the trainer has a different shard plan: read the job's declaration again")
 
+    def has_plan(self, plan_hash: str) -> bool:
+        """True if the blocks here are those of this plan."""
+        return plan_hash == self._plan_hash
+
     def serves(self, plan_hash: str) -> bool:
         """True if a trainer with this plan may push and pull."""
         return self.state in _SERVING and plan_hash == self._plan_hash
@@ -384,11 +397,13 @@ class PserverLife:
 
         Raises:
             FencedError: The plan is different, or the master is deposed.
-            NotReadyError: This pserver does not know the model yet.
+            NotReadyError: This pserver does not know the model yet, or knows another version of the placement.
         """
         if self._plan_hash is None:
             raise self._not_ready("is waiting for the model to be declared")
         if request.plan_hash != self._plan_hash:
+            if name_same_cut(request.plan_hash, self._plan_hash):
+                raise self._not_ready("has another placement of the blocks than the master")
             raise FencedError("the master has a different shard plan: read the job's declaration again")
         if isinstance(request, OfMaster):
             if request.master_generation < self.newest_master:
@@ -446,6 +461,7 @@ class PserverLife:
             state is State.ENDED
         ), "values belong to an election"
         assert state is not State.RESTORING or not self._was_visible, "blocks that were seen are never overwritten"
-        assert state not in _SERVING or self.checkpoint is not None or self._is_given, "there are no values"
+        has_values = self.checkpoint is not None or self._is_given or self._is_empty
+        assert state not in _SERVING or has_values, "there are no values"
         assert bool(self._why_ended) == (state is State.ENDED), "an end has a reason"
         assert not self._is_lease_over or state is State.ENDED, "it continues without a lease"

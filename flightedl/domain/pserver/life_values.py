@@ -68,6 +68,13 @@ class PlanMade:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """This pserver has the blocks that a newer placement assigns to it."""
+
+    plan_hash: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompilingBegan:
     """The cache lacks kernels that the blocks need. They are being compiled, which may take minutes."""
 
@@ -76,7 +83,10 @@ class CompilingBegan:
 class BlocksMade:
     """Answer to ``MakeBlocks``: the blocks are allocated, but have no values yet."""
 
+    #: Number of blocks, without buckets.
     block_count: int
+    #: True if this pserver has neither blocks nor buckets, until some move here.
+    is_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +174,7 @@ Event = (
     IndexAcquired
     | Seen
     | PlanMade
+    | Placed
     | CompilingBegan
     | BlocksMade
     | BuildFailed

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.domain.tables.placement import BUCKETS
 from flightedl.errors import UnavailableError
 from flightedl.kernels import row_cuts, row_records
 from flightedl.kernels.compiled_rows import row_kernel
@@ -42,6 +43,30 @@ def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
         tuple(np.union1d(one, other) for one, other in zip(older.removed, newer.removed, strict=True)),
         older.adopted | newer.adopted,
     )
+
+
+class ChangedSince:
+    """Records that have changed since the last cut of a copy; see ``RowTables.begin_copy``."""
+
+    def __init__(self) -> None:
+        #: A bit for each changed record, by part; None before the first cut.
+        self.records: tuple[npt.NDArray[np.uint64], ...] | None = None
+
+    def note(self, changed: Iterable[npt.NDArray[np.uint64]]) -> None:
+        """Add records that have changed."""
+        if self.records is not None:
+            self.records = tuple(either_bits(one, other) for one, other in zip(self.records, changed, strict=True))
+
+
+def changes_in(records: tuple[npt.NDArray[np.uint64], ...]) -> RowChanges:
+    """Return changes that consist of these records, with a bit for each, by part."""
+    return RowChanges(records, (_NO_IDS,) * (len(records) // 2), np.zeros(BUCKETS, np.bool_))
+
+
+def unsettled(tables: Iterable[RowTable]) -> tuple[npt.NDArray[np.uint64], ...]:
+    """Return a bit for each record that has changed since the newest cut of any kind, by part."""
+    parts = [table.part(is_waiting=is_waiting) for table, is_waiting in _parts_of(tables)]
+    return tuple(part.dirty[: bit_words(part)].copy() for part in parts)
 
 
 def _parts_of(tables: Iterable[RowTable]) -> list[tuple[RowTable, bool]]:

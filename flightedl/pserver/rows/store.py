@@ -15,10 +15,11 @@ import numpy as np
 
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver.block_values import Joined, ReleasedBlocks
+from flightedl.domain.pserver.blocks import around
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.restoring import FileBuckets, RestoredSpans
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import CorruptError, FlightedlError, MessageError, StalePlacementError
+from flightedl.errors import BusyError, CorruptError, FlightedlError, MessageError, StalePlacementError
 from flightedl.formats.row_batches import TABLE, StoredRows, StoredRowSpan
 from flightedl.pserver.rows.incoming import IncomingRows
 from flightedl.pserver.rows.memory import RowMemory
@@ -48,6 +49,10 @@ class RowStore:
         #: The lock of all spans.
         self.lock = threading.Lock()
         self.spans: dict[int, RowSpan] = {}
+        #: Tables that still have rows of buckets which another pserver has now, with these buckets.
+        self._leftovers: list[tuple[RowTables, list[int]]] = []
+        #: Number of units whose rows are being copied to other pservers.
+        self.copying = 0
         #: Position of the plan's first bucket. The plan lists all parameter blocks before the buckets.
         self._first = plan.block_count
         self._is_placed = plan.placement > 0
@@ -165,6 +170,66 @@ class RowStore:
         span.epoch = moved.epoch
         return span
 
+    def drop(self, numbers: range, version: int) -> None:
+        """Remove adjacent buckets of one span, because another pserver has them now.
+
+        If they are at an end of the span, their rows remain in memory until ``discard_some`` has removed them. The
+        caller holds the locks of all spans. ``version`` is the span's version.
+        """
+        span = self.spans[numbers.start]
+        ranges = around(span.numbers, numbers)
+        ranges.remove(numbers)
+        if len(ranges) == 2:
+            middle = ranges[0], numbers, ranges[1]
+            before, dropped, after = span.parts(middle, version)
+            span.is_split, kept = True, [before, after]
+            dropped.release()
+        elif ranges:
+            kept = [RowSpan(ranges[0], self._first, span.rows, self.lock)]
+            kept[0].epoch, span.rows.buckets, span.is_split = span.epoch, kept[0].buckets, True
+            self._leftovers.append((span.rows, [*self._buckets(numbers)]))
+        else:
+            kept = []
+            span.release()
+        others = {number: other for number, other in self.spans.items() if other is not span}
+        others.update((number, part) for part in kept for number in part.numbers)
+        self.spans = dict(sorted(others.items()))
+
+    @property
+    def has_leftovers(self) -> bool:
+        """True while rows of buckets that another pserver has now are still in memory."""
+        return bool(self._leftovers)
+
+    def discard_some(self) -> None:
+        """Remove the rows of one bucket that another pserver has now."""
+        with self.lock:
+            if self._leftovers:
+                rows, buckets = self._leftovers[0]
+                rows.discard(buckets.pop())
+                if not buckets:
+                    del self._leftovers[0]
+
+    def staged(self, numbers: range) -> RowTables:
+        """Return tables for rows of buckets that are being copied from another pserver."""
+        return RowTables(self.tables, self._buckets(numbers), RowMemory())
+
+    def require_room(self, size_bytes: int) -> None:
+        """Raise BusyError unless there is room for ``size_bytes`` of rows."""
+        with self.lock:
+            room_bytes = self._memory.room_bytes()
+        if room_bytes < size_bytes:
+            raise BusyError(
+                f"there is no memory for {size_bytes >> 20} MB of rows that move here, only for {room_bytes >> 20} MB: "
+                "increase --table-memory-mb"
+            )
+
+    def arrived(self, numbers: range, rows: RowTables) -> RowSpan:
+        """Return a span with staged rows. It is invisible until ``adopt``."""
+        rows.staged()
+        span = RowSpan(numbers, self._first, rows, self.lock)
+        span.epoch = rows.epoch
+        return span
+
     def adopt(self, span: RowSpan) -> None:
         """Add a span that ``prepared`` returned. The caller holds the locks of all spans."""
         span.rows.charge(self._memory)
@@ -173,7 +238,8 @@ class RowStore:
     def borders(self, blocks: range) -> list[int]:
         """Return the first bucket of every span but the first, up to the first bucket that is not on this pserver."""
         found: list[int] = []
-        span = self.spans.get(blocks.start)
+        # Joined tables could have rows of the same bucket twice, or rows that a copy lacks.
+        span = None if self._leftovers or self.copying else self.spans.get(blocks.start)
         while span and (number := span.numbers.stop) < blocks.stop and (span := self.spans.get(number)):
             found.append(number)
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -347,6 +347,21 @@ class RowTable:
             row_kernel(row_cuts.remove)(table, records[:count], self.salt)
         return found
 
+    def discard(self, bucket: int) -> None:
+        """Remove the rows and waiting ids of a bucket."""
+        for table in (self.rows, self.waiting):
+            records = np.empty(int(table.state[row_records.USED]), np.int64)
+            count = row_kernel(row_cuts.those_in)(table, bucket, self.salt, records) if records.size else 0
+            row_kernel(row_cuts.remove)(table, records[:count], self.salt)
+
+    def give_up(self, buckets: Sequence[int], versions: npt.NDArray[np.int64]) -> None:
+        """Evict the rows of buckets that have lower versions than these."""
+        if self._limit:
+            given_up = self.given_up.copy()
+            given_up[buckets] = versions
+            row_kernel(rows.give_up)(self.rows, 0, given_up, 0, 1 << 62)
+            np.maximum(self.given_up, given_up, out=self.given_up)
+
     def bytes_of(self, chunk: RowChunk) -> int:
         stride = int(self.part(is_waiting=chunk.is_waiting).layout[row_records.STRIDE])
         return int(chunk.ids.size) * (stride * _WORD_BYTES + _INDEX_BYTES)
@@ -372,10 +387,7 @@ class RowTable:
     def restore_table(self, cut: CutTable, buckets: range) -> None:
         """Remove rows of these buckets that had expired at a cut, and restore the sketch counters from the cut."""
         if self._limit:
-            given_up = self.given_up.copy()
-            given_up[buckets.start : buckets.stop] = cut.given_up[buckets.start : buckets.stop]
-            row_kernel(rows.give_up)(self.rows, 0, given_up, 0, 1 << 62)
-            np.maximum(self.given_up, given_up, out=self.given_up)
+            self.give_up(list(buckets), cut.given_up[buckets.start : buckets.stop])
         for table in (self.rows, self.waiting) if self.expires else ():
             table.state[row_records.SWEPT] = 0
             oldest, count = (cut.oldest, cut.oldest_epoch), int(table.state[row_records.HIGH])

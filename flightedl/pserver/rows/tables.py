@@ -47,7 +47,7 @@ from flightedl.kernels.plain import index_size
 from flightedl.kernels.row_handles import HANDLE_SIZE
 from flightedl.kernels.row_records import MAX_CUTS
 from flightedl.pserver.rows.calls import RowCalls
-from flightedl.pserver.rows.cut import RowChanges, RowCut, changes_of, merged
+from flightedl.pserver.rows.cut import ChangedSince, RowChanges, RowCut, changes_in, changes_of, merged, unsettled
 from flightedl.pserver.rows.memory import ADDRESS_BYTES, RowMemory, machine_bytes
 from flightedl.pserver.rows.table import RowTable
 from flightedl.pserver.rows.values import (
@@ -60,9 +60,10 @@ from flightedl.pserver.rows.values import (
     RowCounts,
     TableGradients,
     TableRows,
+    either_bits,
 )
 
-__all__ = ["CutTable", "RowChunk", "RowCounts", "RowCut", "RowTables", "TableGradients", "TableRows"]
+__all__ = ["ChangedSince", "CutTable", "RowChunk", "RowCounts", "RowCut", "RowTables", "TableGradients", "TableRows"]
 
 
 @dataclass(slots=True)
@@ -103,6 +104,8 @@ class RowTables:
         #: Cuts that are being read, by their line in ``cuts``. A finished cut is removed later.
         self._cuts: dict[int, RowCut] = {}
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
+        #: Copies in progress of which only the changes are still to be read.
+        self._copies: list[ChangedSince] = []
         #: (buckets,) True for buckets that were adopted since the newest cut for a file.
         self._adopted = np.zeros(BUCKETS, np.bool_)
 
@@ -277,23 +280,67 @@ class RowTables:
             MemoryError: there is no memory for the copies that the cut may need; no cut is made.
             UnavailableError: the maximum number of cuts is being read.
         """
-        self._cuts = {line: cut for line, cut in self._cuts.items() if not cut.is_over}
-        line = next((line for line in range(MAX_CUTS) if line not in self._cuts), None)
-        if line is None:
-            raise UnavailableError(f"{MAX_CUTS} cuts of these rows are being read: try again later")
-        changes = None
+        line, changes = self._free_line(), None
         if file:
             removed = [each.remove_small(version, epoch) for each in self._tables]
             changes = self._changes.cut(file, after, changes_of(self._tables, removed, self._adopted))
             self._adopted = np.zeros(BUCKETS, np.bool_)
         cut = RowCut(self._tables, line, version, epoch, None if is_base else changes, most_bytes, table)
+        self._begin(cut, is_for_file=bool(file))
+        return cut
+
+    def _free_line(self) -> int:
+        self._cuts = {line: cut for line, cut in self._cuts.items() if not cut.is_over}
+        line = next((line for line in range(MAX_CUTS) if line not in self._cuts), None)
+        if line is None:
+            raise UnavailableError(f"{MAX_CUTS} cuts of these rows are being read: try again later")
+        return line
+
+    def _begin(self, cut: RowCut, *, is_for_file: bool) -> None:
         for other in self._cuts.values():
             other.settle()
-        for each in self._tables:
-            each.begin_cut(is_for_file=bool(file))
+        if self._copies:
+            changed = unsettled(self._tables)
+            for copy in self._copies:
+                copy.note(changed)
+        for table in self._tables:
+            table.begin_cut(is_for_file=is_for_file)
         cut.begin()
-        self._cuts[line] = cut
+        self._cuts[cut.line] = cut
+
+    # copying to another pserver while pushes continue
+
+    def begin_copy(self, version: int, epoch: int, copy: ChangedSince) -> RowCut:
+        """Cut everything, or what has changed since the previous cut of the same copy.
+
+        Args:
+            version: Version of the span.
+            epoch: Highest epoch of all batches applied so far.
+            copy: Changes since the previous cut. The caller passes it to ``end_copy`` after the last cut.
+
+        Raises:
+            MemoryError, UnavailableError: as for ``begin_cut``.
+        """
+        changes = None
+        if copy.records is not None:
+            copy.note(unsettled(self._tables))
+            changes = changes_in(copy.records)
+        else:
+            self._copies.append(copy)
+        cut = RowCut(self._tables, self._free_line(), version, epoch, changes)
+        self._begin(cut, is_for_file=False)
+        copy.records = unsettled(self._tables)
         return cut
+
+    def end_copy(self, copy: ChangedSince) -> None:
+        """Stop recording changes for a copy."""
+        self._copies = [other for other in self._copies if other is not copy]
+
+    def changed_count(self, copy: ChangedSince) -> int:
+        """Return the number of records that have changed since the previous cut of a copy."""
+        assert copy.records is not None, "nothing was copied yet"
+        pairs = zip(copy.records, unsettled(self._tables), strict=True)
+        return sum(int(np.bitwise_count(either_bits(one, other)).sum()) for one, other in pairs)
 
     # moving buckets
 
@@ -311,13 +358,63 @@ class RowTables:
         self._require_no_round()
         those = list(buckets)
         found = [chunk for table in self._tables for chunk in table.release(those, table.oldest(version, epoch))]
-        versions = version + self.shifts[those]
+        moved = self.state_of(those, version, epoch)._replace(chunks=tuple(found))
+        self._reset(those)
+        return moved
+
+    def state_of(self, buckets: Sequence[int], version: int, epoch: int) -> MovedBuckets:
+        """Return the state of buckets without their rows; see ``release``."""
+        those = list(buckets)
         given_up = np.array([table.given_up[those] for table in self._tables])
         sketches = tuple(table.sketch.reshape(BUCKETS, -1)[those] for table in self._tables)
-        self.shifts[those] = 0
+        return MovedBuckets(tuple(those), version + self.shifts[those], epoch, given_up, sketches, ())
+
+    def _reset(self, buckets: Sequence[int]) -> None:
+        self.shifts[buckets] = 0
         for table in self._tables:
-            table.given_up[those] = table.sketch.reshape(BUCKETS, -1)[those] = 0
-        return MovedBuckets(tuple(buckets), versions, epoch, given_up, sketches, tuple(found))
+            table.given_up[buckets] = table.sketch.reshape(BUCKETS, -1)[buckets] = 0
+
+    def discard(self, bucket: int) -> None:
+        """Remove the rows of a bucket that another pserver has now."""
+        for table in self._tables:
+            table.discard(bucket)
+        self._reset([bucket])
+
+    def stage_state(self, moved: MovedBuckets, version: int) -> None:
+        """Set the state of buckets that are being copied from another pserver, before their first rows and at the end.
+
+        Args:
+            moved: Versions, epoch and ``given_up`` of the buckets.
+            version: Version of the span.
+        """
+        those = list(moved.buckets)
+        self.shifts[those] = moved.versions - version
+        for table, given_up in zip(self._tables, moved.given_up, strict=True):
+            table.give_up(those, given_up)
+        self._adopted[those] = True
+        self._version, self._epoch = version, max(self._epoch, moved.epoch)
+
+    def staged(self) -> None:
+        """Discount the rows that have expired since they were staged."""
+        for table in self._tables:
+            if table.expires:
+                table.grow_older(self._version, self._epoch, 0)
+
+    def stage_sketch(self, table: int, counters: npt.NDArray[np.uint8]) -> None:
+        """Set the counters of ids that wait for admission, (buckets of this store, counters of a bucket)."""
+        self._tables[table].sketch.reshape(BUCKETS, -1)[self.buckets.start : self.buckets.stop] = counters
+
+    @property
+    def epoch(self) -> int:
+        """Highest epoch of the batches that were applied to the rows."""
+        return self._epoch
+
+    def stage(self, chunk: RowChunk) -> None:
+        """Add rows that are being copied from another pserver; they replace earlier states of the same rows."""
+        table = self._tables[chunk.table]
+        table.allow(table.bytes_of(chunk))
+        table.restore(chunk)
+        self._note_size()
 
     def adopt(self, moved: MovedBuckets, version: int) -> None:
         """Add buckets that another store released. Their rows behave as they would have behaved in that store.
@@ -343,9 +440,7 @@ class RowTables:
             table.given_up[those] = given_up
             table.sketch.reshape(BUCKETS, -1)[those] = sketch
         for chunk in moved.chunks:
-            table = self._tables[chunk.table]
-            table.allow(table.bytes_of(chunk))
-            table.restore(chunk)
+            self.stage(chunk)
         self._epoch = max(self._epoch, moved.epoch)
         self._adopted[those] = True
         self._note_size()

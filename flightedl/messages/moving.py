@@ -1,0 +1,41 @@
+"""Messages about a unit of blocks that moves from one pserver to another; see ``domain.moving``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from flightedl.messages.base import Natural, Reply, Request, Text
+
+
+class MoveHeader(Request, frozen=True, kw_only=True):
+    """Request of an upload (DoPut) of a part of a unit's content to the pserver to which the unit moves."""
+
+    verb: str = "move"
+    kind: Literal["copy", "update", "last"]
+    attempt: Natural
+    #: First block of the unit, and number of its blocks.
+    block: Natural
+    count: Natural
+    #: Generation of the receiving pserver.
+    generation: Natural
+    #: Number of an update; number of all updates in the last message.
+    number: Natural = 0
+    #: Digest of everything that was sent before the last message.
+    digest: Text = ""
+    #: Estimated size of the rows that a copy sends.
+    size_bytes: Natural = 0
+
+
+class MoveReply(Reply, frozen=True, kw_only=True):
+    """Answer to an upload. ``problem`` is empty if the content was accepted."""
+
+    problem: str = ""
+
+
+class MovedRequest(Request, frozen=True, kw_only=True):
+    """Message of a pserver to the master: it has staged a frozen unit completely."""
+
+    attempt: Natural
+    block: Natural
+    #: Generation of the pserver.
+    generation: Natural

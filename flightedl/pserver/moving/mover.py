@@ -1,0 +1,426 @@
+"""Driver of ``domain.moving.server``: reads placement and intent, sends units that leave, and stages those that arrive.
+
+Theory of operation. One lock guards the core. Effects of a read are carried out under it, in order. One thread sends
+the units that leave, one after the other, so that at most one unit is frozen at a time. Uploads of other pservers are
+handled by the server's threads. Another thread repeats the acknowledgements to the master until a read shows that the
+attempt is over.
+
+While a unit is frozen or acknowledged, this pserver applies no view, because the unit's state that was sent contains
+the members of the present view.
+
+Not guaranteed: that a move succeeds. If a message fails, or a frozen unit is not committed in time, the source deletes
+the intent. The unit then stays here, frozen until a read confirms this. Without etcd, it remains frozen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from flightedl.domain.moving.server import MovingBlocks, State
+from flightedl.domain.moving.values import (
+    Acknowledged,
+    Adopt,
+    Copy,
+    Discard,
+    Effect,
+    End,
+    Last,
+    Release,
+    Thaw,
+    Update,
+)
+from flightedl.errors import CorruptError, FlightedlError, NotReadyError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.declarations import Placement
+from flightedl.messages.moving import MoveHeader, MoveReply
+from flightedl.ports import Clock
+from flightedl.pserver.moving import parcels
+from flightedl.pserver.moving.arrival import Arrival
+from flightedl.pserver.moving.departure import Departure
+from flightedl.pserver.moving.parcels import SCHEMA, Digest, Parcel
+from flightedl.pserver.moving.peers import Peers, Reading
+from flightedl.pserver.shard import Shard
+from flightedl.rpc.client import Connection
+from flightedl.rpc.streams import Incoming
+
+_log = logging.getLogger(__name__)
+
+_COPY_S = 3600.0
+_FROZEN_S = 5.0
+#: Time for which a unit is frozen before this pserver deletes the intent.
+_GIVE_UP_S = 0.2
+_ACKNOWLEDGE_S = 0.05
+#: Number of changed rows that may be left when a unit is frozen, and number of updates until it is frozen anyway.
+_FEW_ROWS = 6_000
+_MOST_UPDATES = 8
+_EDGE_S = 0.02
+#: Pause between the removal of two buckets that have left.
+_DISCARD_PAUSE_S = 0.002
+
+
+class _Leaving(NamedTuple):
+    copy: Copy
+    destination: int
+
+    @property
+    def numbers(self) -> range:
+        return range(self.copy.block, self.copy.block + self.copy.count)
+
+
+class Mover:
+    """Moves of one shard's blocks. Thread-safe.
+
+    Args:
+        index: Index of the pserver.
+        generation: Generation of its process.
+        state: Blocks that the process has loaded.
+        shard: The shard.
+        peers: Access to etcd and to the other processes.
+        clock: Clock for deadlines.
+        placed: Called with a newer placement once the shard has the blocks that it assigns to this pserver.
+        end: Ends the process, for this reason.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        generation: int,
+        state: State,
+        shard: Shard,
+        peers: Peers,
+        clock: Clock,
+        placed: Callable[[Placement], None],
+        end: Callable[[str], None],
+    ) -> None:
+        self._index, self._generation = index, generation
+        self._core = MovingBlocks(index, generation, state)
+        self._shard = shard
+        self._peers = peers
+        self._clock = clock
+        self._placed = placed
+        self._end = end
+        #: Guards the core and all fields below. Notified after each read.
+        self._changed = threading.Condition()
+        self._leaving: deque[_Leaving] = deque()
+        #: First blocks of the units whose state was sent while they were frozen.
+        self._pinned: set[int] = set()
+        #: Time at which the newest unit was frozen.
+        self._frozen_at = 0.0
+        #: First block of a unit -> its staged content.
+        self._arrivals: dict[int, Arrival] = {}
+        self._acknowledged: dict[int, Acknowledged] = {}
+        self._is_closed = False
+        self._threads: dict[str, threading.Thread] = {}
+
+    def close(self) -> None:
+        """Stop the threads."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    @property
+    def is_discarding(self) -> bool:
+        """True while rows that another pserver has now are still in memory, where a checkpoint would find them."""
+        return self._shard.rows.has_leftovers
+
+    @contextlib.contextmanager
+    def no_unit_is_pinned(self) -> Iterator[None]:
+        """Keep units from being frozen or acknowledged during the ``with`` block, which applies a view.
+
+        Raises:
+            NotReadyError: A unit is frozen or acknowledged.
+        """
+        with self._changed:
+            if self._pinned or self._acknowledged:
+                raise NotReadyError("blocks are about to move: send the view again")
+            yield
+
+    # reading etcd
+
+    def look(self) -> None:
+        """Read placement and intent, and carry out what follows from them."""
+        with self._changed:
+            reading = self._peers.read(self._index)
+            if reading is None or self._is_closed:
+                return
+            before = self._core.state.version
+            for effect in self._core.read(*reading):
+                self._carry_out(effect, reading)
+            if self._core.state.version != before:
+                self._placed(reading.placement)
+            self._changed.notify_all()
+
+    def _carry_out(self, effect: Effect, reading: Reading) -> None:
+        match effect:
+            case Copy():
+                assert reading.stored is not None, "a copy needs an intent"
+                move = reading.stored.intent.move_of(effect.block)
+                assert move is not None, "a copy needs a move"
+                self._leaving.append(_Leaving(effect, move.destination))
+                self._have_thread("leaving", self._send_all)
+            case Release(block, count):
+                numbers = range(block, block + count)
+                self._shard.drop(numbers)
+                self._thaw(numbers)
+                if self.is_discarding:
+                    self._have_thread("discarding", self._discard)
+                _log.info("released blocks=%d..%d version=%d", block, block + count - 1, reading.placement.version)
+            case Thaw(block):
+                self._thaw(range(block, block + 1))
+                _log.warning("the move of block %d was given up", block)
+            case Adopt(block):
+                self._acknowledged.pop(block, None)
+                self._arrivals.pop(block).adopt()
+                self._shard.thaw(range(block, block + 1))
+                _log.info("adopted block=%d version=%d", block, reading.placement.version)
+            case Discard(block):
+                self._acknowledged.pop(block, None)
+                self._shard.thaw(range(block, block + 1))
+                arrival = self._arrivals.pop(block, None)
+                if arrival is not None:
+                    arrival.drop()
+            case End():
+                self._end("its blocks have changed in etcd while it did not have them")
+
+    def _thaw(self, numbers: range) -> None:
+        self._shard.thaw(numbers)
+        self._pinned.difference_update(numbers)
+
+    def _have_thread(self, name: str, run: Callable[[], None]) -> None:
+        thread = self._threads.get(name)
+        if thread is None or not thread.is_alive():
+            self._threads[name] = threading.Thread(target=run, name=f"flightedl-{name}", daemon=True)
+            self._threads[name].start()
+
+    def _discard(self) -> None:
+        while self.is_discarding and not self._is_closed:
+            self._shard.rows.discard_some()
+            self._clock.sleep(_DISCARD_PAUSE_S)
+
+    # units that leave
+
+    def _send_all(self) -> None:
+        while True:
+            with self._changed:
+                if not self._leaving or self._is_closed:
+                    del self._threads["leaving"]
+                    return
+                leaving = self._leaving.popleft()
+                if not self._is_leaving(leaving):
+                    continue
+            began = self._frozen_at = self._clock.now()
+            try:
+                self._send(leaving)
+            except (FlightedlError, MemoryError) as error:
+                _log.warning("block %d cannot move to pserver %d: %s", leaving.copy.block, leaving.destination, error)
+            finally:
+                self._await_end(leaving)
+            frozen_s = self._clock.now() - self._frozen_at
+            seconds = self._frozen_at - began
+            _log.info("ended the move of block=%d copied_s=%.3f frozen_s=%.3f", leaving.copy.block, seconds, frozen_s)
+
+    def _is_leaving(self, leaving: _Leaving) -> bool:
+        copy = leaving.copy
+        return any(each.block == copy.block and each.attempt == copy.attempt for each in self._core.state.leaving)
+
+    def _send(self, leaving: _Leaving) -> None:
+        """Send the content of a unit, and freeze it. Returns once the destination has acknowledged it."""
+        copy, numbers = leaving.copy, leaving.numbers
+        connection = self._peers.pserver(leaving.destination, copy.generation)
+        departure, digest = Departure(self._shard, numbers), Digest()
+        try:
+            self._upload(connection, copy, departure.copy(), digest, departure.size_bytes)
+            for _ in range(_MOST_UPDATES if departure.size_bytes else 0):
+                if departure.changed_rows <= _FEW_ROWS or not self._update(connection, leaving, departure, digest):
+                    break
+            if not self._freeze(leaving):
+                return
+            self._finish(connection, leaving, departure, digest)
+        finally:
+            departure.end()
+
+    def _update(self, connection: Connection, leaving: _Leaving, departure: Departure, digest: Digest) -> bool:
+        with self._changed:
+            update = self._core.updated(leaving.copy.block) if self._is_leaving(leaving) else None
+        if update is not None:
+            self._upload(connection, update, departure.copy(), digest)
+        return update is not None
+
+    def _freeze(self, leaving: _Leaving) -> bool:
+        """Freeze a unit at the edge of its round. False if its attempt is over."""
+        while True:
+            seen = self._shard.changes.count
+            with self._changed:
+                if self._is_closed or not self._is_leaving(leaving):
+                    return False
+                if self._shard.freeze(leaving.numbers):
+                    self._frozen_at = self._clock.now()
+                    self._pinned.add(leaving.copy.block)
+                    return True
+            self._shard.changes.wait(seen, _EDGE_S)
+
+    def _finish(self, connection: Connection, leaving: _Leaving, departure: Departure, digest: Digest) -> None:
+        """Send the rest of a frozen unit."""
+        block, frozen_at = leaving.copy.block, self._frozen_at
+        with self._changed:
+            update = self._core.updated(block) if self._is_leaving(leaving) else None
+        if update is None:
+            return
+        self._upload(connection, update, departure.rest(), digest)
+        while True:
+            with self._changed:
+                last = self._core.freeze(block, digest.text.encode()) if self._is_leaving(leaving) else None
+            if last is None:
+                return
+            try:
+                self._upload(connection, last, (), digest)
+            except NotReadyError:
+                if self._clock.now() - frozen_at > _GIVE_UP_S:
+                    raise
+                self._clock.sleep(_EDGE_S)
+            else:
+                break
+        self._wait_while_leaving(leaving, frozen_at + _GIVE_UP_S)
+
+    def _upload(
+        self,
+        connection: Connection,
+        message: Copy | Update | Last,
+        content: Iterable[Parcel],
+        digest: Digest,
+        size_bytes: int = 0,
+    ) -> None:
+        header = MoveHeader(
+            kind="copy" if isinstance(message, Copy) else "update" if isinstance(message, Update) else "last",
+            attempt=message.attempt,
+            block=message.block,
+            count=message.count if isinstance(message, Copy) else 0,
+            generation=message.generation,
+            number=message.number if isinstance(message, Update) else message.count,
+            digest=message.digest.decode() if isinstance(message, Last) else "",
+            size_bytes=size_bytes,
+        )
+
+        def batches() -> Iterator[tuple[parcels.Batch, bytes]]:
+            for parcel in content:
+                batch, metadata = parcels.encode(parcel)
+                digest.update(batch.columns, metadata)
+                yield batch, metadata
+
+        reply = connection.put(
+            encode(header), SCHEMA, batches(), timeout_s=_FROZEN_S if isinstance(message, Last) else _COPY_S
+        )
+        if problem := decode(reply, MoveReply).problem:
+            raise NotReadyError(problem)
+
+    def _wait_while_leaving(self, leaving: _Leaving, deadline: float) -> bool:
+        """Wait until the attempt of a unit is over. False if it is not over at the deadline."""
+        with self._changed:
+            while self._is_leaving(leaving) and not self._is_closed:
+                left_s = deadline - self._clock.now()
+                if left_s <= 0:
+                    return False
+                self._changed.wait(left_s)
+        return True
+
+    def _await_end(self, leaving: _Leaving) -> None:
+        """End the attempt of a unit unless it is over, and wait until a read shows its end."""
+        while not self._wait_while_leaving(leaving, self._clock.now()):
+            with self._changed:
+                transaction = self._core.give_up(leaving.copy.block) if self._is_leaving(leaving) else None
+            if transaction is not None:
+                try:
+                    self._peers.give_up(transaction)
+                except FlightedlError as error:
+                    _log.warning("block %d stays frozen until etcd can be reached: %s", leaving.copy.block, error)
+            self.look()
+            self._wait_while_leaving(leaving, self._clock.now() + _GIVE_UP_S)
+
+    # units that arrive
+
+    def receive(self, header: MoveHeader, incoming: Incoming) -> MoveReply:
+        """Handle an upload of another pserver.
+
+        Raises:
+            CorruptError: The content does not belong to the unit.
+            BusyError, MemoryError: There is no memory for it.
+        """
+        try:
+            match header.kind:
+                case "copy":
+                    self._receive_copy(header, incoming)
+                case "update":
+                    self._receive_update(header, incoming)
+                case "last":
+                    self._receive_last(header)
+        except NotReadyError as error:
+            return MoveReply(problem=str(error))
+        return MoveReply()
+
+    def _receive_copy(self, header: MoveHeader, incoming: Incoming) -> None:
+        numbers = range(header.block, header.block + header.count)
+        arrival = Arrival(self._shard, numbers, header.size_bytes)
+        with self._changed:
+            copy = Copy(header.attempt, header.block, header.generation, header.count)
+            if self._core.received(copy) is None:
+                raise NotReadyError("the copy belongs to an attempt that is over, or to another process")
+            before = self._arrivals.get(header.block)
+            self._arrivals[header.block] = arrival
+        if before is not None:
+            before.drop()
+        _stage(arrival, incoming)
+
+    def _receive_update(self, header: MoveHeader, incoming: Incoming) -> None:
+        with self._changed:
+            update = Update(header.attempt, header.block, header.generation, header.number)
+            arrival = self._arrivals.get(header.block)
+            if arrival is None or self._core.received(update) is None:
+                raise NotReadyError("the update belongs to an attempt that is over, or is repeated")
+        _stage(arrival, incoming)
+
+    def _receive_last(self, header: MoveHeader) -> None:
+        block = header.block
+        last = Last(header.attempt, block, header.generation, header.number, header.digest.encode())
+        with self._changed:
+            arrival = self._arrivals.get(block)
+            if arrival is None:
+                raise NotReadyError("nothing of these blocks has arrived")
+            with arrival.lock:
+                arrival.prepare()
+                acknowledged = self._core.received(last, arrival.digest.text.encode())
+            if not isinstance(acknowledged, Acknowledged):
+                arrival.drop()
+                raise NotReadyError("some of the content has not arrived, or the attempt is over")
+            self._acknowledged[block] = acknowledged
+            self._shard.approach(range(block, block + 1))
+            self._have_thread("acknowledging", self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        while True:
+            with self._changed:
+                acknowledged = list(self._acknowledged.values())
+                if not acknowledged or self._is_closed:
+                    del self._threads["acknowledging"]
+                    return
+            for each in acknowledged:
+                try:
+                    self._peers.acknowledge(each, self._generation)
+                except FlightedlError as error:
+                    _log.debug("block %d is acknowledged again later: %s", each.block, error)
+            with self._changed:
+                if acknowledged == list(self._acknowledged.values()):
+                    self._changed.wait(_ACKNOWLEDGE_S)
+
+
+def _stage(arrival: Arrival, incoming: Incoming) -> None:
+    for batch, metadata in incoming:
+        if batch is None:
+            raise CorruptError("a part of a moving block has no content")
+        with arrival.lock:
+            arrival.digest.update(batch.columns, metadata)
+            arrival.add(parcels.decode(batch.columns, metadata))
