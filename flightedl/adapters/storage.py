@@ -47,7 +47,7 @@ _READ_BLOCK_BYTES = 16 << 20
 #: Number of attempts to read a file that is being replaced.
 _REPLACED_TRIES = 10
 _TEMPORARY_END = ".partial"
-#: Initial characters of file names that wildcards do not match.
+#: Wildcards do not match file names that begin with one of these characters.
 _NO_DATA = ("_", ".")
 _MAGIC = re.compile(r"[*?\[]")
 _S3_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for every process of the job"
@@ -310,7 +310,7 @@ def _opened_in_new_directory(path: Path) -> BinaryIO:
     """Open for writing. Create the directory if it is missing; ``delete`` may remove it once at the same time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError:  # This happens, for example, below /proc, where directories cannot be created.
+    except FileNotFoundError:  # Directories cannot be created everywhere, for example not below /proc.
         raise UsageError(f"the directory {path.parent} cannot be created: choose another place") from None
     try:
         return path.open("xb")

@@ -269,9 +269,9 @@ class Job:
     ) -> Any:
         """Declare training data whose elements a function returns by index. Use this instead of ``dataset``.
 
-        This suits map-style datasets, such as those of PyTorch: ``job.indexed(len(ds), ds.__getitem__, ...)``. The
-        master assigns only indices, so every trainer must have the same elements. Epochs, groups and positions work as
-        they do for files.
+        Use this for map-style datasets, such as PyTorch's: ``job.indexed(len(ds), ds.__getitem__, ...)``. The master
+        assigns only indices, so every trainer must have the same elements. Epochs, groups and positions work as they do
+        for files.
 
         Args:
             n: Number of elements, whose indices are 0 to n - 1; or weights by ranges of indices, for a mixture.

@@ -144,7 +144,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
     ) -> contextlib.AbstractContextManager[object]:
         """Serve this process's HTTP pages during the ``with`` block if the settings enable them.
 
-        These are metrics for Prometheus, answers to probes, and the pages in ``other``.
+        The pages are metrics for Prometheus, answers to probes, and those in ``other``.
         """
         if not self._settings.metrics_port:
             return contextlib.nullcontext()

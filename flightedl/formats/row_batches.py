@@ -139,7 +139,7 @@ def binary(view: Buffer, kind: pa.DataType | None = None) -> pa.Array:
 def fixed_columns(numbers: Sequence[int], dtype: str, arrays: Sequence[memoryview]) -> list[pa.Array]:
     """Return the columns before the values, each with one value: two int32, four int64, a string and the checksum.
 
-    They are built from buffers, because ``pa.array`` would import pandas (if installed) during a checkpoint.
+    The columns are built from buffers, because ``pa.array`` would import pandas (if installed) during a checkpoint.
     """
     checksum = row_checksum(numbers, dtype, arrays)
     named = [_fixed(kind, letter, number) for (kind, letter), number in zip(_NUMBERS, numbers, strict=True)]

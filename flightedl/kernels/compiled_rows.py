@@ -120,7 +120,7 @@ def row_kernel(loop: Callable[..., Any]) -> Any:
 
 @cache
 def distinct_kernels() -> Any:
-    """Return the machine code of the functions in ``distinct``, as attributes."""
+    """Return the compiled functions of ``distinct``, as attributes of one object."""
     return SimpleNamespace(**{loop.__name__: row_kernel(loop) for loop in _DISTINCT})
 
 

@@ -56,7 +56,7 @@ def remove(t: Table, records: Records, salt: int) -> None:
 
 
 def place(t: Table, ids: Ids, salt: int, records: Records) -> None:
-    """Find or create records for a checkpoint's ids; -1 without room. ``count_touches`` counts them by age."""
+    """Find or create records for a checkpoint's ids; -1 if there is no room. ``count_touches`` counts them by age."""
     for i in range(ids.size):
         mixed = mixed_id(ids[i], salt)
         record = find(t, ids[i], mixed)

@@ -8,7 +8,7 @@ with weight decay), a tuple of slots, and the constants. It returns the new valu
 N slots. Rules that need an entire row, such as row-wise Adagrad, are in ``row_rules``. LAMB, which needs an entire
 block, is in ``blocks``.
 
-These functions work only in compiled code. Three conventions make them fast and exact:
+Rules work only in compiled code. Three conventions make them fast and exact:
 
 * Every constant has the block's dtype. A literal in a loop would be float64, and LLVM would convert each float32
   element to float64 and back. ``_ZERO`` and ``_ONE`` are float32, which LLVM converts to float64 at compile time if

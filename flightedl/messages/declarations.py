@@ -123,7 +123,7 @@ class Placement(Reply, frozen=True, kw_only=True):
     pservers: int
     #: (index of a pserver, number of blocks).
     blocks: Runs
-    #: (index of a pserver, number of buckets). Empty without tables.
+    #: (index of a pserver, number of buckets). Empty if there are no tables.
     buckets: Runs = ()
     #: (attempt that moved them to this owner, number of blocks or buckets). The attempt is 0 if they never moved. Empty
     #: if no block has moved.

@@ -108,8 +108,8 @@ class PushReply(Reply, frozen=True, kw_only=True):
     not_member: int = 0
     #: Number of sums that were rejected because the block has applied some of their batches.
     partly_applied: int = 0
-    #: Batches of the rejected sums to push again because some block lacks them; 0 is ``identity``, 1 the first of
-    #: ``further``.
+    #: Numbers of the batches of rejected sums to push again, because a block lacks them. 0 is ``identity``, 1 is the
+    #: first of ``further``.
     lacking: list[int] = []
 
 

@@ -51,7 +51,8 @@ _NETWORK = Path("/proc/self/ns/net")
 def host_mark() -> str:
     """Return a string that is equal in processes that can share memory; empty if this process cannot.
 
-    Such processes run as one user and can connect by abstract sockets. A peer must also send a descriptor.
+    Processes that can share memory run as one user and can connect by abstract sockets. A peer must also send a
+    descriptor.
     """
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return ""
@@ -170,7 +171,7 @@ class SharedMemory:
 
 
 def _prefer_huge_pages(mapping: mmap.mmap) -> None:
-    # This is only an optimization, which some kernels do not support for shared memory.
+    # Huge pages are only an optimization, and some kernels do not support them for shared memory.
     with contextlib.suppress(OSError, AttributeError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 

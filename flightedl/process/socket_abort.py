@@ -8,8 +8,8 @@ and retry.
 A client does the same if a server has been replaced and may be frozen: it ends its calls to the server by shutting down
 the sockets that are connected to the server's address (``abort_calls_to``).
 
-This works on systems that list the descriptors of a process in a directory (Linux, macOS). On other systems, no
-connection is shut down, and calls end when they reach their own time limits.
+Connections can be shut down on systems that list the descriptors of a process in a directory (Linux, macOS). On other
+systems, calls end when they reach their own time limits.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class _Telling(Loader):
         self._loader.exec_module(module)
         from pyarrow import lib
 
-        # This access must succeed. Afterwards, pyarrow no longer assumes that pandas is missing.
+        # Access pandas through pyarrow. Once this succeeds, pyarrow no longer assumes that pandas is missing.
         _ = lib._pandas_api.pd  # noqa: SLF001 - pyarrow has no other word for it
 
 

@@ -460,7 +460,7 @@ class PserverService:
         return Reading(self._keys.job_name, self._plan, shard, self._storage)
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:
-        """Return the shard for initial values, or None if it has values, in which case new ones are ignored."""
+        """Return the shard for initial values, or None if it has values, in which case new values are ignored."""
         if not self._life.is_visible:
             self.look()
         self._life.require_blocks(plan_hash)
@@ -469,7 +469,7 @@ class PserverService:
         return self._blocks() if self._life.accepts_first_values else None
 
     def first_values_received(self, election: int) -> tuple[int, int]:
-        """Record the arrival of initial values. Return the number of blocks with values, and that of all blocks."""
+        """Record the arrival of initial values. Return the number of blocks with values, and of all blocks."""
         shard = self._blocks()
         count = shard.initialized_count(election)
         if self._life.accepts_first_values and count == shard.block_count:

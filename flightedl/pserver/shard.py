@@ -117,7 +117,7 @@ class Shard:
         self.dense = DenseStore(plan, index, optimizer, wire, shares_memory=shares_memory)
         self.rows = RowStore(plan, index, row_bytes)
         self._soundness = Soundness(on_lost)
-        #: Lowest number of a bucket. Lower numbers are those of parameter blocks.
+        #: Lowest number of a bucket. Parameter blocks have lower numbers.
         self.first_bucket = plan.block_count
         self._most_blocks = plan.block_count + plan.bucket_count
         self._held = Held(

@@ -240,7 +240,7 @@ class ClientExchange:
         self._call.run(lambda: self._writer.write_metadata(metadata))
 
     def done_writing(self) -> None:
-        """End writing: send the commit record."""
+        """Finish writing by sending the commit record."""
         self._call.run(lambda: self._writer.write_metadata(self._tally.commit_record()))
         self._call.run(self._writer.done_writing)
         self._is_done_writing = True

@@ -349,7 +349,7 @@ class Optimizer(torch.optim.Optimizer):
         return [tensor for tensor in tensors if tensor in self.state]
 
     def _gradients(self) -> dict[str, torch.Tensor]:
-        """Return the gradients by name, without those of rows."""
+        """Return the gradients by name, except the gradients of rows."""
         found: dict[str, torch.Tensor] = {}
         for tensor in self._grouped():
             if tensor.grad is not None and id(tensor) in self._names:

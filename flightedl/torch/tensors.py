@@ -64,7 +64,7 @@ def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def is_sole_owner(tensor: torch.Tensor) -> bool:
     """True if, as far as PyTorch knows, nothing else uses the tensor's memory."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    # One reference belongs to the tensor, and another one to this function.
+    # The tensor holds one reference, and this function holds another.
     return count is not None and count(tensor.untyped_storage()._cdata) <= 2
 
 

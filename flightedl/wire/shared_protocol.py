@@ -1,30 +1,31 @@
-"""Protocol by which two processes share memory: who writes what, when, and what a death at each moment leaves behind.
+"""Protocol by which two processes share memory: who writes what and when, and what remains if a process dies.
 
 Each process owns one memory per stream, and may lend from further memory. A process writes only to its own memory:
 
 * **Values** of a message: before the message is sent, to a range that no open message uses. The peer reads them from
   the arrival of the message until it counts the message as consumed.
 * **The counter** ``consumed``: after the last read of a message's values. The owner of the values frees the range when
-  it sees the counter; an answer to the message has the same effect. If the counter is wrong, only its writer loses.
+  it sees the counter; an answer to the message has the same effect. A wrong counter harms only its writer.
 * **The flag** ``over``: when a stream ends with open messages, before any lent value changes. The peer looks at it
   after its last read of lent values, and does not use them if it is set.
 
-A fence separates the reads of values from the counter or the flag, and the counter or the flag from later writes.
-Sockets order everything before a message before everything after its receipt.
+A fence separates the reads of values from the counter or the flag, and the counter or the flag from later writes. With
+sockets, everything before the sending of a message happens before everything after its receipt.
 
-If a process dies, its memory keeps its content until the peer has unmapped it, too:
+If a process dies, its memory keeps its content until the peer has unmapped it, too. The effect depends on the moment:
 
-* the sender before the message: the peer never hears of the values;
-* the sender after the message: the peer reads complete values, and then finds that the stream has ended;
-* the reader: its counter no longer rises, so the sender overwrites nothing until the stream has ended, and lends from
-  other memory afterwards. A frozen reader that continues finds the flag.
+* If the sender dies before it sends the message, the peer never learns about the values.
+* If the sender dies after it has sent the message, the peer reads complete values, and then finds that the stream has
+  ended.
+* If the reader dies, its counter no longer rises, so the sender overwrites nothing until the stream has ended, and
+  lends from other memory afterwards. A reader that was only frozen finds the flag when it continues.
 """
 
 from __future__ import annotations
 
 
 class Loans:
-    """The sender's account of the messages whose values the receiver may still read."""
+    """The sender's record of the messages whose values the receiver may still read."""
 
     __slots__ = ("is_over", "open", "seen")
 

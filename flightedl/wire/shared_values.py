@@ -107,7 +107,7 @@ class Outbox:
         self._free(self.loans.answered(count))
 
     def counted(self, counter: int) -> None:
-        """Free the values of the messages that the receiver's counter contains."""
+        """Free the values of the messages that the receiver's counter includes."""
         self._free(self.loans.counted(counter))
 
     def _free(self, count: int) -> None:

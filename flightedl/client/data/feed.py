@@ -149,7 +149,7 @@ class TaskFeed:
             self._changed.notify_all()
 
     def retire(self, kept: AssignedTask | None) -> None:
-        """Accept no more tasks. Return the held ones to the master after a brief wait for the report on ``kept``."""
+        """Accept no more tasks. Return the held tasks to the master after a brief wait for the report on ``kept``."""
         with self._changed:
             self._feed.retire(kept, self._clock.now())
             self._changed.notify_all()

@@ -16,7 +16,7 @@ from flightedl.messages.declarations import DatasetDeclaration
 
 
 class ReadingOptions(TypedDict, total=False):
-    """These options are not part of the declaration, so trainers may differ in them. ``Job.dataset`` documents them."""
+    """Options that are not part of the declaration, so trainers may differ in them. ``Job.dataset`` documents them."""
 
     decode: Decode | None
     explicit_done: bool

@@ -73,7 +73,7 @@ class EarlyReads:
     def __init__(self, read: ReadTask, limit: int) -> None:
         self._read = read
         self._limit = limit
-        #: Promised tasks of one epoch, each with its first batches and an iterator over the remaining ones.
+        #: Promised tasks of one epoch. Each has its first batches, and an iterator over its remaining batches.
         self._begun: list[tuple[Assignment, list[pa.RecordBatch], Iterator[pa.RecordBatch]]] = []
 
     def begin(self, promised: Assignment) -> None:

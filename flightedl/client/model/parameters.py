@@ -313,9 +313,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def lend_to(self, show: Show) -> None:
         """Show values to a function in place, without a copy: the current values now, later values as they arrive.
 
-        This is for scripts that keep the model elsewhere, for example on a device. From then on, this process stores no
-        values, and ``model[name]`` raises an error. On a pserver's host, the function reads values in the pserver's own
-        memory.
+        This method is for scripts that keep the model elsewhere, for example on a device. From then on, this process
+        stores no values, and ``model[name]`` raises an error. On a pserver's host, the function reads values in the
+        pserver's own memory.
 
         Args:
             show: Called as ``show(name, start, values)`` with a part of a parameter: the index of its first element in

@@ -228,7 +228,7 @@ class ShardClient:
         messages: Iterable[Sequence[OutgoingBlocks]]
         runs = outgoing.plan.pieces[self._index]
         if len(runs) == 1:
-            # This is the usual case. By passing a list, it tells ``_exchange`` that there is only one message.
+            # Usually, there is only one run. A list tells ``_exchange`` that there is only one message.
             messages = self._messages_of(runs[0], push.bases, wanted, outgoing)
         else:
             messages = chain.from_iterable(self._messages_of(run, push.bases, wanted, outgoing) for run in runs)
@@ -242,7 +242,7 @@ class ShardClient:
     def _messages_of(
         self, run: Sequence[Piece], bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
     ) -> list[list[OutgoingBlocks]]:
-        """Return messages for all blocks of a run, or for the ``wanted`` ones unless ``wanted`` is None."""
+        """Return messages for all blocks of a run, or for those in ``wanted`` unless it is None."""
         pieces: list[OutgoingBlocks] = []
         values = self._values
         for blocks, number, elements in run:

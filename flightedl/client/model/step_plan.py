@@ -42,7 +42,7 @@ _FEW_ELEMENTS = 4096
 _PLANS_LIMIT = 1024
 _ARRAYS = {np.ndarray}
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
-#: These functions are faster than the arrays' methods, which are implemented in Python.
+#: NumPy functions that are faster than the arrays' methods, which are implemented in Python.
 _all = np.logical_and.reduce
 _square: Any = np.vdot
 

@@ -165,7 +165,7 @@ class RowTable:
         return self._make(ids, push, self.oldest(push.version - 1, push.epoch), missing)
 
     def grow_older(self, version: int, epoch: int, count: int) -> None:
-        """Evict rows and free expired ones, after an update of ``count`` ids."""
+        """Evict rows and free expired rows, after an update of ``count`` ids."""
         oldest, _ = self.oldest(version, epoch)
         if self._limit:
             row_kernel(rows.give_up)(self.rows, version, self.oldest_of_buckets(oldest), self._limit, self._limit)

@@ -119,7 +119,7 @@ class RowTables:
         return int(self.read_all(wanted, version, epoch, out.reshape(-1))[0])
 
     def read_all(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
-        """Read rows of several tables to the positions given by ``value_starts``.
+        """Read rows of several tables into the positions given by ``value_starts``.
 
         Returns:
             For each table, the number of ids that had a row.
