@@ -69,13 +69,22 @@ class LeaseCleaner:
         prefix, deadline = JobKeys(self._chosen.job).prefix, self._clock.now() + _GIVE_UP_S
         while not self._is_closing and self._clock.now() < deadline:
             try:
-                for entry in coordinator.list(prefix).entries:
-                    if _is_held_by(entry, pid):
-                        coordinator.transact([CreatedAt(entry.key, entry.create_revision)], [Delete(entry.key)])
+                delete_keys_of(coordinator, prefix, pid)
             except FlightedlError:
                 self._clock.sleep(_RETRY_S)
             else:
                 return
+
+
+def delete_keys_of(coordinator: Coordinator, prefix: str, pid: int) -> None:
+    """Delete the keys that a process of this machine holds, unless another process has replaced them by then.
+
+    Raises:
+        UnavailableError, OutcomeUnknownError: etcd is unreachable; call again.
+    """
+    for entry in coordinator.list(prefix).entries:
+        if _is_held_by(entry, pid):
+            coordinator.transact([CreatedAt(entry.key, entry.create_revision)], [Delete(entry.key)])
 
 
 def _is_held_by(entry: Entry, pid: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -228,3 +229,24 @@ def test_changes_compacted_while_the_watch_is_cut_are_listed_again(
             assert caplog.text.count("listed again") == 1
         coordinator.close()
     direct.close()
+
+
+def test_a_change_during_the_evaluation_of_a_predicate_is_not_missed(
+    directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys
+) -> None:
+    """The directory must not wait for the next change if one came while the predicate was evaluated."""
+    assert directory.wait_until(lambda d: d.revision or None, 5) is not None
+    seen: list[str] = []
+
+    def predicate(known: Directory) -> str | None:
+        if not seen:
+            assert known.ps_desired() is None
+            seen.append("evaluated")
+            put(coordinator, keys.ps_desired, b"2")
+            eventually(lambda: known.ps_desired() == 2)
+            return None
+        return seen[0]
+
+    began = time.monotonic()
+    assert directory.wait_until(predicate, 20) == "evaluated"
+    assert time.monotonic() - began < 10

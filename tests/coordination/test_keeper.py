@@ -12,8 +12,9 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.coordination.keeper import HeldKey, OnLost
+from flightedl.domain.tenure import TRUSTED_PART
 from flightedl.errors import FencedError, OutcomeUnknownError, UnavailableError
-from flightedl.ports import Absent, Delete, Put
+from flightedl.ports import Absent, Delete, Lease, Put
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.etcd_server import EtcdServer
@@ -396,4 +397,59 @@ def test_a_move_of_a_deleted_key_is_a_loss(coordinator: MemoryCoordinator, clock
     held.hold_for(TTL_S)
     eventually(lambda: not held.is_held)
     assert coordinator.get(KEY) is None
+    held.release()
+
+
+class SlowCoordinator(MemoryCoordinator):
+    """A coordinator whose replies about leases arrive a while after they were sent. Only one renewal succeeds."""
+
+    def __init__(self, clock: FakeClock, reply_s: float) -> None:
+        super().__init__(clock)
+        self.clock = clock
+        self.reply_s = reply_s
+        self.renewals = 0
+
+    def grant(self, ttl_s: float) -> Lease:
+        lease = super().grant(ttl_s)
+        self.clock.advance(self.reply_s)
+        renew = lease.renew
+
+        def renew_once() -> None:
+            if self.renewals:
+                raise UnavailableError("no reply")
+            renew()
+            self.clock.advance(self.reply_s)
+            self.renewals += 1
+
+        lease.renew = renew_once  # type: ignore[method-assign]
+        return lease
+
+
+def test_a_lease_is_trusted_from_the_time_of_the_request() -> None:
+    """The lease in etcd may be as old as the request, however late its reply arrives."""
+    clock = FakeClock()
+    coordinator = SlowCoordinator(clock, reply_s=0.1)
+    held = HeldKey.claim(coordinator, clock, KEY, b"me", TTL_S)
+    assert held is not None
+    # The first renewal is due at once.
+    eventually(lambda: coordinator.renewals == 1 and held.slack_s > 0.25)
+    assert held.slack_s == pytest.approx(TTL_S * TRUSTED_PART - 0.1)
+    held.release()
+
+
+def test_the_shorter_lease_is_trusted_while_a_move_is_uncertain(
+    coordinator: MemoryCoordinator, clock: ProcessClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = claim(coordinator, clock, 2 * LONG_S)
+    tries: list[object] = []
+
+    def fail(*arguments: object) -> object:
+        tries.append(arguments)
+        raise OutcomeUnknownError("broken off")
+
+    monkeypatch.setattr(coordinator, "transact", fail)
+    held.hold_for(TTL_S)
+    eventually(lambda: bool(tries))
+    assert held.slack_s <= TTL_S * TRUSTED_PART
+    monkeypatch.undo()
     held.release()

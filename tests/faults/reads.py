@@ -41,7 +41,7 @@ def findings(recordings: Path, logs: Path) -> list[str]:
         *(text for name, reads in trainers.items() for text in backward_versions(name, reads)),
         *different_values({pid: (pids.get(pid, []), logged) for pid, logged in lines.items()}),
         *two_holders([line for logged in lines.values() for line in logged if "name" in line]),
-        *queue_errors(each for each in found if each.header.process == "master"),
+        *queue_errors(found),
     ]
 
 
@@ -118,61 +118,100 @@ def two_holders(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 yield f"{name} was held by claim {line['generation']} after claim {newest} had been seen"
 
 
+class Piece(NamedTuple):
+    """A piece of work as an attempt names it."""
+
+    trainer: str
+    epoch: int
+    position: int
+    first: int
+    end: int
+
+    def overlaps(self, other: Piece) -> bool:
+        """True if both contain the same batch."""
+        is_same_task = (self.epoch, self.position) == (other.epoch, other.position)
+        return is_same_task and max(self.first, other.first) < min(self.end, other.end)
+
+
 class QueueHistory:
-    """The assignments and accepted reports that masters have told, in the order of their times."""
+    """What the masters told the trainers about the training data.
+
+    A master records an assignment before its state is stored. If it dies before that, the trainer never receives the
+    assignment, and another master may give the attempt to somebody else. So assignments count as the trainers received
+    them.
+    """
 
     def __init__(self) -> None:
-        #: Attempt -> (trainer, epoch, position, first batch, end batch).
-        self.given: dict[int, tuple[str, int, int, int, int]] = {}
-        #: (epoch, position) -> attempts that finished since the last time at which work may have been lost.
-        self.finished: dict[tuple[int, int], list[int]] = {}
-        self._callers: dict[tuple[str, int], Any] = {}
+        #: (attempt, piece) of each received assignment, in any order.
+        self.given: list[tuple[int, Piece]] = []
+        #: (time, attempt) of each acknowledged report.
+        self.finished: list[tuple[float, int]] = []
+        #: (attempt, trainer) -> time at which a master decided to assign it.
+        self.decided: dict[tuple[int, str], float] = {}
+        #: Times at which finished work may have been lost.
+        self.losses: list[float] = []
 
-    def read(self, master: str, record: ReadRecord) -> Iterator[str]:
-        """Read a record of a master, and yield its errors."""
+    def read_master(self, at: float, record: ReadRecord, callers: dict[int, str]) -> None:
+        """Read a record of a master. ``callers`` are the trainers of its calls."""
         event, effects = builtins_from_json(record.fields), builtins_from_json(record.effects)
-        if record.name == BEGUN:
-            self._callers = {key: each for key, each in self._callers.items() if key[0] != master}
-        elif record.name == "Asked" and "TasksTicket" in event["request"]:
-            ticket = event["request"]["TasksTicket"]
-            if not ticket["evaluation"]:
-                self._callers[master, event["call"]] = ticket
-        is_lost = any(each["Note"]["kind"] in _MAY_LOSE_WORK for each in effects if "Note" in each)
+        if record.name == "Asked" and "TasksTicket" in event["request"]:
+            callers[event["call"]] = event["request"]["TasksTicket"]["trainer"]
         for each in effects:
-            if "Answer" in each and "TasksReply" in each["Answer"]["reply"]:
-                ticket = self._callers.pop((master, each["Answer"]["call"]), None)
-                if ticket is not None:
-                    yield from self._answered(ticket, each["Answer"]["reply"]["TasksReply"])
-        if is_lost:
-            self.finished.clear()
+            if "Note" in each and each["Note"]["kind"] in _MAY_LOSE_WORK:
+                self.losses.append(at)
+            elif "Answer" in each and "TasksReply" in each["Answer"]["reply"]:
+                for given in each["Answer"]["reply"]["TasksReply"]["assignments"]:
+                    self.decided[given["attempt"], callers.get(each["Answer"]["call"], "")] = at
 
-    def _answered(self, ticket: Any, reply: Any) -> Iterator[str]:
+    def read_feed(self, at: float, record: ReadRecord, trainer: str) -> None:
+        """Read a record of a trainer's feed of training data."""
+        if record.name != "answered":
+            return
+        event = builtins_from_json(record.fields)
+        reply, ask = event["reply"]["TasksReply"], event["ask"]["Ask"]
+        for each in reply["assignments"]:
+            piece = Piece(trainer, each["epoch"], each["position"], each["first_batch"], each["end_batch"])
+            self.given.append((each["attempt"], piece))
         lost = {each["attempt"] for each in reply["lost"]}
-        for given in reply["assignments"]:
-            attempt, place = given["attempt"], (given["epoch"], given["position"])
-            piece = (ticket["trainer"], *place, given["first_batch"], given["end_batch"])
-            if self.given.setdefault(attempt, piece) != piece:
-                yield f"attempt {attempt} was given as {self.given[attempt]} and as {piece}"
-            for other in self.finished.get(place, ()):
-                _, _, _, first, end = self.given.get(other, ("", 0, 0, 0, 0))
-                if attempt > other and max(first, given["first_batch"]) < min(end, given["end_batch"]):
-                    yield f"attempt {attempt} was given for {place} although attempt {other} had finished it"
-        for report in ticket["finished"]:
-            if report["attempt"] not in lost:
-                self.finished.setdefault((report["epoch"], report["position"]), []).append(report["attempt"])
+        self.finished += [(at, each["attempt"]) for each in ask["reports"]["finished"] if each["attempt"] not in lost]
+
+    def errors(self) -> Iterator[str]:
+        """Yield a sentence for each error."""
+        pieces: dict[int, Piece] = {}
+        for attempt, piece in self.given:
+            if pieces.setdefault(attempt, piece) != piece:
+                yield f"attempt {attempt} was given as {tuple(pieces[attempt])} and as {tuple(piece)}"
+        for at, attempt in self.finished:
+            done = pieces.get(attempt)
+            for later, piece in pieces.items() if done is not None else ():
+                decided = self.decided.get((later, piece.trainer), 0.0)
+                is_new = later != attempt and decided > at and piece.overlaps(done)
+                if is_new and not any(at - _SLACK_S <= loss <= decided for loss in self.losses):
+                    yield f"attempt {later} was given for {tuple(piece)} although attempt {attempt} had finished it"
 
 
 #: Kinds of notes after which finished work may be assigned again.
 _MAY_LOSE_WORK = frozenset({"pserver_settled", "work_lost", "values_lost"})
+#: A loss may be noted this long before the trainer receives the answer to its report.
+_SLACK_S = 5.0
 
 
-def queue_errors(masters: Iterable[Recording]) -> Iterator[str]:
+def queue_errors(recordings: Iterable[Recording]) -> Iterator[str]:
     """Yield a sentence for each error in what the masters told about the queue."""
-    records = [
-        (master.header.wall_s + record.at - master.header.clock_s, master.path.name, record)
-        for master in masters
-        for _, record in master.records()
-    ]
-    queue = QueueHistory()
-    for _, name, record in sorted(records, key=lambda each: each[0]):
-        yield from queue.read(name, record)
+    history = QueueHistory()
+    for recording in recordings:
+        header = recording.header
+        callers: dict[int, str] = {}
+        #: Feed of training data -> its trainer.
+        feeds: dict[str, str] = {}
+        for _, record in recording.records():
+            at, kind = header.wall_s + record.at - header.clock_s, record.core.rpartition("-")[0]
+            if kind == "master":
+                history.read_master(at, record, callers)
+            elif kind == "feed" and record.name == BEGUN:
+                about = builtins_from_json(record.fields)["about"]
+                if not about["evaluation"]:
+                    feeds[record.core] = about["trainer"]
+            elif record.core in feeds:
+                history.read_feed(at, record, feeds[record.core])
+    yield from history.errors()

@@ -42,6 +42,7 @@ from flightedl.examples.ledger import MODES, batches_of
 from flightedl.launch.forking import ForkServer
 from flightedl.recording.account import account
 from flightedl.recording.reader import recordings_in
+from flightedl.recording.writer import SUFFIX
 from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.marks import left_in, report
 from flightedl.testing.s3_server import S3Server
@@ -199,6 +200,8 @@ class Storm:
         """Return all errors in what the job's blocks counted and its processes read."""
         if not self.reads:
             return []
+        if not list(Path(self.record).glob(f"*{SUFFIX}")):
+            return ["nothing was recorded"]
         counted = account(recordings_in(Path(self.record))).findings
         return [*counted.values(), *findings(Path(self.record), self.directory / "reads")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.errors import NotReadyError, UsageError
 from flightedl.master.durable import DurableState
 from flightedl.ports import Delete, ModifiedAt, Put
+from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory_coordinator import FaultKind, MemoryCoordinator
 
 
@@ -84,6 +86,34 @@ def test_waiters_that_shared_a_write_share_the_next_one(counter: Counter, monkey
         asker.join()
     assert counter.stored() == str(count * rounds).encode()
     assert counter.durable.write_count < count * rounds / 2
+
+
+def test_a_change_after_the_snapshot_is_not_durable_with_it(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that arrives while an older state is being written waits for its own state."""
+    transact, is_blocked = counter.coordinator.transact, threading.Event()
+    second = threading.Thread(target=counter.durable.wait, args=(2, 10.0))
+    writes: list[object] = []
+
+    def write(*arguments: Any) -> object:
+        writes.append(arguments)
+        if len(writes) == 1:
+            counter.value = 2
+            second.start()
+            eventually(lambda: counter.durable._wanted == 2)
+        else:
+            is_blocked.wait(10.0)
+        return transact(*arguments)
+
+    monkeypatch.setattr(counter.coordinator, "transact", write)
+    counter.value = 1
+    counter.durable.wait(1, 5.0)
+    assert counter.stored() == b"1"
+    with pytest.raises(NotReadyError, match="cannot save its state"):
+        counter.durable.wait(2, 0.2)
+    assert second.is_alive()
+    is_blocked.set()
+    second.join()
+    assert counter.stored() == b"2"
 
 
 def test_a_single_waiter_is_never_delayed(counter: Counter) -> None:

@@ -51,59 +51,79 @@ def test_a_name_is_not_held_by_an_earlier_claim_after_a_later_one() -> None:
     assert found == "n was held by claim 4 after claim 6 had been seen"
 
 
-class Masters:
-    """Records of masters."""
+class Queue:
+    """Records of masters and of trainers' feeds."""
 
     def __init__(self) -> None:
-        self.queue = QueueHistory()
-        self.errors: list[str] = []
-        self._calls = 0
+        self.history = QueueHistory()
+        self._now = 100.0
+        self._callers: dict[int, str] = {}
 
     def ask(
-        self, trainer: str, *given: tuple[int, int], finished: int = 0, lost: int = 0, note: str = "", master: str = "m"
+        self,
+        trainer: str,
+        *given: tuple[int, int],
+        finished: int = 0,
+        lost: int = 0,
+        note: str = "",
+        is_told: bool = True,
     ) -> None:
-        """Record a ticket and its answer. ``given`` are (attempt, position); positions are also those of reports."""
-        self._calls += 1
-        reports = [{"epoch": 0, "position": 3, "attempt": finished}] if finished else []
-        ticket = {"TasksTicket": {"trainer": trainer, "evaluation": "", "finished": reports}}
+        """Record a ticket and its answer. ``given`` are (attempt, position)."""
+        self._now += 10.0
+        call = len(self._callers) + 1
         assigned = [
             {"attempt": attempt, "epoch": 0, "position": position, "first_batch": 0, "end_batch": 2}
             for attempt, position in given
         ]
         reply = {"TasksReply": {"assignments": assigned, "lost": [{"attempt": lost}] if lost else []}}
-        effects: list[Any] = [{"Answer": {"call": self._calls, "revision": 1, "reply": reply}}]
+        effects: list[Any] = [{"Answer": {"call": call, "revision": 1, "reply": reply}}]
         if note:
             effects.insert(0, {"Note": {"kind": note}})
-        event = {"Asked": msgspec.Raw(json.dumps({"call": self._calls, "request": ticket}).encode())}
-        record = ReadRecord(1.0, "master-1", event, msgspec.Raw(json.dumps(effects).encode()))
-        self.errors += self.queue.read(master, record)
+        asked = {"call": call, "request": {"TasksTicket": {"trainer": trainer}}}
+        self.history.read_master(self._now, record("master-1", "Asked", asked, effects), self._callers)
+        if is_told:
+            ask = {"Ask": {"reports": {"finished": [{"attempt": finished}] if finished else []}}}
+            answered = record("feed-1", "answered", {"ask": ask, "reply": reply}, [])
+            self.history.read_feed(self._now + 0.1, answered, trainer)
+
+    def errors(self) -> list[str]:
+        return list(self.history.errors())
+
+
+def record(core: str, name: str, fields: Any, effects: list[Any]) -> ReadRecord:
+    event = {name: msgspec.Raw(json.dumps(fields).encode())}
+    return ReadRecord(1.0, core, event, msgspec.Raw(json.dumps(effects).encode()))
 
 
 def test_an_attempt_belongs_to_one_trainer_and_one_piece() -> None:
-    masters = Masters()
-    masters.ask("a", (1, 3))
-    masters.ask("a", (1, 3))  # the reply was lost
-    assert not masters.errors
-    masters.ask("b", (1, 4), master="successor")
-    assert masters.errors == ["attempt 1 was given as ('a', 0, 3, 0, 2) and as ('b', 0, 4, 0, 2)"]
+    queue = Queue()
+    queue.ask("a", (1, 3))
+    queue.ask("a", (1, 3))  # the reply was lost
+    assert not queue.errors()
+    queue.ask("b", (1, 4), is_told=False)  # the master died before it had stored its state
+    assert not queue.errors()
+    queue.ask("b", (1, 4))
+    assert queue.errors() == ["attempt 1 was given as ('a', 0, 3, 0, 2) and as ('b', 0, 4, 0, 2)"]
 
 
 def test_finished_work_is_not_assigned_again_without_a_reason() -> None:
-    masters = Masters()
-    masters.ask("a", (1, 3))
-    masters.ask("a", finished=1)
-    masters.ask("b", (2, 3), master="successor")
-    assert masters.errors == ["attempt 2 was given for (0, 3) although attempt 1 had finished it"]
+    queue = Queue()
+    queue.ask("a", (1, 3))
+    queue.ask("b", (2, 3))  # a copy, before the report
+    queue.ask("a", finished=1)
+    assert not queue.errors()
+    queue.ask("b", (3, 3))
+    assert queue.errors() == ["attempt 3 was given for ('b', 0, 3, 0, 2) although attempt 1 had finished it"]
 
 
 def test_work_that_was_lost_may_be_assigned_again() -> None:
-    masters = Masters()
-    masters.ask("a", (1, 3))
-    masters.ask("a", finished=1, note="work_lost")
-    masters.ask("b", (2, 3))
-    masters.ask("b", finished=2, lost=2)
-    masters.ask("a", (4, 3))
-    masters.ask("a", finished=4)
-    masters.ask("b", note="pserver_settled")
-    masters.ask("b", (5, 3))
-    assert not masters.errors
+    queue = Queue()
+    queue.ask("a", (1, 3))
+    queue.ask("a", finished=1, note="work_lost")
+    queue.ask("b", (2, 3))
+    queue.ask("b", finished=2, lost=2)
+    queue.ask("a", (4, 3))
+    queue.ask("a", finished=4)
+    queue.ask("b", note="pserver_settled")
+    queue.ask("b", (5, 3))
+    assert not queue.errors()
