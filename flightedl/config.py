@@ -363,10 +363,10 @@ def replace_environment(variables: Mapping[str, str]) -> None:
 def tuned_environment() -> dict[str, str]:
     """Return the variables with which every process of a job is started.
 
-    They tune the allocator and gRPC, and nearly double the measured throughput of Flight. One of them makes glibc copy
-    large blocks without going through the processor's cache, because such data is not read soon and would evict other
-    data. With a threshold of 64 MB, this made a step 8 % faster. glibc's own threshold is a fraction of the last-level
-    cache, which a virtual machine may report as its host's entire cache.
+    The variables tune the allocator and gRPC, and nearly double the measured throughput of Flight. One of them makes
+    glibc copy large blocks without going through the processor's cache, because such data is not read soon and would
+    evict other data. With a threshold of 64 MB, this made a step 8 % faster. glibc's own threshold is a fraction of the
+    last-level cache, which a virtual machine may report as its host's entire cache.
     """
     gib = str(1 << 30)
     return {

@@ -89,7 +89,7 @@ class ReplacedError(FencedError):
 
 
 class StalePlacementError(FencedError):
-    """This pserver does not have the blocks, or not yet. Read the placement, and send the request to their owner."""
+    """The pserver does not have the blocks, or not yet. Read the placement, and send the request to their owner."""
 
     code = "stale_placement"
 

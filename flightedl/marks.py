@@ -1,8 +1,8 @@
 """Marks on paths that only faults reach. Tests count them, to find out which of these paths they take.
 
-A mark is a sentence in the past tense about what happened. It never stands on the path of a step without faults. It
-does nothing unless this process counts marks (``counting``), or ``FLIGHTEDL_MARKS`` names a directory. There, each
-process appends every mark to its own file when it first reaches it, so that marks of killed processes are kept.
+A mark is a sentence in the past tense about what happened. Steps without faults never reach a mark. Marks have no
+effect unless this process counts them (``counting``), or ``FLIGHTEDL_MARKS`` names a directory. In that directory, each
+process appends a mark to its own file when it first reaches the mark, so the marks of killed processes are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _written: set[str] = set()
 
 
 def sometimes(mark: str) -> None:
-    """Count a mark."""
+    """Record that execution has reached a mark."""
     for counts in _counts:
         counts[mark] += 1
     if _DIRECTORY and mark not in _written:

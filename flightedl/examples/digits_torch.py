@@ -2,9 +2,9 @@
 
     flightedl run flightedl.examples.digits_torch --trainers 3 --pservers 1
 
-This is an ordinary training loop except for two lines: the optimizer runs on the pservers, and the batches come from
-the job. The statistics of batch normalization are shared by all trainers. At the end, one trainer reports the accuracy
-on the test images and saves the model.
+The program is an ordinary PyTorch training loop except for two lines: the optimizer runs on the pservers, and the
+batches come from the job. The statistics of batch normalization are shared by all trainers. At the end, one trainer
+reports the accuracy on the test images and saves the model.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def first_parameters(seed: int) -> dict[str, Floats]:
         "bias_1": np.zeros(first, np.float32),
         "hidden_2": normal(first, second),
         "bias_2": np.zeros(second, np.float32),
-        # These values are small, so that the linear part is learned first. This halves the seed's effect on the result.
+        # Small values, so that the linear part is learned first. This halves the seed's effect on the result.
         "output": normal(second, size=0.1),
         "bias": np.zeros(1, np.float32),
     }

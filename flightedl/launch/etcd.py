@@ -2,11 +2,11 @@
 
 Rules:
 
-* It listens only on 127.0.0.1, on ports that were free a moment earlier (etcd does not support port 0). If another
+* etcd listens only on 127.0.0.1, on ports that were free a moment earlier (it does not support port 0). If another
   process takes one of them first, other ports are tried.
-* Its data is in a temporary directory, which :meth:`EmbeddedEtcd.close` removes. If its *process* is killed,
+* etcd's data is in a temporary directory, which :meth:`EmbeddedEtcd.close` removes. If etcd's *process* is killed,
   :meth:`EmbeddedEtcd.start_again` restarts it with the same data and ports.
-* It does not sync to disk (``--unsafe-no-fsync``). This is acceptable for data that is not needed after the job, but
+* etcd does not sync to disk (``--unsafe-no-fsync``). This is acceptable for data that is not needed after the job, but
   not for the etcd of a cluster. Old revisions are compacted, and the log is truncated often, so that jobs with millions
   of tasks stay small.
 """

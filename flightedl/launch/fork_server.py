@@ -16,7 +16,7 @@ program may have descendants that rely on having another parent.
 A child leads its own session and process group. It has the environment and the working directory in the request, writes
 its output to the pipe that came with the request, and appears in ``ps`` with its own command line.
 
-This process ends when the launcher ends, because its end of the socket is then closed.
+The fork server ends when the launcher ends, because the launcher's end of the socket is then closed.
 
 Not guaranteed: that libraries use the child's environment. A library that reads variables while it loads uses those of
 this process. So the launcher starts it with the variables for the allocator, gRPC, and the number of BLAS threads.

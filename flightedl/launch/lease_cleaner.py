@@ -5,7 +5,7 @@ index, its trainer's key, the master's lock and address) contain its host and pi
 that compares the key's generation, so a successor's key is never deleted. A frozen or disconnected process is not dead,
 and its lease must expire.
 
-This work is done by a separate thread, because etcd itself may be the process that died.
+A separate thread deletes the keys, because etcd itself may be the process that died.
 """
 
 from __future__ import annotations

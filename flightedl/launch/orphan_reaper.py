@@ -2,11 +2,11 @@
 
 Rules:
 
-* It reads these lines from its standard input: ``group N``, ``forget-group N``, ``directory PATH``, ``forget-directory
-  PATH``.
-* Its input ends when the launcher closes it or dies. The reaper then kills the process groups and removes the
+* The reaper reads these lines from its standard input: ``group N``, ``forget-group N``, ``directory PATH``,
+  ``forget-directory PATH``.
+* The input ends when the launcher closes it or dies. The reaper then kills the process groups and removes the
   directories that are still on its lists, and exits.
-* It has its own session and ignores the terminal's signals, so it briefly outlives the launcher.
+* The reaper has its own session and ignores the terminal's signals, so it briefly outlives the launcher.
 
 Not guaranteed: that it finds grandchildren with a session of their own. If the reaper is killed together with the
 launcher, children still die by their parent-death signal, but grandchildren and directories remain.

@@ -285,7 +285,7 @@ class Supervisor:
 def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """Select those last lines of a process's output that show why it ended.
 
-    These are its last traceback, or the last sentence of a server (``flightedl master: ...``), or the last few lines.
+    Return the last traceback, the last sentence of a server (``flightedl master: ...``), or the last few lines.
     """
     if lines and re.match(r"flightedl \w+: ", lines[-1]):
         return (lines[-1],)

@@ -93,7 +93,7 @@ class _Calls:
             return at, event, next(iter(event.items()))
         fields = given
         for key, value in given.items():
-            # This path is fast, because most arguments are numbers.
+            # A fast path, because most arguments are numbers.
             if type(value) not in _NUMBERS:
                 fields[key] = self._argument(name, key, value)
         return at, {name: fields}, (name, fields)

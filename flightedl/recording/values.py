@@ -112,7 +112,7 @@ def written(value: Any, hide: Hide | None = None) -> Any:
     if isinstance(value, Mode):
         return value.to_json()
     if kind is AppliedBatches:
-        # This applies to results. As an argument of ``restore``, an applied set is recorded completely.
+        # In results, only the number of blocks is recorded. Arguments of ``restore`` are recorded completely.
         return {"AppliedBatches": {"blocks": len(value.numbers)}}
     if kind is StoredState:
         value = stored_without(value)

@@ -23,7 +23,7 @@ _START_TRIES = 5
 class EtcdServer:
     """An etcd on 127.0.0.1 with its data in a temporary directory. A context manager.
 
-    Its address stays the same through ``kill`` and ``restart``.
+    The server's address stays the same through ``kill`` and ``restart``.
 
     Args:
         binary: Path of etcd; None searches for it (``find_etcd``).

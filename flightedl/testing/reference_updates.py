@@ -202,7 +202,7 @@ def _divided(dividend: Floats, divisor: Floats) -> Floats:
 def _ftrl(optimizer: Ftrl, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
     """``n' = n + g**2``; ``z += g - (sqrt(n') - sqrt(n)) / rate * w``; then ``w`` minimizes the sum so far.
 
-    That is, ``w = 0`` where ``|z| <= l1``, and ``(sign(z) l1 - z) / ((beta + sqrt(n')) / rate + 2 l2)`` elsewhere:
+    So ``w = 0`` where ``|z| <= l1``, and ``w = (sign(z) l1 - z) / ((beta + sqrt(n')) / rate + 2 l2)`` elsewhere:
     McMahan et al. 2013, algorithm 1, with TensorFlow's factor of 2 for l2. If the rate is zero, nothing changes.
     """
     if rate == 0:

@@ -263,7 +263,7 @@ def deletable(
     chains = [(since, number) for name in names if (since := since_of(name)) and (number := number_of(name))]
     floor = min([kept[-1], *(since for since, number in chains if number in kept)])
     lasting = {number for number in complete if keep_every and number % keep_every == 0}
-    # These checkpoints may contain increments if ``keep_every`` was changed after they were written.
+    # Checkpoints kept by ``keep_every`` may contain increments if that setting was changed after they were written.
     lasting |= {older for since, number in chains if number in lasting for older in range(since, number)}
     going = [
         name for name in names if (number := number_of(name)) is not None and number < floor and number not in lasting

@@ -1,6 +1,6 @@
 """The view: the trainers for which rounds wait, as agreed between the master and all pservers.
 
-This module is the master's side; it takes events and returns effects. ``views.PserverView`` is a pserver's side.
+``membership`` is the master's side; it takes events and returns effects. ``views.PserverView`` is a pserver's side.
 
 * A view contains the complete membership and is numbered by (master generation, serial). A pserver accepts only views
   newer than its own. Lost, late and repeated views, and views from a deposed master, are therefore harmless.

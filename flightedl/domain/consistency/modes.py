@@ -1,6 +1,6 @@
 """Consistency modes: when a gradient is applied, and which trainers wait for which.
 
-These classes are only settings; ``rounds`` and ``views`` implement them.
+Modes are only settings; ``rounds`` and ``views`` implement them.
 """
 
 from __future__ import annotations

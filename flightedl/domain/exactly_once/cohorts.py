@@ -144,7 +144,7 @@ class Cohort:
             epoch = self.epochs.setdefault(number, _Epoch()) if epoch is None else epoch
             flight = epoch.tasks[task] = _Task(batch_count)
         assert epoch is not None, "a task in flight has no epoch"
-        # This reads the bits directly, because every push runs it.
+        # Read the bits directly, because every push runs this function.
         complete, place, bit = flight.complete, position >> 3, 1 << (position & 7)
         if complete.bits[place] & bit:
             return 0

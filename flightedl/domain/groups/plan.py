@@ -237,8 +237,7 @@ class _Epoch:
         #: For each rank: its newest task (its index in the order, and its size), and the number of records in all its
         #: tasks.
         self._last = [(0, 0, 0)] * world_size
-        #: This rank's unfinished tasks: (task, first record, number of this rank's records before the task and after
-        #: it).
+        #: The rank's unfinished tasks: (task, first record, number of the rank's records before the task and after it).
         self._own: deque[tuple[int, int, int, int]] = deque()
         self._in_tail = False
         self._assigned = 0

@@ -9,7 +9,7 @@ long as several rounds. Two rules avoid this delay at the end of an epoch:
 * A trainer that has left rejoins without asking if its next task was promised to it. It has already read this task and
   can train on it at once, so rounds can wait for it.
 
-This state is not stored. After a takeover, trainers leave and join in the usual way.
+Rounds and promises are not stored. After a takeover, trainers leave and join in the usual way.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Normal(Init):
     def first_values(self, key: int, row: int, dim: int) -> list[float]:
         values: list[float] = []
         for j in range(0, dim, 2):
-            # This is never zero, since zero has no logarithm.
+            # The value is never zero, because zero has no logarithm.
             first = ((element_bits(key, row, j) >> 11) + 1) * 2.0**-53
             angle = (element_bits(key, row, j + 1) >> 11) * 2.0**-53 * (2 * math.pi)
             radius = math.sqrt(-2.0 * math.log(first)) * self.std

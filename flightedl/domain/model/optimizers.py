@@ -37,7 +37,7 @@ _WHOLE_MODEL = ("clip_norm", "overrides")
 class SlotSpec:
     """An array that an optimizer keeps for each block.
 
-    Its elements start as ``initial``. If ``per_element`` is False, it has only one number per block or table row.
+    Elements of a slot start as ``initial``. If ``per_element`` is False, it has one number per block or table row.
     """
 
     name: str
@@ -135,8 +135,8 @@ class SGD(Optimizer):
 class Delta(Optimizer):
     """Adds what is pushed: ``values += gradient``. For trainers that run an optimizer of their own.
 
-    Such trainers push the changes of their values. In sync mode with ``reduce="mean"``, the result is the mean of the
-    trainers' values. ``weight_decay`` is rejected, because weight decay is the task of the trainers' optimizer.
+    Trainers with their own optimizers push the changes of their values. In sync mode with ``reduce="mean"``, the result
+    is the mean of the trainers' values. ``weight_decay`` is rejected, because those optimizers should apply it.
     """
 
     def rate_at(self, version: int) -> float:  # noqa: ARG002 - the protocol's argument

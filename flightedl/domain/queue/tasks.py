@@ -150,7 +150,7 @@ class TaskQueue(QueueState):
     def promise(self, trainer: str) -> tuple[Assignment, ...]:
         """Return tasks of the next epoch that a trainer may read, if this epoch has none left for it (see ``ahead``).
 
-        Their attempt number is 0, because the trainer does not hold them.
+        Promised tasks have attempt number 0, because the trainer does not hold them.
         """
         if self.cursor < self.epoch_size(self.epoch) or self.waiting.lowest_epoch is not None:
             return ()

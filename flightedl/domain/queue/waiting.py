@@ -178,7 +178,7 @@ class WaitingPieces:
         runs = self._runs.get(epoch)
         if runs is None or position not in runs:
             return None
-        # This call may raise an error, so it must come before any change.
+        # Get the number of batches before making any change, because this may raise an error.
         batch_count = self._batch_count(epoch, position)
         failures = runs.take(position)
         if not runs.size:

@@ -65,7 +65,7 @@ class ScalingLimits:
         """Maximum number of trainers within the cost limit, but at least the minimum number."""
         if not self.hourly_limit:
             return self.maximum
-        # This addend compensates for rounding errors in quotients that should be integers.
+        # Compensate for rounding errors in quotients that should be integers.
         payable = int(self.hourly_limit / self.hourly_cost + 1e-9)
         return max(self.minimum, min(self.maximum, payable))
 

@@ -3,7 +3,7 @@
 All objects come from this package: ``flightedl submit`` applies them, the kustomize base and components in ``deploy/``
 are generated from it, and tests compare each overlay with its objects.
 
-These modules are pure; they take values and return objects:
+Pure modules, which take values and return objects:
 
 * ``values``: validated settings of a job on a cluster
 * ``objects``: all objects of a job (trainers, masters, pservers, autoscaler) in the order in which they are applied

@@ -183,7 +183,7 @@ def code_of(job: ClusterJob) -> tuple[list[Object], list[Object]]:
 def failure_policy(component: str, *more: tuple[str, Sequence[int]]) -> Object:
     """Return a Job's pod failure policy. ``more`` contains further actions, and the exit codes that cause them."""
     codes = {"containerName": component, "operator": "In"}
-    # This rule comes first, because the exit code of an evicted pod is arbitrary.
+    # The rule for evicted pods comes first, because their exit codes are arbitrary.
     rules: list[Object] = [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
     return {"rules": rules + [{"action": action, "onExitCodes": codes | {"values": [*each]}} for action, each in more]}
 

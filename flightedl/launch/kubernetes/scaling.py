@@ -1,6 +1,6 @@
 """The control loop that adds and removes trainers.
 
-It stores nothing: after a restart, the loop begins with the current number of trainers and measures again.
+The loop stores nothing: after a restart, it begins with the current number of trainers and measures again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A ledger in place of a simulated pserver's arrays. It records which update added each batch to each block.
 
-It carries out the decisions of ``domain.pserver.blocks``, checks them, and raises ``Violation`` if
+The ledger carries out the decisions of ``domain.pserver.blocks``, checks them, and raises ``Violation`` if
 
 * a block gets a batch twice, or an update contains batches other than those that it names;
 * a gradient has a wrong weight, or is not divided as the mean or the learning rate requires;

@@ -263,7 +263,7 @@ class Strikes:
     def _names_deleted_key(self, keys: Mapping[str, Key]) -> bool:
         """True if a backup was made between a checkpoint's order and its pointer, and the previous one is deleted.
 
-        Such a backup does not look older than the newest checkpoint, but names a checkpoint that no pserver finds.
+        Such a backup does not look older than the newest checkpoint, but it names one that no pserver finds.
         """
         pointer, files = pointer_in(keys), self._cluster.store.files
         latest = None if pointer is None else latest_of(pointer)
