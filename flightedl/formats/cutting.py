@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 _QUOTE, _NEWLINE, _RETURN = 0x22, 0x0A, 0x0D
 
-#: Text that begins with a record -> length of its complete records; 0 if none is complete.
+#: Returns the length of the complete records in a text that begins with a record; 0 if none is complete.
 RecordsEnd = Callable[[bytes], int]
 
 

@@ -127,7 +127,7 @@ class CheckpointStore:
         )
 
     def _full_declaration(self) -> JobDeclaration:
-        """Return the declaration with the files added since. In etcd, these have keys that a resumed job lacks."""
+        """Return the declaration and the files added later, which have keys in etcd that a resumed job lacks."""
         state = self._state
         arrivals = [] if state.dataset is None else list(state.dataset.arrivals)
         return replace(state.core.declaration, arrivals=arrivals)

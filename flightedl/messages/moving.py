@@ -8,7 +8,7 @@ from flightedl.messages.base import Natural, Reply, Request, Text
 
 
 class MoveHeader(Request, frozen=True, kw_only=True):
-    """Request of an upload (DoPut) of a part of a unit's content to the pserver to which the unit moves."""
+    """Request to upload (DoPut) part of a unit's content to the pserver to which the unit moves."""
 
     verb: str = "move"
     kind: Literal["copy", "update", "last"]
@@ -18,7 +18,7 @@ class MoveHeader(Request, frozen=True, kw_only=True):
     count: Natural
     #: Generation of the receiving pserver.
     generation: Natural
-    #: Number of an update; number of all updates in the last message.
+    #: Number of this update; in the last message, the number of all updates.
     number: Natural = 0
     #: Digest of everything that was sent before the last message.
     digest: Text = ""
@@ -33,7 +33,7 @@ class MoveReply(Reply, frozen=True, kw_only=True):
 
 
 class MovedRequest(Request, frozen=True, kw_only=True):
-    """Message of a pserver to the master: it has staged a frozen unit completely."""
+    """Tells the master that a pserver has staged a frozen unit completely."""
 
     attempt: Natural
     block: Natural

@@ -96,7 +96,7 @@ class HttpPage:
 def patient_page(open_page: Callable[[], HttpPage]) -> Iterator[None]:
     """Serve a page during the block, as soon as its port is free. Entering the block never waits.
 
-    So a server can run without its page while another process, such as a frozen predecessor, occupies the port.
+    A server can thus run without its page while another process, such as a frozen predecessor, occupies the port.
     """
     closing = threading.Event()
     with contextlib.ExitStack() as stack:

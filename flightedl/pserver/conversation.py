@@ -43,7 +43,7 @@ _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 SMALL_STEP_BYTES = LITTLE_BYTES
 #: Interval in seconds at which a handler checks its stream while the loop serves the conversation.
 _LOOK_S = 0.1
-#: Maximum time for which a request waits for blocks that are about to move.
+#: Maximum seconds for which a request waits for blocks that are about to move.
 _MOVE_S = 0.25
 
 

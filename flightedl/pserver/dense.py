@@ -237,7 +237,7 @@ def _shared_memory(plan: ShardPlan, index: int) -> SharedMemory | None:
         block.size * np.dtype(plan.parameters[block.parameter].storage_dtype).itemsize + ALIGNMENT_BYTES
         for block in blocks
     ]
-    # Blocks may move here later, until this pserver has an equal share.
+    # Leave room for blocks that move here later, until this pserver has an equal share.
     size_bytes = 2 * max(sum(sizes[number] for number in own), sum(sizes) // plan.pserver_count + ALIGNMENT_BYTES)
     try:
         return SharedMemory.create(secrets.token_bytes(NONCE_BYTES), size_bytes, "flightedl-model")

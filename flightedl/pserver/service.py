@@ -526,7 +526,7 @@ class PserverService:
         return reply
 
     def move(self, header: MoveHeader, incoming: Incoming) -> MoveReply:
-        """Receive a part of the content of blocks that move here. Raises the errors of ``Mover.receive``."""
+        """Receive part of the content of blocks that move here. Raises the errors of ``Mover.receive``."""
         if self._mover is None or not self._life.is_serving:
             return MoveReply(problem=f"pserver {self._life.index} has no values yet")
         return self._mover.receive(header, incoming)
@@ -557,7 +557,7 @@ class PserverService:
         return self._life.applied(lambda: AppliedSummary.of(self._blocks().applied()))
 
     def set_task_counts(self, request: SealRequest) -> None:
-        """Set the number of tasks in epochs.
+        """Set the number of tasks of each epoch in the request.
 
         Once all tasks of an epoch are applied, the epoch's record takes no memory.
 

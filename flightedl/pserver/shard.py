@@ -127,7 +127,8 @@ class Shard:
         self.copying = Copying(self._held, plan.hash)
         #: The block whose updates the status shows.
         self._lowest = 0
-        #: Adjacent blocks that accept no pushes from the edge of their round on, because they move to another pserver.
+        #: Adjacent blocks that accept no pushes after the end of their open round, because they move to another
+        #: pserver.
         self._freezing: list[range] = []
         #: Blocks that are frozen, or about to be adopted.
         self._held_up: list[range] = []
@@ -186,7 +187,7 @@ class Shard:
         return self.numbers
 
     def place(self, plan_hash: str) -> None:
-        """Record that the blocks here are those of another placement."""
+        """Record that this pserver's blocks are now those of another placement."""
         self.plan_hash = self.copying.plan_hash = plan_hash
 
     def require_plan(self, plan_hash: str) -> None:
@@ -532,7 +533,7 @@ class Shard:
         return unmovable
 
     def drop(self, numbers: range) -> None:
-        """Remove adjacent frozen blocks or buckets, because another pserver has them now."""
+        """Remove adjacent frozen blocks or buckets, which another pserver owns now."""
         while numbers:
             store = self._held.store(numbers.start)
             with self._held.all_locked(), self._soundness:
@@ -550,7 +551,7 @@ class Shard:
             numbers = range(some.stop, numbers.stop)
 
     def freeze(self, numbers: range) -> bool:
-        """Accept no pushes to adjacent blocks from the edge of their round on. True if they have reached it."""
+        """Accept no pushes to adjacent blocks after the end of their open round. Return True if the round has ended."""
         if numbers not in self._freezing:
             self._freezing = [*self._freezing, numbers]
         with contextlib.ExitStack() as held:
@@ -563,7 +564,7 @@ class Shard:
         return is_frozen
 
     def approach(self, numbers: range) -> None:
-        """Let requests for these blocks wait, because the blocks are about to be adopted."""
+        """Make requests for these blocks wait, because the blocks are about to be adopted."""
         self._held_up = [*self._held_up, numbers]
 
     @property
@@ -583,7 +584,7 @@ class Shard:
                 self.changes.wait(seen, left_s)
 
     def thaw(self, numbers: range) -> None:
-        """End ``freeze`` and ``approach`` of adjacent blocks whose first one is among these."""
+        """Undo ``freeze`` and ``approach`` of adjacent blocks if the first of these blocks is in ``numbers``."""
         self._freezing = [other for other in self._freezing if other.start not in numbers]
         self._held_up = [other for other in self._held_up if other.start not in numbers]
         self.changes.has_news = True
@@ -595,7 +596,7 @@ class Shard:
                 raise StalePlacementError(f"the blocks {numbers} are moving: read the job's placement again")
 
     def spans_in(self, numbers: range) -> Iterator[Any]:
-        """Yield the spans that have some of these blocks; they may be split at any moment."""
+        """Yield the spans that contain any of these blocks; spans may be split at any moment."""
         number = numbers.start
         while number < numbers.stop:
             span = self._held.span(number)

@@ -172,7 +172,7 @@ def _checksum(piece: OutgoingBlocks, data: memoryview) -> int:
     if known is None:
         return _digest(data)
     if known.whole is None:
-        # If two threads both compute this, their results are equal.
+        # If two threads both compute the checksum, their results are equal.
         known.whole = _digest(data)
     return known.whole
 

@@ -58,7 +58,7 @@ class Kind(IntEnum):
     UNKNOWN = 4
 
 
-#: For each kind of section: 1 if it has ids; 1 if it has values.
+#: By the kind of the section: 1 if it has ids, and 1 if it has values.
 _HAS_IDS = np.array([0, 1, 1, 0, 1])
 _HAS_VALUES = np.array([0, 1, 0, 1, 0])
 

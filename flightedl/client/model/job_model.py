@@ -271,7 +271,7 @@ class JobModel:
         return parameters
 
     def _newest_plan(self, plan: ShardPlan, wait_s: float) -> ShardPlan:
-        """Return the plan with the newest placement in etcd; wait for ``wait_s`` seconds if there is none newer."""
+        """Return the plan with the newest placement in etcd; wait up to ``wait_s`` seconds for a newer one."""
         key = self._process.keys.placement
 
         def newer(directory: Directory) -> ShardPlan | None:

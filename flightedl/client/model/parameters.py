@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.generic]
 _log = logging.getLogger(__name__)
-#: Pause between two pushes to blocks that are about to move.
+#: Pause in seconds between two pushes to blocks that are about to move.
 _PLACEMENT_PAUSE_S = 0.005
 _NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
 

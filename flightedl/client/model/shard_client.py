@@ -171,7 +171,7 @@ class ShardClient:
                 self._read(call.wanted, answers, transfer, outgoing.rows, connection)
         except BaseException as error:  # noqa: BLE001 - earlier answers count whatever the error is
             if isinstance(error, FlightedlError) and is_transient(error) and not self._is_newest(self._plan_hash):
-                # A pserver that has given all of its blocks away may be gone for good.
+                # A pserver whose blocks have all moved away may have ended permanently.
                 error = StalePlacementError(str(error))
             return handle_answers(transfer.serial, index, generation, answers, error)
         return handle_answers(transfer.serial, index, generation, answers)

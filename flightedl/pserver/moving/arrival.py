@@ -104,7 +104,7 @@ class Arrival:
                 assert unmovable is None, f"blocks that were acknowledged cannot be adopted: {unmovable}"
 
     def drop(self) -> None:
-        """Free the memory of prepared blocks. The caller holds ``lock``, unless nothing arrives any more."""
+        """Free the memory of prepared blocks. The caller holds ``lock``, unless no more content can arrive."""
         ready, self._ready = self._ready, []
         for released, span in ready:
             if released.numbers.start < self._shard.first_bucket:

@@ -1,8 +1,8 @@
 """Content of a unit that leaves this pserver: rows are copied while pushes continue, blocks once the unit is frozen.
 
 Every push changes all elements of a dense block, so copying the block before it is frozen would save nothing. A push
-changes few rows of a table. So rows are first copied completely, then repeatedly those that have changed since, until
-few are left for the time in which the unit is frozen.
+changes only few rows of a table. So all rows are copied first, and then, repeatedly, the rows that have changed since.
+When few of these are left, the unit is frozen.
 
 A span's lock is held while one megabyte of rows is copied.
 """
@@ -34,7 +34,8 @@ class Departure:
     def __init__(self, shard: Shard, numbers: range) -> None:
         self._shard = shard
         self._numbers = numbers
-        #: Tables of each span with buckets of the unit, with these buckets' numbers and what has changed in the tables.
+        #: For each span with buckets of the unit: its tables, the numbers of these buckets, and the changes in the
+        #: tables.
         self._copies: list[tuple[RowTables, range, ChangedSince]] = []
         if numbers.start >= shard.first_bucket:
             self._copies = [(span.rows, part, ChangedSince()) for span, part in self._parts()]
@@ -80,7 +81,7 @@ class Departure:
                     cut.drop()
 
     def rest(self) -> Iterator[Parcel]:
-        """Yield everything that was not sent yet. The unit is frozen."""
+        """Yield everything that has not been sent yet. The unit is frozen."""
         yield from self.copy()
         yield from self._states(self._numbers)
 

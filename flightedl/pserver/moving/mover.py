@@ -1,15 +1,15 @@
-"""Driver of ``domain.moving.server``: reads placement and intent, sends units that leave, and stages those that arrive.
+"""Driver of ``domain.moving.server``: reads placement and intent, sends leaving units, and stages arriving units.
 
 Theory of operation. One lock guards the core. Effects of a read are carried out under it, in order. One thread sends
-the units that leave, one after the other, so that at most one unit is frozen at a time. Uploads of other pservers are
+the leaving units, one after the other, so that at most one unit is frozen at a time. Uploads of other pservers are
 handled by the server's threads. Another thread repeats the acknowledgements to the master until a read shows that the
 attempt is over.
 
 While a unit is frozen or acknowledged, this pserver applies no view, because the unit's state that was sent contains
 the members of the present view.
 
-Not guaranteed: that a move succeeds. If a message fails, or a frozen unit is not committed in time, the source deletes
-the intent. The unit then stays here, frozen until a read confirms this. Without etcd, it remains frozen.
+Limitation: a move may fail. If a message fails, or a frozen unit is not committed in time, the source deletes the
+intent. The unit then stays on the source, frozen until a read confirms the deletion. Without etcd, it remains frozen.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _log = logging.getLogger(__name__)
 
 _COPY_S = 3600.0
 _FROZEN_S = 5.0
-#: Time for which a unit is frozen before this pserver deletes the intent.
+#: Seconds for which a unit may be frozen before this pserver deletes the intent.
 _GIVE_UP_S = 0.2
 _ACKNOWLEDGE_S = 0.05
-#: Number of changed rows that may be left when a unit is frozen, and number of updates until it is frozen anyway.
+#: Maximum number of changed rows that are left when a unit is frozen, and maximum number of updates before that.
 _FEW_ROWS = 6_000
 _MOST_UPDATES = 8
 _EDGE_S = 0.02
-#: Pause between the removal of two buckets that have left.
+#: Seconds between the removals of two buckets that have moved away.
 _DISCARD_PAUSE_S = 0.002
 
 
@@ -143,7 +143,7 @@ class Mover:
     # reading etcd
 
     def look(self) -> None:
-        """Read placement and intent, and carry out what follows from them."""
+        """Read the placement and the intent, and carry out the resulting effects."""
         with self._changed:
             reading = self._peers.read(self._index)
             if reading is None or self._is_closed:
@@ -252,7 +252,7 @@ class Mover:
         return update is not None
 
     def _freeze(self, leaving: _Leaving) -> bool:
-        """Freeze a unit at the edge of its round. False if its attempt is over."""
+        """Freeze a unit between two rounds. Return False if its attempt is over."""
         while True:
             seen = self._shard.changes.count
             with self._changed:
@@ -319,7 +319,7 @@ class Mover:
             raise NotReadyError(problem)
 
     def _wait_while_leaving(self, leaving: _Leaving, deadline: float) -> bool:
-        """Wait until the attempt of a unit is over. False if it is not over at the deadline."""
+        """Wait until the attempt of a unit is over. Return False if it is not over at the deadline."""
         with self._changed:
             while self._is_leaving(leaving) and not self._is_closed:
                 left_s = deadline - self._clock.now()
@@ -329,7 +329,7 @@ class Mover:
         return True
 
     def _await_end(self, leaving: _Leaving) -> None:
-        """End the attempt of a unit unless it is over, and wait until a read shows its end."""
+        """End the attempt of a unit unless it is over, and wait until a read of etcd shows that it is over."""
         while not self._wait_while_leaving(leaving, self._clock.now()):
             with self._changed:
                 transaction = self._core.give_up(leaving.copy.block) if self._is_leaving(leaving) else None
@@ -344,7 +344,7 @@ class Mover:
     # units that arrive
 
     def receive(self, header: MoveHeader, incoming: Incoming) -> MoveReply:
-        """Handle an upload of another pserver.
+        """Handle an upload from another pserver.
 
         Raises:
             CorruptError: The content does not belong to the unit.

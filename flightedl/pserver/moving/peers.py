@@ -1,4 +1,4 @@
-"""Access of a moving pserver to etcd, the master and the other pservers."""
+"""Access to etcd, the master and the other pservers, for a pserver whose blocks move."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Peers:
         return Reading(revision, placement, intent, None if holder is None else holder.create_revision)
 
     def pserver(self, index: int, generation: int) -> Connection:
-        """Return a connection to this process of a pserver. Raises NotReadyError if it does not hold its index."""
+        """Return a connection to the process with this index and generation. Raises NotReadyError if it is replaced."""
         record = self._directory.pservers().get(index)
         if record is None or record.generation != generation:
             raise NotReadyError(f"pserver {index} was replaced")
@@ -78,7 +78,7 @@ class Peers:
         self._connection("master", 0, record).action("moved", encode(request), timeout_s=_ACTION_S)
 
     def give_up(self, transaction: Transaction) -> None:
-        """Delete the intent, if it is still that of the attempt. Raises UnavailableError if etcd cannot be reached."""
+        """Delete the intent if it still belongs to the attempt. Raises UnavailableError if etcd is unreachable."""
         key = self._keys.moving
         self._coordinator.transact([CreatedAt(key, transaction.attempt)], [Delete(key)])
 

@@ -45,7 +45,7 @@ class RowCalls:
         self._gather = row_kernel(rows.gather)
 
     def read(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
-        """Read rows to the flat array ``out``; see ``RowTables.read``.
+        """Read rows into the flat array ``out``; see ``RowTables.read``.
 
         Returns:
             (n,): number of ids of each table that had a row.

@@ -59,7 +59,7 @@ class ChangedSince:
 
 
 def changes_in(records: tuple[npt.NDArray[np.uint64], ...]) -> RowChanges:
-    """Return changes that consist of these records, with a bit for each, by part."""
+    """Return changes that consist of these records. ``records`` has one bit per record, by part."""
     return RowChanges(records, (_NO_IDS,) * (len(records) // 2), np.zeros(BUCKETS, np.bool_))
 
 

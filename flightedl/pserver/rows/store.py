@@ -49,7 +49,7 @@ class RowStore:
         #: The lock of all spans.
         self.lock = threading.Lock()
         self.spans: dict[int, RowSpan] = {}
-        #: Tables that still have rows of buckets which another pserver has now, with these buckets.
+        #: Tables that still have rows of buckets that have moved to another pserver, with these buckets.
         self._leftovers: list[tuple[RowTables, list[int]]] = []
         #: Number of units whose rows are being copied to other pservers.
         self.copying = 0
@@ -171,7 +171,7 @@ class RowStore:
         return span
 
     def drop(self, numbers: range, version: int) -> None:
-        """Remove adjacent buckets of one span, because another pserver has them now.
+        """Remove adjacent buckets of one span, which have moved to another pserver.
 
         If they are at an end of the span, their rows remain in memory until ``discard_some`` has removed them. The
         caller holds the locks of all spans. ``version`` is the span's version.
@@ -197,11 +197,11 @@ class RowStore:
 
     @property
     def has_leftovers(self) -> bool:
-        """True while rows of buckets that another pserver has now are still in memory."""
+        """True while rows of buckets that have moved to another pserver are still in memory."""
         return bool(self._leftovers)
 
     def discard_some(self) -> None:
-        """Remove the rows of one bucket that another pserver has now."""
+        """Remove the rows of one bucket that has moved to another pserver."""
         with self.lock:
             if self._leftovers:
                 rows, buckets = self._leftovers[0]

@@ -355,7 +355,7 @@ class RowTable:
             row_kernel(row_cuts.remove)(table, records[:count], self.salt)
 
     def give_up(self, buckets: Sequence[int], versions: npt.NDArray[np.int64]) -> None:
-        """Evict the rows of buckets that have lower versions than these."""
+        """In each of these buckets, evict the rows with lower versions than the given one."""
         if self._limit:
             given_up = self.given_up.copy()
             given_up[buckets] = versions

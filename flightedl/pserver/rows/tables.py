@@ -104,13 +104,13 @@ class RowTables:
         #: Cuts that are being read, by their line in ``cuts``. A finished cut is removed later.
         self._cuts: dict[int, RowCut] = {}
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
-        #: Copies in progress of which only the changes are still to be read.
+        #: Copies in progress for which only changes remain to be read.
         self._copies: list[ChangedSince] = []
         #: (buckets,) True for buckets that were adopted since the newest cut for a file.
         self._adopted = np.zeros(BUCKETS, np.bool_)
 
     def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
-        """Read the rows of (n,) ids to ``out``, (n, dim) float32. For ids without a row see ``spec.unknown``.
+        """Read the rows of (n,) ids into ``out``, (n, dim) float32. For ids without a row see ``spec.unknown``.
 
         Returns:
             The number of ids that had a row. With ``unknown`` "error", ids without one get zeros.
@@ -311,7 +311,7 @@ class RowTables:
     # copying to another pserver while pushes continue
 
     def begin_copy(self, version: int, epoch: int, copy: ChangedSince) -> RowCut:
-        """Cut everything, or what has changed since the previous cut of the same copy.
+        """Cut all rows, or only those that have changed since the previous cut of the same copy.
 
         Args:
             version: Version of the span.
@@ -375,7 +375,7 @@ class RowTables:
             table.given_up[buckets] = table.sketch.reshape(BUCKETS, -1)[buckets] = 0
 
     def discard(self, bucket: int) -> None:
-        """Remove the rows of a bucket that another pserver has now."""
+        """Remove the rows of a bucket that has moved to another pserver."""
         for table in self._tables:
             table.discard(bucket)
         self._reset([bucket])
@@ -395,7 +395,7 @@ class RowTables:
         self._version, self._epoch = version, max(self._epoch, moved.epoch)
 
     def staged(self) -> None:
-        """Discount the rows that have expired since they were staged."""
+        """Stop counting the rows that have expired since they were staged."""
         for table in self._tables:
             if table.expires:
                 table.grow_older(self._version, self._epoch, 0)
@@ -497,7 +497,7 @@ class RowTables:
 def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) -> tuple[TableRows, dict[int, float]]:
     """Return the sum of the contributions by table and id, and a factor for each table.
 
-    If a table has only one contribution, that is returned without a copy, and its weight is the factor.
+    If a table has only one contribution, the contribution is returned without a copy, and its weight is the factor.
     """
     first = contributions[0]
     if len(contributions) == 1:
