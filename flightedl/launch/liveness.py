@@ -3,12 +3,12 @@
 A lease outlives its holder by its time to live. Moreover, etcd extends all leases when it starts, so an etcd restored
 from a backup has leases of processes that ended long ago. A lease is therefore no proof that the job is running. Rules:
 
-1. The job is running if a master answers at its recorded address, belongs to this job and has the recorded generation.
-2. The job is running if a process writes a leased key after the first check.
-3. The job is running if, counted from the first check, a lease lives longer than its time to live. Some process must
-   have renewed it, perhaps on a machine that is unreachable from here. For the same reason, a master that does not
-   answer proves nothing: its address ``127.0.0.1`` may refer to another machine.
-4. Otherwise the launcher waits for the leases. When they have ended, the job is not running.
+* The job is running if a master answers at its recorded address, belongs to this job and has the recorded generation.
+* The job is running if a process writes a leased key after the first check.
+* The job is running if, counted from the first check, a lease lives longer than its time to live. Some process must
+  have renewed it, perhaps on a machine that is unreachable from here. For the same reason, a master that does not
+  answer proves nothing: its address ``127.0.0.1`` may refer to another machine.
+* Otherwise the launcher waits for the leases. When they have ended, the job is not running.
 
 A launcher holds the key ``launcher`` from before it starts the first process until the job ends. So if several
 launchers have waited for the same leases or have found none, only one of them starts the job. Trainers and pservers may

@@ -6,11 +6,12 @@
   newer than its own. Lost, late and repeated views, and views from a deposed master, are therefore harmless.
 * *Leaving* takes effect at each pserver when the new view arrives there. It needs no agreement, because removing a
   member is always safe.
-* *Joining* requires that all pservers agree on the member's first round. It must be the same for all blocks: otherwise,
-  one block might wait for the member while the member waits for another block. The master proposes the highest open
-  round that it knows. A pserver admits the member unless the open round of one of its blocks is above this first round.
-  When all pservers have admitted it, the member is *admitted*, and its trainer gets the member id. If a pserver
-  refuses, the master proposes the trainer again with a new id, at the highest reported open round plus a margin.
+* *Joining* requires that all pservers agree on the member's first round. This round must be the same for all blocks:
+  otherwise, one block might wait for the member while the member waits for another block. The master proposes the
+  highest open round that it knows. A pserver admits the member unless the open round of one of its blocks is above this
+  first round.
+* When all pservers have admitted a member, its trainer gets the member id. If a pserver refuses a member, the master
+  proposes the trainer again with a new id, at the highest reported open round plus a margin.
 * The margin doubles with each refusal, because the number of rounds that close while a view is in flight depends on how
   long a round takes. The first proposal has no margin. After a trainer's first refusal, its margin is the one that was
   sufficient for other trainers, or half of that, but at most two rounds. A round reported by a member counts as open
@@ -29,8 +30,9 @@
   refuse a member. In async mode, a view only fences off former members, so a restarted pserver gets the view unchanged.
 * The *mode changes* when a view specifies another mode. All members of that view are new and start at its *switch
   round*. So gradients pushed in the old mode are applied before the switch round, and no gradients are pushed until all
-  pservers have changed. A pserver that has passed the switch round removes the old members but refuses the mode; the
-  master then proposes a later round and new member ids to all. A process starts in the mode of its first view.
+  pservers have changed.
+* A pserver that has passed the switch round removes the old members but refuses the new mode. The master then proposes
+  a later round and new member ids to all pservers. A process starts in the mode of its first view.
 
 At most one view is in flight to each pserver. It is always the newest view, so trainers that join or leave at about the
 same time share a view. The caller reports the answer (``answered``) or the failure (``send_failed``).

@@ -22,10 +22,10 @@ atomic.
   after the first batch had been pushed to only some blocks: it drops that batch and continues with the next one and the
   same base.
 * With ``backup=b``, a round also closes when all but ``b`` of its due members, and at least one, have arrived. A late
-  gradient is added to the open round (``Accumulate(is_late=True)``), but its sender does not count as arrived there;
-  otherwise versions would diverge, and a joining member could wait for one block while another block waits for it. The
-  versions of blocks differ by at most 1 if each trainer pulls all blocks at base + 1 or later and pushes to all of them
-  with *one* base: the lowest version that it pulled.
+  gradient is added to the open round (``Accumulate(is_late=True)``), but its sender does not count as arrived there.
+  Otherwise versions would diverge, and a joining member could wait for one block while another block waits for it.
+* With ``backup``, the versions of blocks differ by at most 1, provided that each trainer pulls all blocks at base + 1
+  or later and pushes to all of them with *one* base: the lowest version that it pulled.
 
 **Async.** Every gradient is applied on arrival, and ``version`` is the number of applied gradients. Membership only
 fences off former members. A base version above the block's own is also ``Stale``, because the pserver may have been
@@ -33,9 +33,11 @@ restored from an older checkpoint since the sender pulled. The sender pulls the 
 
 **Bounded.** Like async, but each member has a *clock*: its first round plus the *step* in its push, which counts the
 batches that the trainer has begun since it was admitted. A pull waits while the puller's clock is more than
-``staleness`` above that of the slowest member. First rounds and steps are the same for all blocks, so all blocks agree
-on the slowest member, which may always proceed. If each block counted arrivals instead, a repeated message or a partly
-pushed batch could make the clocks of blocks diverge, until two members waited for each other at different blocks.
+``staleness`` above that of the slowest member.
+
+First rounds and steps are the same for all blocks, so all blocks agree on the slowest member, which may always proceed.
+If each block counted arrivals instead, a repeated message or a partly pushed batch could make the clocks of blocks
+diverge, until two members waited for each other at different blocks.
 
 A *pull* with an outdated membership is answered with ``NOT_MEMBER`` and never waits, because the round for which it
 would wait may itself be waiting for the trainer's new membership.

@@ -13,9 +13,11 @@ Jobs declared by a version without placements use the computed owners, which are
 
 Derivation: lay out all T bytes of the model in one line, in the order of declaration. With P pservers and R rounds, the
 line is cut at ``j * T / (P * R)``, and stretch j belongs to pserver ``j % P``. So each pserver gets R stretches of
-equal length, even if one parameter is huge or thousands are tiny. R is the smallest number for which a stretch has at
-most ``STRETCH_BYTES``. This is short enough to distribute any few layers over all pservers, and long enough to keep
-most adjacent parameters, such as a small weight and its bias, in one message.
+equal length, even if one parameter is huge or thousands are tiny.
+
+R is the smallest number for which a stretch has at most ``STRETCH_BYTES``. Stretches of this length are short enough to
+distribute any few layers over all pservers, and long enough to keep most adjacent parameters, such as a small weight
+and its bias, in one message.
 
 A cut inside a parameter moves to the nearest end of the parameter if it would otherwise leave a piece shorter than
 ``MINIMUM_ELEMENTS`` or than a 64th of a stretch; other cuts are at multiples of ``CUT_ELEMENTS``. Because cuts are

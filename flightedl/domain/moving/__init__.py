@@ -5,15 +5,20 @@
 * ``server``: the pserver's side, which copies, freezes, stages and adopts blocks.
 * ``director``: the master's side, which stores intents, commits the move of each block, and cancels failed intents.
 
-Here, a block is a position in the plan: a block of a parameter or a bucket of tables. As an example, a block moves from
-pserver 0 to pserver 2. The master stores an *intent*. Pserver 0 reads it, sends a copy of the block to pserver 2, and
-continues to apply pushes; it sends each update after the copy. Pserver 2 *stages* the copy and the updates; no process
-can read them. When few updates are in flight, pserver 0 *freezes* the block: pushes wait, and the last message has the
-number of updates and the digest of the content. Pserver 2 sends the master an acknowledgement. The master *commits* in
-one transaction, which makes pserver 2 the owner and compares everything that may have changed: the master's lock, the
-attempt, both generations, the placement. Pserver 2 reads the placement and adopts the block; pserver 0 reads it and
-releases it. If a trainer pushes to pserver 0, it receives the new owner as the answer, and repeats the push under the
-same identity at pserver 2, which knows the applied batches.
+Here, a block is a position in the plan: a block of a parameter or a bucket of tables. For example, a block moves from
+pserver 0 to pserver 2 in these steps:
+
+* The master stores an *intent*. Pserver 0 reads it, sends a copy of the block to pserver 2, and continues to apply
+  pushes. It sends each update after the copy.
+* Pserver 2 *stages* the copy and the updates. No process can read staged content.
+* When few updates are in flight, pserver 0 *freezes* the block: pushes wait, and the last message contains the number
+  of updates and the digest of the content.
+* Pserver 2 sends the master an acknowledgement. The master *commits* in one transaction, which makes pserver 2 the
+  owner. It compares everything that may have changed: the master's lock, the attempt, both generations, and the
+  placement.
+* Pserver 2 reads the placement and adopts the block; pserver 0 reads it and releases the block. If a trainer then
+  pushes to pserver 0, it receives the new owner as the answer. It repeats the push under the same identity at pserver
+  2, which knows the applied batches.
 
 Only the transaction decides. A pserver thaws a frozen block only after it has read that the attempt is over and that it
 still owns the block. If a pserver has waited too long, it deletes the intent in a separate transaction, and reads

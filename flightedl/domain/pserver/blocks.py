@@ -7,18 +7,19 @@ span into spans of identical blocks; this only costs speed. ``join`` joins spans
 A span is identified by its first block, and a cut by its number. The caller keeps the arrays, which are divided into
 the same spans. It carries out each ``Split`` before its next call for these blocks.
 
-**A push** to a span takes three steps:
+**A push** to a span takes these steps:
 
-1. ``prepare`` returns what the caller must do first: copy blocks that are about to change but that a cut still needs,
-   and allocate memory. Anything that can fail fails here, before the push has any effect. In async modes without a cut
-   in progress, only memory for an update is needed.
-2. ``push`` decides. It rejects senders that are not members. If the blocks have applied none of the batches, it marks
-   all batches as applied. If they have applied all, the sender only arrives at the round. If they have applied some, it
-   rejects the sum. ``rounds`` decides what happens to a new batch; if it rejects the batch, the marks are removed.
-   Rounds in which all members have arrived are closed.
-3. The caller carries out the effects in order.
+* ``prepare`` returns what the caller must do first: copy blocks that are about to change but that a cut still needs,
+  and allocate memory. Anything that can fail fails here, before the push has any effect. In async modes without a cut
+  in progress, only memory for an update is needed.
+* ``push`` decides. It rejects senders that are not members. If the blocks have applied none of the batches, it marks
+  all batches as applied. If they have applied all, the sender only arrives at the round. If they have applied some, it
+  rejects the sum.
+* For a new batch, ``push`` then asks ``rounds``. If ``rounds`` rejects the batch, the marks are removed. Rounds in
+  which all members have arrived are closed.
+* Finally, the caller carries out the effects in order.
 
-The span's lock is held during all three steps, so values, versions and applied batches always agree.
+The span's lock is held during all of these steps, so values, versions and applied batches always agree.
 
 **A cut** copies each block once, in the state in which the block became due: immediately, or when the checkpoint's
 round opens. A due block must be copied before it changes. Several cuts may be in progress; a block that is about to

@@ -9,10 +9,10 @@ settings, and the old ones must then not be used.
 * No election is complete. The model has no first values yet, so the pserver *waits* for them. Members can join.
 * An election is complete, and there are checkpoints. The pserver is a replacement and *restores* the newest readable
   checkpoint. Until then nothing, not even a view, sees its blocks, because only a block with a version can tell from
-  which round it must wait for a member. If no checkpoint is readable, the job has failed, unless etcd names other
-  checkpoints in the meantime: a cached copy of etcd may lag behind, and retention may have deleted the checkpoints that
-  it names. If the store is unreachable, the pserver retries forever, because starting without the values would be
-  worse.
+  which round it must wait for a member. If the store is unreachable, the pserver retries forever, because starting
+  without the values would be worse.
+* If no checkpoint is readable, the job has failed. Before the pserver concludes this, it reads etcd again: a cached
+  copy of etcd may lag behind, and retention may have deleted the checkpoints that it names.
 * An election is complete, and the placement assigns no blocks to this pserver. It has nothing to restore, and *serves*
   the blocks that move here later.
 * An election is complete, and there has never been a checkpoint. The values were lost together with the predecessor.

@@ -4,19 +4,21 @@ Generations are revisions of etcd, and higher generations count as newer. If etc
 lost and recreated, its revisions continue from a lower number. A new process then looks older than the one that it
 replaces, and a late report of a lost process looks current. Therefore:
 
-1. A process permanently stops using a store that belongs to another cluster, or that answers with a lower revision than
-   one that the process has seen before (``Witness``).
-2. A master starts only if the stored state is at least as new as the newest checkpoint that refers to this store
-   (``older_than``).
-3. A job that is resumed on such a store begins a new *life*. In life L, all processes of the job add L * 2**32 to the
-   store's revisions. Generations, elections and conditions thus remain comparable, and those of earlier lives count as
-   older.
+* A process permanently stops using a store that belongs to another cluster, or that answers with a lower revision than
+  one that the process has seen before (``Witness``).
+* A master starts only if the stored state is at least as new as the newest checkpoint that refers to this store
+  (``older_than``).
+* A job that is resumed on such a store begins a new *life*. In life L, all processes of the job add L * 2**32 to the
+  store's revisions. Generations, elections and conditions thus remain comparable, and those of earlier lives count as
+  older.
 
-Not guaranteed: that an older store is detected if its revision has exceeded all those that a process has seen by the
-time the process asks again. This can happen if the backup is only a few writes old; the process's writes still require
-its own key. A state that lacks only the completion of the newest checkpoint is not detected either. If the previous
-checkpoint has been deleted, pservers then find no checkpoint, and the job fails; it can be continued with ``forget``
-and then ``--resume``.
+Not guaranteed: that an older store is detected if, by the time a process asks again, its revision has exceeded all
+those that the process has seen. This can happen if the backup is only a few writes old. The process's writes still
+require its own key.
+
+A state that lacks only the completion of the newest checkpoint is not detected either. If the previous checkpoint has
+been deleted, pservers then find no checkpoint, and the job fails. It can be continued with ``forget`` and then
+``--resume``.
 """
 
 from __future__ import annotations

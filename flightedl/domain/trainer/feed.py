@@ -2,9 +2,10 @@
 
 If the master dies, the feed should have enough tasks to last until a new master is available. It estimates their number
 from its pace so far (``domain.queue.fair_share``). It holds at least two tasks, the one being trained on and the next;
-near the end of an epoch it holds no more than two, unless tasks are short. Tasks begin in the order of assignment. A
-task begins only if at most one earlier task is unreported, because the master assumes that a trainer that died had not
-begun its other tasks.
+near the end of an epoch it holds no more than two, unless tasks are short.
+
+Tasks begin in the order of assignment. A task begins only if at most one earlier task is unreported, because the master
+assumes that a trainer that died had not begun its other tasks.
 
 Reports are sent at once, because other trainers may be waiting for this one to leave. Requests are sent when there is
 room for more tasks. A report stays in the feed until the master has answered it, so none is lost if the master dies;

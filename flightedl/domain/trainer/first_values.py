@@ -2,9 +2,11 @@
 
 The winner holds the election's key on its lease while it sends its values to every pserver. It then overwrites the key
 with ``done``, without a lease, in one transaction. This requires that the key and the pserver processes that have its
-values still exist. If a winner dies, its key disappears and another trainer wins. The new winner's values belong to a
-newer election, so they replace the earlier ones. Losers wait for ``done``. A winner that was overtaken while it was
-frozen or disconnected becomes a loser: it stops sending and reads the key again.
+values still exist. Losers wait for ``done``.
+
+If a winner dies, its key disappears and another trainer wins. The new winner's values belong to a newer election, so
+they replace the earlier ones. A winner that was overtaken while it was frozen or disconnected becomes a loser: it stops
+sending and reads the key again.
 
 An election is identified by the revision at which its key was created, so newer elections have higher numbers.
 
