@@ -191,8 +191,10 @@ class Directory:
                 _log.info("the job's keys are listed again: %s", error)
             except (RolledBackError, BegunAnewError) as error:
                 _log.error("the directory ends: %s", error)
-                self._over, self._trouble = error, str(error)
-                self._snapshot = self._snapshot[0], self._snapshot[1]
+                with self._condition:
+                    self._over, self._trouble = error, str(error)
+                    self._snapshot = self._snapshot[0], self._snapshot[1]
+                    self._condition.notify_all()
                 return
             except FlightedlError as error:
                 sometimes("a directory could not follow etcd")

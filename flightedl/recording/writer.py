@@ -96,6 +96,8 @@ class BackgroundFile:
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._is_stopped = False
+        #: True once the last lines were taken from the buffer.
+        self._is_closed = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flightedl-recording", daemon=True)
         self._thread.start()
@@ -103,7 +105,7 @@ class BackgroundFile:
     def write(self, line: bytes) -> bool:
         """Append a line to the buffer without waiting. False if writing has stopped."""
         with self._lock:
-            if self._is_stopped:
+            if self._is_stopped or self._is_closed:
                 return False
             self._kept.append(line)
             self._kept_bytes += len(line)
@@ -116,8 +118,6 @@ class BackgroundFile:
     def close(self) -> None:
         self._closing.set()
         self._thread.join(_CLOSE_S)
-        with self._lock:
-            self._is_stopped = True
 
     def _stop(self, why: str) -> None:
         with self._lock:
@@ -129,13 +129,12 @@ class BackgroundFile:
 
     def _run(self) -> None:
         with self._file:
-            is_last = False
-            while not (is_last or self._is_stopped):
-                is_last = self._closing.wait(_EVERY_S)
-                self._write_kept()
+            while not (self._is_closed or self._is_stopped):
+                self._write_kept(is_last=self._closing.wait(_EVERY_S))
 
-    def _write_kept(self) -> None:
+    def _write_kept(self, *, is_last: bool) -> None:
         with self._lock:
+            self._is_closed = is_last
             data = b"".join(self._kept)
             self._kept, self._kept_bytes = [], 0
             is_full = self._room < 0
