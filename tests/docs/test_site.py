@@ -51,7 +51,7 @@ def test_the_source_of_the_site_has_all_pages(tmp_path: Path) -> None:
         (Path(name).parent / entry).as_posix()
         for name, text in files.items()
         for tree in re.findall(r"^```\{toctree\}\n(?::.*\n)*\n((?:.+\n)*)```$", text, re.MULTILINE)
-        for entry in tree.splitlines()
+        for entry in re.sub(r"^.* <(.*)>$", r"\1", tree, flags=re.MULTILINE).splitlines()
     ]
     assert sorted([*listed, "index"]) == sorted(name.removesuffix(".md") for name in files)
 

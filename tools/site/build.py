@@ -27,6 +27,7 @@ def settings() -> dict[str, Any]:
         "html_theme": "furo",
         "html_title": f"flightedl {flightedl.__version__}",
         "html_show_sourcelink": False,
+        "html_show_copyright": False,
         "myst_heading_anchors": _ANCHOR_LEVELS,
         "copybutton_prompt_text": "$ ",
         # Shell sessions and output are shown unchanged, without highlighting.

@@ -111,8 +111,14 @@ def with_reference(page: str, text: str) -> str:
 
 
 def tree(pages: tuple[str, ...], directory: str = "", *options: str) -> str:
-    """Return a hidden table of contents with these pages, for a page in a directory of the site."""
-    names = (posixpath.relpath(name_of(page).removesuffix(".md"), directory or ".") for page in pages)
+    """Return a hidden table of contents with these pages, for a page in a directory of the site.
+
+    Pages have the short titles that the index gives them.
+    """
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    titles = {posixpath.normpath(f"docs/{link['path']}"): link["text"] for link in _LINK.finditer(index)}
+    paths = {page: posixpath.relpath(name_of(page).removesuffix(".md"), directory or ".") for page in pages}
+    names = (f"{titles[page]} <{path}>" if page in titles else path for page, path in paths.items())
     return "\n".join(("", "```{toctree}", *options, ":hidden:", "", *names, "```", ""))
 
 
