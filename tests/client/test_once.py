@@ -16,6 +16,7 @@ from flightedl.client.waiting import Waiting
 from flightedl.coordination.checkpoint_places import write_file
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FencedError
+from flightedl.ports import Entry
 from flightedl.testing.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
@@ -70,6 +71,40 @@ def test_a_name_stays_claimed_after_a_clean_end(trainers: tuple[Trainer, Trainer
     assert one.names.claim("report")
     one.end()
     assert not other.names.claim("report")
+
+
+def test_a_clean_end_leaves_the_names_of_a_successor_alone(trainers: tuple[Trainer, Trainer]) -> None:
+    """The successor's name must stay on its own lease, so that it becomes free if the successor dies."""
+    one, other = trainers
+    assert one.names.claim("report")
+    one.frozen()
+    won = other.names.claim("report")
+    assert won
+    one.end()
+    won.require()
+    other.frozen()
+    assert not one.coordinator.list(KEYS.once).entries
+
+
+def test_a_name_that_is_claimed_during_a_clean_end_stays_with_its_holder(
+    trainers: tuple[Trainer, Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = trainers
+    assert one.names.claim("report")
+    get, taken = one.coordinator.get, []
+
+    def get_and_lose(key: str) -> Entry | None:
+        found = get(key)
+        if not taken:
+            one.frozen()
+            taken.append(other.names.claim("report"))
+        return found
+
+    monkeypatch.setattr(one.coordinator, "get", get_and_lose)
+    one.end()
+    taken[0].require()
+    other.frozen()
+    assert not other.coordinator.list(KEYS.once).entries
 
 
 def test_an_expired_lease_raises_no_error_in_the_script(trainers: tuple[Trainer, Trainer]) -> None:
