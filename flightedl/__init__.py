@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flightedl import errors
     from flightedl.client.data.snapshots import delta_files, iceberg_files
+    from flightedl.client.following.follower import Follower
     from flightedl.client.model.loading import load
     from flightedl.client.session import Job, connect
     from flightedl.client.tables.ids import text_ids
@@ -71,6 +72,7 @@ __all__ = [
     "Delta",
     "Done",
     "Evict",
+    "Follower",
     "Ftrl",
     "Job",
     "LinearWarmup",
@@ -101,6 +103,7 @@ __version__ = "0.1.0"
 #: Public name -> module that defines it.
 _HOMES = {
     "flightedl.client.data.snapshots": ("delta_files", "iceberg_files"),
+    "flightedl.client.following.follower": ("Follower",),
     "flightedl.client.model.loading": ("load",),
     "flightedl.client.session": ("Job", "connect"),
     "flightedl.client.tables.ids": ("text_ids",),

@@ -19,9 +19,9 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "domain": (20_720, 16_000, ("flightedl/domain",)),
-    "client, torch": (11_960, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (11_700, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (6_066, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "client, torch": (12_538, 8_000, ("flightedl/client", "flightedl/torch")),
+    "pserver, kernels": (12_050, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "rpc, wire, messages": (6_211, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_700,
         7_500,
@@ -33,7 +33,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "testing": (9_739, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_436, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
-        7_670,
+        7_679,
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),

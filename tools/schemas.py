@@ -19,6 +19,7 @@ from flightedl.messages import (
     checkpoints,
     control,
     declarations,
+    feed,
     groups,
     hosts,
     parameters,
@@ -27,11 +28,12 @@ from flightedl.messages import (
     tasks,
 )
 from flightedl.messages.parameters import Outcome
+from flightedl.wire.changes import CHANGES_SCHEMA, Change, encode_changes
 from flightedl.wire.parts import STEP_SCHEMA, batch_of, encode_message
 from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, OutgoingBlocks, encode_rows
 
 _JOB = "<job>"
-_MESSAGES = (checkpoints, declarations, control, groups, hosts, parameters, reading, status, tasks, records)
+_MESSAGES = (checkpoints, declarations, control, groups, hosts, parameters, reading, feed, status, tasks, records)
 
 
 def current() -> dict[str, Any]:
@@ -58,6 +60,7 @@ def _arrow() -> dict[str, Any]:
         "pserver DoPut push, init": fields(PUSH_SCHEMA),
         "pserver DoGet pull": fields(VALUES_SCHEMA),
         "pserver DoExchange step (both ways; the header in app_metadata: README.md)": fields(STEP_SCHEMA),
+        "pserver DoGet changes": fields(CHANGES_SCHEMA),
         "master DoGet tasks": fields(CHUNK_SCHEMA),
         "outcome": {outcome.name: int(outcome) for outcome in Outcome},
     }
@@ -111,6 +114,9 @@ def _golden() -> dict[str, Any]:
         "the same step message as metadata alone (base64)": base64.b64encode(
             encode_message(pieces, inline=True)[1]
         ).decode(),
+        "change: elements 0 and 1 of w, block 7 at version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(
+            encode_changes([Change("values", "w", 7, 0, 2, 3, values=np.array([1.0, -2.5], np.float32))])
+        ),
         "push header": json.loads(base.encode(header)),
         "pull ticket": json.loads(base.encode(parameters.PullTicket(plan_hash="p"))),
     }

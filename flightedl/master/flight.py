@@ -14,6 +14,7 @@ from flightedl.master.service import MasterService
 from flightedl.messages.base import OfJob, SenderOfJob, decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
+from flightedl.messages.feed import ChangesTicket
 from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
 from flightedl.messages.parameters import PullTicket
 from flightedl.messages.status import EventsRequest, StacksReply, StacksRequest
@@ -33,6 +34,7 @@ from flightedl.process.stacks import stacks
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.call import Call
 from flightedl.rpc.routes import Answer, Endpoint, Endpoints, Routes, verb_of
+from flightedl.wire.changes import CHANGES_SCHEMA
 from flightedl.wire.rows import VALUES_SCHEMA
 
 _OF_A_TRAINER = (
@@ -149,11 +151,15 @@ class MasterFlight:
         match verb_of(command):
             case "read":
                 return self._service.locations.endpoints(command)
+            case "changes":
+                plan_hash, addresses = self._service.parameter_servers()
+                ticket = encode(ChangesTicket(plan_hash=plan_hash))
+                return Endpoints(CHANGES_SCHEMA, tuple(Endpoint(ticket, (address,)) for address in addresses))
             case "parameters":
                 plan_hash, addresses = self._service.parameter_servers()
                 ticket = encode(PullTicket(plan_hash=plan_hash))
                 return Endpoints(VALUES_SCHEMA, tuple(Endpoint(ticket, (address,)) for address in addresses))
-        raise MessageError('the command of GetFlightInfo is {"verb": "read", "name": …} or {"verb": "parameters"}')
+        raise MessageError("the verb of a command of GetFlightInfo is read, changes or parameters")
 
 
 def _located(assignments: list[Assignment], pieces: list[list[Chunk]]) -> list[Assignment]:

@@ -12,6 +12,7 @@ from flightedl.domain.exactly_once.accumulation import missing_places
 from flightedl.errors import MessageError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
+from flightedl.messages.feed import ChangesTicket
 from flightedl.messages.moving import MoveHeader
 from flightedl.messages.parameters import (
     InitHeader,
@@ -45,6 +46,7 @@ _ROLES = {
     "stacks": (Role.ADMIN,),
     "pull": (Role.TRAINER, Role.READER, Role.ADMIN),
     "read": tuple(Role),
+    "changes": (Role.TRAINER, Role.READER, Role.ADMIN),
     "status": tuple(Role),
 }
 
@@ -76,7 +78,7 @@ class PserverFlight:
                 "reload": self._reload,
                 "seal": self._seal,
             },
-            gets={"pull": self._pull, "table": self._table, "read": self._read},
+            gets={"pull": self._pull, "table": self._table, "read": self._read, "changes": self._changes},
             puts={
                 "push": PutRoute(PUSH_SCHEMA, self._push),
                 "init": PutRoute(PUSH_SCHEMA, self._init),
@@ -166,6 +168,10 @@ class PserverFlight:
     def _read(self, ticket: bytes, _: Call) -> Outgoing:
         request = decode(ticket, ReadTicket)
         return self._service.reading(request.plan_hash).answer(request)
+
+    def _changes(self, ticket: bytes, call: Call) -> Outgoing:
+        request = decode(ticket, ChangesTicket)
+        return self._service.feed(request.plan_hash).changes(request, call)
 
     def _table(self, ticket: bytes, _: Call) -> Outgoing:
         # Imported lazily: Parquet is slow to import, and few jobs need it.

@@ -101,7 +101,7 @@ class Reading:
         def pieces() -> Iterator[Array]:
             number, at = numbers.start, start
             while number < numbers.stop and at < stop:
-                values = self._shard.values(range(number, numbers.stop))
+                values, _, _ = self._shard.values(range(number, numbers.stop))
                 begin = int(plan.block_starts[number])
                 yield values[at - begin : stop - begin]
                 at = begin + values.size

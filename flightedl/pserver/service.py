@@ -57,6 +57,7 @@ from flightedl.process.host import host_facts
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.building import kernels_of
+from flightedl.pserver.feed import PserverFeed
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.moving.mover import Mover
 from flightedl.pserver.moving.peers import Peers
@@ -142,6 +143,8 @@ class PserverService:
         self._plan: ShardPlan | None = None
         self._shard: Shard | None = None
         self._snapshots: Snapshots | None = None
+        #: Made for the first client that follows the changes.
+        self._feed: PserverFeed | None = None
         self._is_prepared = False
         #: Held while kernels are loaded, by the builder or by the thread of ``prepare``.
         self._kernels_lock = threading.Lock()
@@ -458,6 +461,16 @@ class PserverService:
         shard = self.shard(plan_hash)
         assert self._plan is not None, "there are values without a plan"
         return Reading(self._keys.job_name, self._plan, shard, self._storage)
+
+    def feed(self, plan_hash: str) -> PserverFeed:
+        """Return the feed of the present model. Raises the errors of ``PserverLife.require_values``."""
+        shard = self.shard(plan_hash)
+        assert self._plan is not None, "there are values without a plan"
+        with self._lock:
+            if self._feed is None:
+                life = self._life
+                self._feed = PserverFeed(shard, self._plan, life.election or 0, life.generation, self._clock)
+            return self._feed
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:
         """Return the shard for initial values, or None if it has values, in which case new values are ignored."""

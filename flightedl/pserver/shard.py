@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ import numpy.typing as npt
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.feed.server import State
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan, name_same_cut, placement_of_hash
 from flightedl.domain.pserver.block_values import (
@@ -133,6 +135,8 @@ class Shard:
         #: Blocks that are frozen, or about to be adopted.
         self._held_up: list[range] = []
         self._spans_changed()
+        #: Block or bucket -> number of times that it was adopted.
+        self._arrivals: Counter[int] = Counter()
         #: Held by each reader of all rows, so that there is always a cut left for checkpoints.
         self._reading = threading.BoundedSemaphore(_READERS)
 
@@ -431,14 +435,45 @@ class Shard:
             number = numbers.stop
         return pieces, rest
 
-    def values(self, numbers: range) -> Array:
+    def values(self, numbers: range) -> tuple[Array, int, int]:
         """Return the values of the first of these adjacent blocks, as many as have the same span.
 
-        The values are (n,) and do not change while the result is alive.
+        Returns:
+            (n,) values, which do not change while the array is alive; their version; and the number of blocks.
         """
         with self._held.locked(numbers.start) as span:
-            found: Array = span.borrow(range(numbers.start, min(span.numbers.stop, numbers.stop)))
-            return found
+            found = range(numbers.start, min(span.numbers.stop, numbers.stop))
+            return span.borrow(found), self._protocol.version(found.start), len(found)
+
+    def states(self) -> dict[int, State]:
+        """Return the states of all blocks and buckets. A value may still be that of the version before."""
+        arrivals = self._arrivals
+        return {
+            number: State(arrivals.get(number, 0), version) for number, version in self._protocol.versions().items()
+        }
+
+    @property
+    def placement(self) -> int:
+        """Version of the placement of the blocks that are here."""
+        return self._placement + self._has_moved
+
+    def feed_cuts(
+        self, number: int, after: int | None, most_bytes: int, note_removed: Callable[[int, bytes], None]
+    ) -> list[tuple[RowSpan, RowCut]]:
+        """Cut the rows that have changed after a number of the feed; see ``RowTables.begin_feed_cut``.
+
+        ``note_removed`` is called with the tables and ids of rows that cuts have removed.
+        """
+        found: list[tuple[RowSpan, RowCut]] = []
+        for span in distinct(self.rows.spans):
+            with span.lock:
+                self._soundness.require()
+                version = self._protocol.version(span.numbers.start)
+                found.append((span, span.rows.begin_feed_cut(version, span.epoch, number, after, most_bytes)))
+                for table, ids in span.rows.removed:
+                    note_removed(table, ids.tobytes())
+                span.rows.removed.clear()
+        return found
 
     def all_rows(self, table: int, buckets: range = range(BUCKETS)) -> Iterator[StoredRows]:
         """Yield the rows of a table, in their state at the time of the first iteration.
@@ -454,7 +489,7 @@ class Shard:
                 with span.lock:
                     self._soundness.require()
                     version = self._protocol.version(span.numbers.start)
-                    cuts.append((span, span.rows.begin_cut(version, span.epoch, is_base=True, table=table)))
+                    cuts.append((span, span.rows.begin_cut(version, span.epoch, is_base=True, only=(table,))))
             for span, cut in cuts:
                 yield from _rows_of(span, cut, self.rows.tables[table].salt, buckets)
         except MemoryError:
@@ -524,6 +559,7 @@ class Shard:
                 if unmovable is None:
                     with self._soundness:
                         is_adopted = True
+                        self._arrivals.update(released.numbers)
                         self._held.store(released.numbers.start).adopt(span)
                         self._has_moved = True
                         self._spans_changed()

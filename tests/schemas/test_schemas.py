@@ -89,7 +89,7 @@ def served(routes: Routes) -> dict[tuple[str, str], set[str]]:
         *((verb, "DoGet", verb) for verb in routes.gets),
         *((verb, "DoPut", verb) for verb in routes.puts),
         *((verb, "DoExchange", verb) for verb in {*routes.exchanges, *routes.request_streams}),
-        *([(verb, "GetFlightInfo", "info") for verb in ("parameters", "read")] if routes.info else []),
+        *([(verb, "GetFlightInfo", "info") for verb in ("parameters", "read", "changes")] if routes.info else []),
         *([("-", "ListFlights", "info")] if routes.flights else []),
     ]
     return {(verb, method): {role.value for role in routes.roles[key]} for verb, method, key in verbs}

@@ -7,7 +7,7 @@ the first pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -160,7 +160,7 @@ class RowCut:
         epoch: Highest epoch of all batches applied so far.
         changes: Content of the cut; None for everything.
         most_bytes: Memory of each part for rows that change before they are read; None for the size of all of them.
-        table: The only table whose rows are read, without its waiting ids; None for all tables.
+        only: Tables whose rows are read, without their waiting ids; None for everything.
 
     Raises:
         MemoryError: there is no memory for the copies; nothing was done.
@@ -174,7 +174,7 @@ class RowCut:
         epoch: int,
         changes: RowChanges | None,
         most_bytes: int | None = None,
-        table: int | None = None,
+        only: Collection[int] | None = None,
     ) -> None:
         self.version = version
         self.epoch = epoch
@@ -194,7 +194,7 @@ class RowCut:
         self._left = [
             _Part(part, line, part.oldest(version, epoch), changed, most_bytes, is_waiting=is_waiting)
             for (part, is_waiting), changed in zip(_parts_of(tables), bits, strict=True)
-            if table is None or (part.number == table and not is_waiting)
+            if only is None or (part.number in only and not is_waiting)
         ]
 
     def begin(self) -> None:

@@ -103,9 +103,13 @@ class RowTable:
         self._init = init_numbers(spec.init)
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
         self._removed = 0
+        #: Buckets -> oldest epoch of rows that ``expire`` has left there.
+        self._expired: dict[range, int] = {}
         #: One bit per record, for rows and for waiting ids: set if the record changed between the newest cut for a file
         #: and the newest cut of any kind.
         self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
+        #: Number in the feed of each record's last change; None until the feed is read.
+        self._numbers: npt.NDArray[np.uint32] | None = None
         _compile_for(spec)
         #: True if rows may expire.
         self.expires = evict is not None and (evict.needs_version or evict.needs_epoch)
@@ -278,6 +282,25 @@ class RowTable:
         table = self.part(is_waiting=is_waiting)
         return either_bits(table.dirty[: bit_words(table)], self._changed[is_waiting])
 
+    def note_changes(self, number: int) -> None:
+        """Give a number of the feed to the rows that have changed since the newest cut. The first time, to all rows."""
+        high = int(self.rows.state[row_records.HIGH])
+        if self._numbers is None:
+            self._numbers = np.full(high, number, np.uint32)
+        if self._numbers.size < high:
+            self._numbers = np.append(self._numbers, np.full(high, number, np.uint32))
+        dirty = self.rows.dirty[: bit_words(self.rows)].view(np.uint8)
+        self._numbers[np.flatnonzero(np.unpackbits(dirty, count=high, bitorder="little"))] = number
+
+    def changed_after(self, number: int) -> npt.NDArray[np.uint64]:
+        """Return a bit for each row that has changed after this number of the feed; see ``note_changes``."""
+        assert self._numbers is not None, "changes are noted first"
+        words = bit_words(self.rows)
+        bits = np.zeros(words * 8, np.uint8)
+        found = np.packbits(self._numbers[: int(self.rows.state[row_records.HIGH])] > number, bitorder="little")
+        bits[: found.size] = found
+        return bits.view(np.uint64)
+
     def begin_cut(self, *, is_for_file: bool) -> None:
         """Start recording changes for a new cut. The cuts in progress no longer need the record of earlier changes."""
         for is_waiting in (False, True):
@@ -383,6 +406,15 @@ class RowTable:
         for table in (self.rows, self.waiting):
             row_kernel(row_cuts.look_up)(table, ids, self.salt, records)
             row_kernel(row_cuts.remove)(table, records, self.salt)
+
+    def expire(self, buckets: range, oldest: npt.NDArray[np.int64], oldest_epoch: int) -> None:
+        """Remove the rows of buckets with a lower version than their bucket's in ``oldest``, or a lower epoch."""
+        known = self.given_up[buckets.start : buckets.stop]
+        if self.expires and not (self._expired.get(buckets) == oldest_epoch and np.array_equal(known, oldest)):
+            known[:], self._expired[buckets] = oldest, oldest_epoch
+            self.rows.state[row_records.SWEPT] = 0
+            bounds, count = (buckets.start, buckets.stop), int(self.rows.state[row_records.HIGH])
+            row_kernel(rows.sweep)(self.rows, self.salt, _NEVER, oldest_epoch, *bounds, count)
 
     def restore_table(self, cut: CutTable, buckets: range) -> None:
         """Remove rows of these buckets that had expired at a cut, and restore the sketch counters from the cut."""

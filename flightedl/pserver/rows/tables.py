@@ -30,7 +30,7 @@ released during calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,6 +64,10 @@ from flightedl.pserver.rows.values import (
 )
 
 __all__ = ["ChangedSince", "CutTable", "RowChunk", "RowCounts", "RowCut", "RowTables", "TableGradients", "TableRows"]
+
+
+_NO_IDS: Ids = np.empty(0, np.uint64)
+_NO_BITS = np.empty(0, np.uint64)
 
 
 @dataclass(slots=True)
@@ -108,6 +112,12 @@ class RowTables:
         self._copies: list[ChangedSince] = []
         #: (buckets,) True for buckets that were adopted since the newest cut for a file.
         self._adopted = np.zeros(BUCKETS, np.bool_)
+        #: Number in the feed of the next changes; 0 until the feed is read.
+        self.feed_number = 0
+        #: (buckets,): number in the feed with which a bucket arrived here with all of its rows.
+        self.arrived = np.zeros(BUCKETS, np.int64)
+        #: (table, ids) of rows that cuts have removed since the feed was read.
+        self.removed: list[tuple[int, Ids]] = []
 
     def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
         """Read the rows of (n,) ids into ``out``, (n, dim) float32. For ids without a row see ``spec.unknown``.
@@ -261,7 +271,7 @@ class RowTables:
         after: str = "",
         is_base: bool = False,
         most_bytes: int | None = None,
-        table: int | None = None,
+        only: Collection[int] | None = None,
     ) -> RowCut:
         """Cut the current content. Earlier cuts may still be in progress.
 
@@ -274,19 +284,50 @@ class RowTables:
                 they are unknown.
             is_base: True to cut everything.
             most_bytes: As for ``RowCut``.
-            table: As for ``RowCut``.
+            only: As for ``RowCut``.
 
         Raises:
             MemoryError: there is no memory for the copies that the cut may need; no cut is made.
             UnavailableError: the maximum number of cuts is being read.
         """
-        line, changes = self._free_line(), None
+        line = self._free_line()
+        changes = None
         if file:
             removed = [each.remove_small(version, epoch) for each in self._tables]
+            if self.feed_number:
+                self.removed += [(number, ids) for number, ids in enumerate(removed) if ids.size]
             changes = self._changes.cut(file, after, changes_of(self._tables, removed, self._adopted))
             self._adopted = np.zeros(BUCKETS, np.bool_)
-        cut = RowCut(self._tables, line, version, epoch, None if is_base else changes, most_bytes, table)
+        cut = RowCut(self._tables, line, version, epoch, None if is_base else changes, most_bytes, only)
         self._begin(cut, is_for_file=bool(file))
+        return cut
+
+    def begin_feed_cut(self, version: int, epoch: int, number: int, after: int | None, most_bytes: int) -> RowCut:
+        """Cut the rows that have changed after a number of the feed, or all rows.
+
+        Args:
+            version: Version of the span.
+            epoch: Highest epoch of all batches applied so far.
+            number: Number of all changes until now that have none.
+            after: Number after which changes are wanted; None for all rows.
+            most_bytes: As for ``RowCut``.
+
+        Raises:
+            MemoryError, UnavailableError: as for ``begin_cut``.
+        """
+        line = self._free_line()
+        if not self.feed_number:
+            self.arrived[self.buckets] = number
+        self.feed_number = number
+        for each in self._tables:
+            each.note_changes(number)
+        changes = None
+        if after is not None:
+            bits = [part for each in self._tables for part in (each.changed_after(after), _NO_BITS)]
+            changes = RowChanges(tuple(bits), (_NO_IDS,) * len(self._tables), self.arrived > after)
+        cut = RowCut(self._tables, line, version, epoch, changes, most_bytes, range(len(self._tables)))
+        self._begin(cut, is_for_file=False)
+        self.feed_number = number + 1
         return cut
 
     def _free_line(self) -> int:
@@ -304,6 +345,8 @@ class RowTables:
             for copy in self._copies:
                 copy.note(changed)
         for table in self._tables:
+            if self.feed_number:
+                table.note_changes(self.feed_number)
             table.begin_cut(is_for_file=is_for_file)
         cut.begin()
         self._cuts[cut.line] = cut
@@ -443,6 +486,7 @@ class RowTables:
             self.stage(chunk)
         self._epoch = max(self._epoch, moved.epoch)
         self._adopted[those] = True
+        self.arrived[those] = self.feed_number
         self._note_size()
 
     def charge(self, memory: RowMemory) -> None:
@@ -482,6 +526,10 @@ class RowTables:
         """Remove the rows that an increment lists as removed. Call this before adding the increment's rows."""
         found = buckets_of(removed, self.specs[table].salt)
         self._tables[table].remove(removed[counting[found]])
+
+    def expire(self, table: int, buckets: range, oldest: Numbers, oldest_epoch: int) -> None:
+        """Remove a table's rows that have expired; see ``RowTable.expire``. For copies of another store's rows."""
+        self._tables[table].expire(buckets, oldest, oldest_epoch)
 
     def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
         """Remove rows that were expired at a cut. Call this after all rows of the cut and its chain have been added.

@@ -1,0 +1,148 @@
+"""The arrays and rows of a follower's copy, and how a base or increment is applied.
+
+A message is received completely before anything of it is applied, so the copy has each pserver's state at one position
+of its feed. Arrays are replaced, never changed: a reader that holds an array keeps the values that it has read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.client.following.tables import FollowedTables
+from flightedl.domain.feed.follower import FollowedFeeds, Use
+from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.tables.placement import BUCKETS
+from flightedl.errors import MessageError
+from flightedl.kernels.half_precision import array_dtype
+from flightedl.messages.feed import ChangesHeader, Position
+from flightedl.pserver.rows.tables import RowTables
+from flightedl.wire.changes import Change
+
+Array = npt.NDArray[Any]
+
+
+class Received:
+    """A base or increment that is being received."""
+
+    def __init__(self, header: ChangesHeader, tables: FollowedTables) -> None:
+        self.header = header
+        self._tables = tables
+        #: New store for the rows of a base.
+        self.store: RowTables | None = tables.begin() if header.since is None and header.buckets else None
+        self.changes: list[Change] = []
+        self._count = 0
+        self.is_complete = False
+
+    def add(self, changes: Iterable[Change]) -> None:
+        """Add the content of a batch. Raises MessageError if changes are missing."""
+        for change in changes:
+            if change.kind == "end":
+                if change.block != self._count:
+                    raise MessageError(f"{self._count} changes arrived, but {change.block} were sent")
+                self.is_complete = True
+                return
+            self._count += 1
+            if change.kind == "rows" and self.store is not None:
+                self._tables.add(self.store, change)
+            else:
+                self.changes.append(change)
+
+
+class FollowedModel:
+    """A copy of a model. Thread-safe.
+
+    Args:
+        plan: Plan of the model.
+    """
+
+    def __init__(self, plan: ShardPlan) -> None:
+        self.plan = plan
+        self._lock = threading.Lock()
+        self._feeds = FollowedFeeds()
+        self._dtypes = {spec.name: array_dtype(spec.dtype) for spec in plan.parameters}
+        #: Flat arrays, replaced as a whole.
+        self._arrays = {spec.name: np.zeros(spec.size, self._dtypes[spec.name]) for spec in plan.parameters}
+        self._shapes = {spec.name: spec.shape for spec in plan.parameters}
+        self._missing = set(range(plan.block_count))
+        self.tables = FollowedTables(plan.tables)
+
+    def since(self, server: int) -> Position | None:
+        """Return the position after which a pserver's changes are wanted."""
+        with self._lock:
+            return self._feeds.since(server)
+
+    def begin(self, header: ChangesHeader) -> Received:
+        """Return an empty message, to be filled and passed to ``apply``."""
+        return Received(header, self.tables)
+
+    def apply(self, server: int, received: Received) -> Use:
+        """Apply a complete message of a pserver unless it is late or does not fit; see ``FollowedFeeds``."""
+        header = received.header
+        values = [change for change in received.changes if change.kind == "values"]
+        others = [change for change in received.changes if change.kind != "values"]
+        first = self.plan.block_count
+        buckets = [first + bucket for start, stop in header.buckets for bucket in range(start, stop)]
+        with self._lock:
+            use = self._feeds.use_of(server, header)
+            if use is not Use.APPLY:
+                return use
+            numbers = [change.block for change in values] + buckets
+            owned = self._feeds.owned(header, numbers)
+            arrays = self._changed([change for change in values if change.block in owned])
+            mine = np.zeros(BUCKETS, np.bool_)
+            mine[[number - first for number in buckets if number in owned]] = True
+            self.tables.apply(server, others, received.store, mine)
+            self._arrays = {**self._arrays, **arrays}
+            self._feeds.applied(server, header, numbers)
+            self._missing.difference_update(numbers)
+        return use
+
+    def _changed(self, values: list[Change]) -> dict[str, Array]:
+        """Return new arrays for the parameters with new values."""
+        found: dict[str, Array] = {}
+        for change in values:
+            known = self._arrays.get(change.name)
+            if known is None or not 0 <= change.start <= change.stop <= known.size:
+                raise MessageError(f"the job has no such elements of {change.name!r:.80}")
+            data = np.frombuffer(change.values, known.dtype)
+            if data.size != change.stop - change.start:
+                raise MessageError(f"values of {change.name!r:.80} have another size than declared")
+            if change.name not in found:
+                found[change.name] = known.copy()
+            found[change.name][change.start : change.stop] = data
+        for array in found.values():
+            array.flags.writeable = False
+        return found
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the content of each block and bucket has arrived."""
+        with self._lock:
+            return not self._missing and self.tables.is_complete
+
+    def arrays(self) -> dict[str, Array]:
+        """Return all parameters, in the state after one message."""
+        arrays = self._arrays
+        return {name: array.reshape(self._shapes[name]) for name, array in arrays.items()}
+
+    def array(self, name: str) -> Array:
+        """Return a parameter. Raises KeyError if there is none."""
+        return self._arrays[name].reshape(self._shapes[name])
+
+    def read(self, name: str, ids: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.float32], int]:
+        """Return the (n, dim) values of distinct ids, and the number of ids that have a row."""
+        with self._lock:
+            return self.tables.read(name, ids)
+
+    def rows(self, name: str) -> tuple[npt.NDArray[np.uint64], Array]:
+        """Return the ids and values of all rows of a table; 16-bit values as bits."""
+        with self._lock:
+            chunks = list(self.tables.rows(name))
+        ids = [np.empty(0, np.uint64), *(chunk.ids for chunk in chunks)]
+        values = [chunk.values for chunk in chunks]
+        return np.concatenate(ids), np.concatenate(values) if values else np.empty((0, 0), np.float32)

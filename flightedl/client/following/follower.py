@@ -1,0 +1,283 @@
+"""A follower: the threads that ask the pservers for changes, and the copy of the model as users see it.
+
+A thread for each pserver asks for the changes after the position that was applied. Between two requests it rests for
+about twenty times as long as the last one took, within limits: so a pserver spends at most a few percent of its time on
+a follower, and changes arrive within a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.client.connections import Servers
+from flightedl.client.following.copy import FollowedModel
+from flightedl.client.tables.ids import found_ids
+from flightedl.config import CommonSettings, settings
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.lives import JobCoordinator
+from flightedl.domain.feed.follower import Use
+from flightedl.domain.model.declared import plan_of
+from flightedl.errors import DeadlineError, FlightedlError, MessageError, NotFoundError
+from flightedl.messages.base import decode, encode
+from flightedl.messages.declarations import JobDeclaration
+from flightedl.messages.feed import ChangesHeader, ChangesTicket
+from flightedl.ports import Clock
+from flightedl.process import tuning as process_tuning
+from flightedl.rpc.authentication import Role
+from flightedl.rpc.client import Connection
+from flightedl.rpc.connector import Connector
+from flightedl.rpc.identity import Caller
+from flightedl.wire.changes import CHANGES_SCHEMA, HEADER_KEY, decode_changes
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that a request waits for a change, and its limit.
+_WAIT_S = 2.0
+_ANSWER_S = 120.0
+_RETRY_S = 0.2
+_LEAST_REST_S, _MOST_REST_S = 0.05, 0.5
+#: Seconds of rest for each second of a request with changes.
+_REST_FACTOR = 20
+
+
+class FollowedTable:
+    """A table in a follower's copy.
+
+    Args:
+        follower: The follower.
+        name: Name of the table.
+    """
+
+    def __init__(self, follower: Follower, name: str) -> None:
+        self._follower = follower
+        self.name = name
+
+    def lookup(self, ids: Any) -> npt.NDArray[np.float32]:
+        """Return the values of rows.
+
+        Args:
+            ids: (n,) integers or texts, as for ``Table.pull``.
+
+        Returns:
+            (n, dim) float32. For ids without a row, what the table's ``unknown`` determines.
+
+        Raises:
+            NotFoundError: an id has no row, and the table was declared with ``unknown="error"``.
+        """
+        model = self._follower.model()
+        wanted, places = np.unique(found_ids(self.name, ids).ids, return_inverse=True)
+        values, count = model.read(self.name, wanted)
+        spec = next(spec for spec in model.plan.tables if spec.name == self.name)
+        if count < wanted.size and spec.unknown == "error":
+            raise NotFoundError(f"{wanted.size - count} of {wanted.size} ids have no row in table {self.name!r}")
+        found: npt.NDArray[np.float32] = values[places]
+        return found
+
+    def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """Return the ids (n,) and values (n, dim) of all rows; values of 16-bit tables are bits."""
+        ids, values = self._follower.model().rows(self.name)
+        return ids.view(np.int64), values
+
+
+class Follower(Mapping[str, npt.NDArray[Any]]):
+    """A copy of a running job's model, kept up to date. Use it as a context manager; it is thread-safe.
+
+    It maps the names of parameters to arrays, which never change: read again for newer values. ``tables`` maps names to
+    tables.
+
+    Args:
+        etcd: ``host:port`` of etcd; default ``FLIGHTEDL_ETCD``.
+        job: The job's name; default ``FLIGHTEDL_JOB``.
+        **more: Other fields of :class:`flightedl.config.CommonSettings`, for example ``tls_dir``.
+
+    Raises:
+        UsageError: a setting is wrong.
+    """
+
+    def __init__(self, etcd: str | None = None, job: str | None = None, **more: Any) -> None:
+        process_tuning.apply()
+        chosen = settings(CommonSettings, etcd=etcd, job=job, **more)
+        self._clock: Clock = SystemClock()
+        self._keys = JobKeys(chosen.job)
+        self._stop = threading.Event()
+        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._model: FollowedModel | None = None
+        self._declared = b""
+        self._threads: dict[int, threading.Thread] = {}
+        #: Pserver -> instant at which it last answered that the copy has everything, or sent the rest.
+        self._answered: dict[int, float] = {}
+        self._trouble = ""
+        self._coordinator = JobCoordinator(EtcdCoordinator(EtcdAccess.of(chosen), clock=self._clock), self._keys)
+        self._directory = Directory(self._coordinator, self._keys, self._clock).start()
+        connector = Connector(Caller("reader", "follower"), Role.READER, chosen.tls_dir, chosen.integrity, "never")
+        self._servers = Servers(chosen.job, self._directory, connector)
+        self._directory.subscribe(self._look)
+        self._look()
+
+    # users
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self.model().array(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.model().arrays())
+
+    def __len__(self) -> int:
+        return len(self.model().arrays())
+
+    def parameters(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all parameters in the state after one message, which is one state of each pserver."""
+        return self.model().arrays()
+
+    @property
+    def tables(self) -> dict[str, FollowedTable]:
+        """The tables by name."""
+        return {spec.name: FollowedTable(self, spec.name) for spec in self.model().plan.tables}
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the oldest moment at which a pserver's part of the copy was known to be up to date."""
+        count = self.model().plan.pserver_count
+        now = self._clock.now()
+        return max((now - self._answered.get(server, 0.0) for server in range(count)), default=0.0)
+
+    def wait(self, timeout_s: float = 60.0) -> Self:
+        """Wait until the copy is complete, and return the follower.
+
+        Raises:
+            DeadlineError: it is not complete in time; names the last error.
+        """
+        self._wait_for(lambda: self._model is not None and self._model.is_complete, timeout_s)
+        return self
+
+    def catch_up(self, timeout_s: float = 60.0) -> Self:
+        """Wait until the copy has everything that the pservers had at the time of the call. Raises as ``wait``."""
+        self.wait(timeout_s)
+        begun = self._clock.now()
+
+        def has_all() -> bool:
+            count = self.model().plan.pserver_count
+            return all(self._answered.get(server, 0.0) > begun for server in range(count))
+
+        self._wait_for(has_all, timeout_s)
+        return self
+
+    def _wait_for(self, is_true: Any, timeout_s: float) -> None:
+        deadline = self._clock.now() + timeout_s
+        with self._changed:
+            while not is_true():
+                left_s = deadline - self._clock.now()
+                if left_s <= 0 or self._stop.is_set():
+                    why = self._trouble or self._directory.trouble or "no trainer has declared the model yet"
+                    raise DeadlineError(f"the model could not be followed for {timeout_s:g} s: {why}")
+                self._changed.wait(min(left_s, _RETRY_S))
+
+    def model(self) -> FollowedModel:
+        """Return the present copy. Raises NotFoundError if no model is known yet."""
+        if self._model is None:
+            raise NotFoundError("the follower knows no model yet: call wait() first")
+        return self._model
+
+    def close(self) -> None:
+        """Stop following. The copy can still be read."""
+        self._stop.set()
+        self._directory.close()
+        threads = list(self._threads.values())
+        for server in self._threads:
+            with contextlib.suppress(FlightedlError):
+                self._servers.pserver(server)[1].abort_calls()
+        for thread in threads:
+            thread.join()
+        self._servers.close()
+        self._coordinator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # the threads
+
+    def _look(self) -> None:
+        """Read the declaration, and start a thread for each pserver. Called by the directory after each change."""
+        entry = self._directory.entry(self._keys.job)
+        if entry is None or entry.value == self._declared or self._stop.is_set():
+            return
+        declared = decode(entry.value, JobDeclaration).model
+        if declared is None:
+            return
+        plan = plan_of(declared)
+        with self._lock:
+            self._declared = entry.value
+            if self._model is None or not self._model.plan.has_same_cut(plan):
+                self._model = FollowedModel(plan)
+            else:
+                self._model.plan = plan
+            for server in range(plan.pserver_count):
+                if server not in self._threads:
+                    name = f"flightedl-follow-{server}"
+                    thread = threading.Thread(target=self._follow, args=(server,), name=name, daemon=True)
+                    self._threads[server] = thread
+                    thread.start()
+
+    def _follow(self, server: int) -> None:
+        while not self._stop.is_set():
+            model = self.model()
+            if server >= model.plan.pserver_count:
+                self._stop.wait(_RETRY_S)
+                continue
+            began = self._clock.now()
+            try:
+                _, connection = self._servers.pserver(server)
+                has_changes = self._ask(server, model, connection)
+                rest_s = _LEAST_REST_S
+                if has_changes:
+                    took_s = self._clock.now() - began
+                    rest_s = min(max(_REST_FACTOR * took_s, _LEAST_REST_S), _MOST_REST_S)
+            except FlightedlError as error:
+                if not self._stop.is_set():
+                    self._trouble, rest_s = str(error), _RETRY_S
+                    _log.debug("pserver %d: %s", server, error)
+            except Exception as error:
+                self._trouble = f"a bug: {error}"
+                _log.exception("the changes of pserver %d could not be applied", server)
+                raise
+            self._stop.wait(rest_s)
+
+    def _ask(self, server: int, model: FollowedModel, connection: Connection) -> bool:
+        """Ask a pserver for its changes and apply them. True if there were some."""
+        since = model.since(server)
+        asked = self._clock.now()
+        ticket = ChangesTicket(plan_hash=model.plan.hash, since=since, wait_s=_WAIT_S)
+        with connection.get(encode(ticket), timeout_s=_ANSWER_S, schema=CHANGES_SCHEMA) as stream:
+            header = decode((stream.schema.metadata or {}).get(HEADER_KEY, b""), ChangesHeader)
+            received = model.begin(header)
+            for batch, _ in stream:
+                if batch is not None:
+                    received.add(decode_changes(batch))
+        if not received.is_complete:
+            raise MessageError("the end of a message of the feed is missing")
+        use = model.apply(server, received)
+        if model is not self._model or use is Use.ASK_AGAIN:
+            return False
+        with self._changed:
+            self._answered[server] = asked
+            self._trouble = ""
+            self._changed.notify_all()
+        return header.position != since

@@ -1,0 +1,143 @@
+"""Rows of the tables in a follower's copy.
+
+Each pserver has a store here, and each bucket an owner, whose store is read. A base is built in a new store, which then
+replaces the pserver's former store at once. A bucket that moves is complete in its new owner's store before its owner
+changes, so nothing has to be moved here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.tables.evict import Evict
+from flightedl.domain.tables.placement import BUCKETS, buckets_of
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import BusyError, MessageError
+from flightedl.pserver.rows.tables import RowTables
+from flightedl.pserver.rows.values import RowChunk
+from flightedl.wire.changes import Change
+
+Ids = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float32]
+
+#: A number of versions or epochs after which rows never expire: they expire when the pserver says so.
+_NEVER = (1 << 31) - 1
+_ALL = np.ones(BUCKETS, np.bool_)
+_ITEM_TYPES: dict[str, npt.DTypeLike] = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.uint16}
+
+
+def followed(spec: TableSpec) -> TableSpec:
+    """Return the table as a follower keeps it: without slots, admission and limits, but with the ages of rows."""
+    evict = spec.evict
+    if evict is not None:
+        unused = [_NEVER if needed else None for needed in (evict.needs_version, evict.needs_epoch)]
+        evict = None if unused == [None, None] else Evict(unused_versions=unused[0], unused_epochs=unused[1])
+    return replace(spec, optimizer=SGD(lr=1.0), admit_after=1, evict=evict, first_rows="")
+
+
+class FollowedTables:
+    """Rows of all tables. The caller serializes all calls except ``begin`` and ``add``, which work on a new store.
+
+    Args:
+        specs: The job's tables.
+    """
+
+    def __init__(self, specs: Sequence[TableSpec]) -> None:
+        self._specs = [followed(spec) for spec in specs]
+        self._numbers = {spec.name: number for number, spec in enumerate(specs)}
+        self._stores: dict[int, RowTables] = {}
+        #: (buckets,): pserver whose store has the bucket; -1 if none has it yet.
+        self._owners = np.full(BUCKETS, -1, np.int64)
+
+    def begin(self) -> RowTables:
+        """Return a store without rows."""
+        return RowTables(self._specs, range(BUCKETS))
+
+    def add(self, store: RowTables, change: Change) -> None:
+        """Add the rows of a change to a store. Raises MessageError if they are not rows of the table."""
+        number = self._number(change.name)
+        spec = self._specs[number]
+        ids = np.frombuffer(change.ids, np.uint64)
+        values: npt.NDArray[Any] = np.frombuffer(change.values, _ITEM_TYPES[spec.dtype])
+        versions, epochs = (np.frombuffer(each, np.uint32) for each in (change.versions, change.epochs))
+        if values.size != ids.size * spec.dim or {versions.size, epochs.size} != {ids.size}:
+            raise MessageError(f"rows of table {spec.name!r:.80} have another size than declared")
+        nothing = np.zeros(ids.size, np.uint32)
+        slots = np.empty((ids.size, 0), np.float32)
+        values = values.reshape(ids.size, spec.dim)
+        store.restore(RowChunk(number, False, ids, nothing, versions, epochs, slots, values), _ALL)
+        if store.counts(number).refused:
+            raise BusyError(f"this process has no memory left for the rows of table {spec.name!r:.80}")
+
+    def apply(
+        self, server: int, changes: Sequence[Change], store: RowTables | None, owned: npt.NDArray[np.bool_]
+    ) -> None:
+        """Apply the changes of a message in order.
+
+        Args:
+            server: The pserver that sent it.
+            changes: All changes about tables; of a base, without rows.
+            store: New store with the rows of a base; None for an increment.
+            owned: (buckets,): True for the buckets of which the pserver is the newest known owner.
+        """
+        if store is not None:
+            self._stores[server] = store
+            self._owners[self._owners == server] = -1
+        elif server not in self._stores:
+            self._stores[server] = self.begin()
+        present = self._stores[server]
+        for change in changes:
+            buckets = range(change.start, change.stop)
+            if change.kind == "clear":
+                if store is None:
+                    present.release(buckets, 0, 0)
+                mine = np.zeros(BUCKETS, np.bool_)
+                mine[buckets.start : buckets.stop] = True
+                self._owners[mine & owned] = server
+            elif change.kind == "removed":
+                present.restore_removed(self._number(change.name), np.frombuffer(change.ids, np.uint64), _ALL)
+            elif change.kind == "rows":
+                self.add(present, change)
+            elif change.kind == "expiry":
+                oldest = np.frombuffer(change.versions, np.int64)
+                present.expire(self._number(change.name), buckets, oldest, change.epoch)
+
+    def _number(self, name: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            raise MessageError(f"the job has no table {name!r:.80}")
+        return number
+
+    def read(self, name: str, ids: Ids) -> tuple[Floats, int]:
+        """Return the (n, dim) values of distinct ids, and the number of ids that have a row."""
+        number = self._number(name)
+        spec, count = self._specs[number], 0
+        owners = self._owners[buckets_of(ids, spec.salt)]
+        out = np.empty((ids.size, spec.dim), np.float32)
+        for owner in np.unique(owners).tolist():
+            those = owners == owner
+            part = np.empty((int(those.sum()), spec.dim), np.float32)
+            store = self._stores.get(owner) or self.begin()
+            count += store.read(number, np.ascontiguousarray(ids[those]), 0, 0, part)
+            out[those] = part
+        return out, count
+
+    def rows(self, name: str) -> Iterator[RowChunk]:
+        """Yield all rows of a table."""
+        number = self._number(name)
+        salt = self._specs[number].salt
+        for server, store in self._stores.items():
+            cut = store.begin_cut(0, 0, is_base=True, only=(number,))
+            while (chunk := cut.next_rows()) is not None:
+                yield chunk.chosen(self._owners[buckets_of(chunk.ids, salt)] == server)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if each bucket has an owner."""
+        return not self._specs or bool((self._owners >= 0).all())

@@ -1,0 +1,62 @@
+"""A client's state of the feeds of all pservers; see the package for the rules."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from flightedl.messages.feed import ChangesHeader, Position
+
+
+class Use(enum.Enum):
+    """Use of a received base or increment."""
+
+    #: Apply it, and then call ``applied``.
+    APPLY = "apply"
+    #: Ignore it: it is older than what was applied, or belongs to a process that was replaced.
+    IGNORE = "ignore"
+    #: It does not follow what was applied. Ask again, with ``since``.
+    ASK_AGAIN = "ask again"
+
+
+class FollowedFeeds:
+    """Positions in the feeds of all pservers, and the owners of blocks and buckets, as a client knows them."""
+
+    def __init__(self) -> None:
+        self._positions: dict[int, Position] = {}
+        #: Block or bucket -> highest version of a placement with which its content was applied.
+        self._placements: dict[int, int] = {}
+
+    def since(self, server: int) -> Position | None:
+        """Return the position to ask a pserver for; None to get a base."""
+        return self._positions.get(server)
+
+    def use_of(self, server: int, header: ChangesHeader) -> Use:
+        """Decide about a message of a pserver. Generations only increase, in all lives of the model."""
+        known, received = self._positions.get(server), header.position
+        if known is not None and received.generation < known.generation:
+            return Use.IGNORE
+        if header.since is None:
+            is_older = known is not None and known.generation == received.generation and received.number < known.number
+            return Use.IGNORE if is_older else Use.APPLY
+        if known is None or known.generation != received.generation or known.life != received.life:
+            return Use.ASK_AGAIN
+        if received.number < known.number:
+            return Use.IGNORE
+        return Use.APPLY if header.since <= known.number else Use.ASK_AGAIN
+
+    def owned(self, header: ChangesHeader, blocks: Iterable[int]) -> set[int]:
+        """Return the blocks whose content in this message is not older than what another owner has sent."""
+        placement = header.position.placement
+        return {block for block in blocks if self._placements.get(block, 0) <= placement}
+
+    def applied(self, server: int, header: ChangesHeader, blocks: Iterable[int]) -> None:
+        """Record that a message with the content of these blocks was applied."""
+        self._positions[server] = header.position
+        for block in self.owned(header, blocks):
+            self._placements[block] = header.position.placement
+
+    def forget(self) -> None:
+        """Start over, because the job has another model."""
+        self._positions.clear()
+        self._placements.clear()

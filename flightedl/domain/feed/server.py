@@ -1,0 +1,106 @@
+"""Numbers of a pserver's changes; see the package for what they mean.
+
+The caller reads a block's content only after it has noted the block's state. If the block changes in between, the
+content is newer than the number says, and the block is noted, and sent, once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from flightedl.messages.feed import Position
+
+
+class State(NamedTuple):
+    """State of a block: two equal states have the same content."""
+
+    #: Number of times that the block has arrived from another pserver, where it may have returned to an older version.
+    arrivals: int
+    version: int
+
+
+class Removed(NamedTuple):
+    """Rows of a table that were removed before they expired."""
+
+    number: int
+    table: int
+    #: Ids as little-endian 64-bit integers.
+    ids: bytes
+
+
+_ID_BYTES = 8
+
+
+class ServerFeed:
+    """Feed of one pserver.
+
+    Args:
+        life: Election of the model's initial values.
+        generation: Generation of the process.
+        most_removed: Number of removed ids to keep. Clients that need older ones get a base.
+    """
+
+    def __init__(self, life: int, generation: int, most_removed: int = 1 << 20) -> None:
+        self.life = life
+        self.generation = generation
+        self.number = 0
+        self._most_removed = most_removed
+        #: Lowest number after which increments can be made.
+        self._floor = 0
+        #: Block -> its state when it was last noted.
+        self._states: dict[int, State] = {}
+        #: Block -> number of its last change.
+        self._changed: dict[int, int] = {}
+        #: Removed rows, in the order of their numbers.
+        self._removed: list[Removed] = []
+        self._removed_count = 0
+
+    def is_behind(self, states: Mapping[int, State]) -> bool:
+        """True if a block has changed, arrived or left since the last number."""
+        return states != self._states
+
+    def note(self, states: Mapping[int, State]) -> int:
+        """Give the next number to all changes since the last one, and return it. ``states``: those of all blocks."""
+        self.number += 1
+        known = self._states
+        self._changed = {
+            block: self._changed[block] if known.get(block) == state else self.number for block, state in states.items()
+        }
+        self._states = dict(states)
+        return self.number
+
+    def remove(self, table: int, ids: bytes) -> None:
+        """Record rows that were removed since the number before the last one."""
+        self._removed.append(Removed(self.number, table, ids))
+        self._removed_count += len(ids) // _ID_BYTES
+        while self._removed and (self._removed_count > self._most_removed or self._removed[0].number <= self._floor):
+            dropped = self._removed.pop(0)
+            self._removed_count -= len(dropped.ids) // _ID_BYTES
+            self._floor = dropped.number
+
+    def start_of(self, since: Position | None) -> int | None:
+        """Return the number after which a client needs the changes; None if it needs a base."""
+        if since is None or (since.life, since.generation) != (self.life, self.generation):
+            return None
+        return since.number if self._floor <= since.number <= self.number else None
+
+    def changed_after(self, number: int | None) -> list[int]:
+        """Return the blocks that changed after a number, ascending; all blocks if it is None."""
+        return sorted(block for block, changed in self._changed.items() if number is None or changed > number)
+
+    def removed_after(self, number: int | None) -> list[Removed]:
+        """Return the rows that were removed after a number; none if it is None, because a base has no removed rows."""
+        return [] if number is None else [removed for removed in self._removed if removed.number > number]
+
+    def position(self, placement: int) -> Position:
+        """Return the present position."""
+        return Position(life=self.life, generation=self.generation, placement=placement, number=self.number)
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        assert self._changed.keys() == self._states.keys()
+        assert all(0 < changed <= self.number for changed in self._changed.values())
+        assert self._floor <= self.number
+        assert all(removed.number > self._floor for removed in self._removed)
+        assert self._removed_count == sum(len(removed.ids) for removed in self._removed) // _ID_BYTES

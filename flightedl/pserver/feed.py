@@ -1,0 +1,218 @@
+"""The feed of one pserver: answers to clients that follow the changes of its blocks and rows.
+
+Numbers, and the choice between a base and an increment, are those of ``domain.feed.server``. Nothing is recorded while
+training: when a client asks, versions tell which blocks have changed, and the bits that cuts need anyway tell which
+rows. Values are borrowed and rows are cut when the number is given, so an answer has the state of that moment however
+slowly the client reads. A client that reads too slowly loses its cut, and asks again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.domain.feed.server import Removed, ServerFeed
+from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.tables.placement import BUCKETS
+from flightedl.errors import BusyError
+from flightedl.kernels.half_precision import shortened
+from flightedl.messages.base import encode
+from flightedl.messages.feed import ChangesHeader, ChangesTicket
+from flightedl.ports import Clock
+from flightedl.pserver.rows.span import RowSpan
+from flightedl.pserver.rows.tables import RowCut
+from flightedl.pserver.shard import Shard
+from flightedl.pserver.stores import distinct
+from flightedl.rpc.call import Call, Message
+from flightedl.rpc.routes import Outgoing
+from flightedl.wire.changes import CHANGES_SCHEMA, HEADER_KEY, Change, encode_changes
+
+Array = npt.NDArray[np.generic]
+
+#: Most answers that are sent at a time; there must be cuts left for checkpoints and readers.
+_ANSWERS = 3
+#: Interval at which changes are looked for.
+_LOOK_S = 0.02
+#: Memory for rows of a table that change before they are sent.
+_UNDO_BYTES = 256 << 20
+_CHUNK_BYTES = 1 << 20
+
+
+class PserverFeed:
+    """Feed of one pserver. Thread-safe.
+
+    Args:
+        shard: The pserver's blocks and rows.
+        plan: Plan of the model.
+        life: Election of the model's initial values.
+        generation: Generation of the process.
+        clock: Clock for waits.
+    """
+
+    def __init__(self, shard: Shard, plan: ShardPlan, life: int, generation: int, clock: Clock) -> None:
+        self._shard = shard
+        self._plan = plan
+        self._clock = clock
+        self._feed = ServerFeed(life, generation)
+        self._lock = threading.Lock()
+        self._answers = threading.BoundedSemaphore(_ANSWERS)
+
+    def changes(self, ticket: ChangesTicket, call: Call) -> Outgoing:
+        """Return a base or increment, once there is a change or the time is up.
+
+        Raises:
+            BusyError: too many clients are being answered, or there is no memory.
+        """
+        self._wait(ticket, call)
+        if not self._answers.acquire(blocking=False):
+            raise BusyError(f"this pserver sends its changes to {_ANSWERS} others: try again later")
+        answer = _Answer(self._plan, self._answers)
+        shard, feed = self._shard, self._feed
+        with self._lock:
+            start = feed.start_of(ticket.since)
+            if start != feed.number or self._is_behind():
+                feed.note(shard.states())
+                try:
+                    answer.begin(shard, feed, start)
+                except MemoryError:
+                    raise BusyError("this pserver has no memory left to send its changes") from None
+            buckets = [(each.buckets.start, each.buckets.stop) for each in distinct(shard.rows.spans)]
+            header = ChangesHeader(position=feed.position(shard.placement), since=start, buckets=buckets)
+        schema = CHANGES_SCHEMA.with_metadata({HEADER_KEY: encode(header)})
+        return Outgoing(schema, answer.messages())
+
+    def _is_behind(self) -> bool:
+        """True if anything has changed since the last number."""
+        shard = self._shard
+        return self._feed.is_behind(shard.states()) or any(each.rows.removed for each in distinct(shard.rows.spans))
+
+    def _wait(self, ticket: ChangesTicket, call: Call) -> None:
+        """Wait while the client has everything."""
+        deadline = min(self._clock.now() + ticket.wait_s, call.deadline)
+        while self._feed.start_of(ticket.since) == self._feed.number and self._clock.now() < deadline:
+            if self._is_behind():
+                return
+            call.check()
+            call.closing.wait(_LOOK_S)
+
+
+class _Answer:
+    """A base or increment while it is sent. Its cuts are dropped at the end, even if it was never sent.
+
+    Args:
+        plan: Plan of the model.
+        place: Released at the end.
+    """
+
+    def __init__(self, plan: ShardPlan, place: threading.BoundedSemaphore) -> None:
+        self._plan = plan
+        self._place: threading.BoundedSemaphore | None = place
+        self._values: list[tuple[int, Array, int]] = []
+        self._cuts: list[tuple[RowSpan, RowCut]] = []
+        self._removed: Sequence[Removed] = ()
+
+    def begin(self, shard: Shard, feed: ServerFeed, start: int | None) -> None:
+        """Take the state of this moment. Raises MemoryError if there is no memory for it."""
+        self._cuts = shard.feed_cuts(feed.number, start, _UNDO_BYTES, feed.remove)
+        self._removed = feed.removed_after(start)
+        blocks = [number for number in feed.changed_after(start) if number < shard.first_bucket]
+        place = 0
+        while place < len(blocks):
+            end = place + 1
+            while end < len(blocks) and blocks[end] == blocks[place] + end - place:
+                end += 1
+            values, version, count = shard.values(range(blocks[place], blocks[place] + end - place))
+            self._values.append((blocks[place], values, version))
+            place += count
+
+    def messages(self) -> Iterator[Message]:
+        count = 0
+        for changes in self._changes():
+            count += len(changes)
+            yield encode_changes(changes), None
+        yield encode_changes([Change("end", block=count)]), None
+        self.end()
+
+    def _changes(self) -> Iterator[list[Change]]:
+        while self._values:
+            yield list(self._blocks(*self._values.pop(0)))
+        tables = self._plan.tables
+        for span, cut in self._cuts:
+            ranges = [span.buckets] if cut.is_base else _ranges(cut.complete)
+            if ranges:
+                yield [Change("clear", start=each.start, stop=each.stop) for each in ranges]
+        if self._removed:
+            yield [Change("removed", tables[each.table].name, ids=each.ids) for each in self._removed]
+        for span, cut in self._cuts:
+            yield from self._rows(span, cut)
+            expiry = list(self._expiry(span, cut))
+            if expiry:
+                yield expiry
+
+    def _blocks(self, first: int, values: Array, version: int) -> Iterator[Change]:
+        """Yield the blocks whose values begin with those of block ``first``."""
+        number, at, plan = first, 0, self._plan
+        while at < values.size:
+            block = plan.block(number)
+            spec = plan.parameters[block.parameter]
+            part = np.ascontiguousarray(values[at : at + block.size])
+            data = shortened(part, spec.short_kind) if spec.short_kind else part  # type: ignore[arg-type]
+            yield Change("values", spec.name, number, block.start, block.stop, version, values=data)
+            at += block.size
+            number += 1
+
+    def _rows(self, span: RowSpan, cut: RowCut) -> Iterator[list[Change]]:
+        while True:
+            with span.lock:
+                chunk = cut.next_rows(_CHUNK_BYTES)
+            if chunk is None:
+                return
+            if chunk.ids.size:
+                columns = (
+                    np.ascontiguousarray(each) for each in (chunk.ids, chunk.versions, chunk.epochs, chunk.values)
+                )
+                ids, versions, epochs, values = columns
+                name = self._plan.tables[chunk.table].name
+                yield [Change("rows", name, ids=ids, versions=versions, epochs=epochs, values=values)]
+
+    def _expiry(self, span: RowSpan, cut: RowCut) -> Iterator[Change]:
+        buckets = span.buckets
+        for spec, state in zip(self._plan.tables, cut.tables, strict=True):
+            if spec.evict is not None and (spec.evict.needs_version or spec.evict.needs_epoch):
+                shifts = state.shifts if state.shifts.size else np.zeros(BUCKETS, np.int64)
+                oldest = np.maximum(state.oldest + shifts, state.given_up)[buckets.start : buckets.stop]
+                yield Change(
+                    "expiry",
+                    spec.name,
+                    start=buckets.start,
+                    stop=buckets.stop,
+                    epoch=state.oldest_epoch,
+                    versions=np.ascontiguousarray(oldest),
+                )
+
+    def end(self) -> None:
+        """Drop the cuts."""
+        for span, cut in self._cuts:
+            with span.lock:
+                cut.drop()
+        self._cuts, self._values = [], []
+        if self._place is not None:
+            self._place.release()
+            self._place = None
+
+    def __del__(self) -> None:
+        self.end()
+
+
+def _ranges(buckets: Sequence[int]) -> list[range]:
+    """Return ascending numbers as ranges."""
+    found: list[range] = []
+    for bucket in buckets:
+        if found and found[-1].stop == bucket:
+            found[-1] = range(found[-1].start, bucket + 1)
+        else:
+            found.append(range(bucket, bucket + 1))
+    return found

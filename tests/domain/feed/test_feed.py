@@ -1,0 +1,310 @@
+"""The feed: whatever is lost, repeated, late or restored from older states, a follower gets the present model."""
+
+from __future__ import annotations
+
+import copy
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flightedl.domain.feed.follower import FollowedFeeds, Use
+from flightedl.domain.feed.server import ServerFeed, State
+from flightedl.messages.feed import ChangesHeader, Position
+
+BLOCKS = range(4)
+SERVERS = range(2)
+#: Versions after which a row without updates expires.
+UNUSED = 3
+
+
+def packed(ids: list[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}Q", *ids)
+
+
+def unpacked(ids: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(ids) // 8}Q", ids))
+
+
+@dataclass
+class Block:
+    """A block with a value and rows; an id's row is (version of its last update, value)."""
+
+    version: int = 0
+    value: int = 0
+    rows: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def living(self) -> dict[int, int]:
+        return {row: value for row, (version, value) in self.rows.items() if version >= self.version - UNUSED}
+
+
+@dataclass
+class Answer:
+    """A base or increment on its way."""
+
+    server: int
+    header: ChangesHeader
+    blocks: dict[int, tuple[int, int]]
+    removed: list[int]
+    #: (block, row) -> (version, value), and blocks that are complete.
+    rows: dict[tuple[int, int], tuple[int, int]]
+    complete: set[int]
+    oldest: dict[int, int]
+
+
+class Server:
+    """A pserver's content and feed. Rows are numbered as the product numbers records."""
+
+    def __init__(self, generation: int, blocks: dict[int, Block], placement: int) -> None:
+        self.blocks = blocks
+        self.placement = placement
+        self.feed = ServerFeed(1, generation, most_removed=2)
+        self.row_numbers: dict[tuple[int, int], int] = {}
+        self.dirty = {(block, row) for block, content in blocks.items() for row in content.rows}
+        self.arrived: dict[int, int] = {}
+        self.arrivals: dict[int, int] = {}
+        self.pending: list[bytes] = []
+
+    def answer(self, server: int, since: Position | None) -> Answer:
+        feed = self.feed
+        number = feed.note(
+            {block: State(self.arrivals.get(block, 0), content.version) for block, content in self.blocks.items()}
+        )
+        for ids in self.pending:
+            feed.remove(0, ids)
+        self.pending.clear()
+        self.row_numbers.update(dict.fromkeys(self.dirty, number))
+        self.dirty.clear()
+        start = feed.start_of(since)
+        own = dict(self.blocks)
+        changed = feed.changed_after(start)
+        rows = {
+            (block, row): content.rows[row]
+            for block, content in own.items()
+            for row in content.rows
+            if start is None or self.row_numbers[block, row] > start
+        }
+        complete = {block for block in own if start is None or self.arrived.get(block, 0) > start}
+        feed.check()
+        return Answer(
+            server,
+            ChangesHeader(position=feed.position(self.placement), since=start, buckets=[(b, b + 1) for b in own]),
+            {block: (own[block].version, own[block].value) for block in changed},
+            [row for removed in feed.removed_after(start) for row in unpacked(removed.ids)],
+            rows,
+            complete,
+            {block: content.version - UNUSED for block, content in own.items()},
+        )
+
+
+class Client:
+    """A follower's copy of the model."""
+
+    def __init__(self) -> None:
+        self.feeds = FollowedFeeds()
+        self.values: dict[int, int] = {}
+        self.rows: dict[int, dict[int, tuple[int, int]]] = {block: {} for block in BLOCKS}
+
+    def take(self, answer: Answer) -> None:  # noqa: C901 - the order of a message's parts
+        if self.feeds.use_of(answer.server, answer.header) is not Use.APPLY:
+            return
+        have = [first for first, _ in answer.header.buckets]
+        mine = self.feeds.owned(answer.header, have)
+        for block in answer.complete & mine:
+            self.rows[block].clear()
+        for row in answer.removed:
+            if row % len(BLOCKS) in mine:
+                self.rows[row % len(BLOCKS)].pop(row, None)
+        for (block, row), content in answer.rows.items():
+            if block in mine:
+                self.rows[block][row] = content
+        for block, oldest in answer.oldest.items():
+            if block in mine:
+                self.rows[block] = {row: each for row, each in self.rows[block].items() if each[0] >= oldest}
+        for block, (_, value) in answer.blocks.items():
+            if block in mine:
+                self.values[block] = value
+        self.feeds.applied(answer.server, answer.header, have)
+
+
+class FeedMachine(RuleBasedStateMachine):
+    """Two pservers, checkpoints, moves, and two followers that receive answers in any order."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.generation = 10
+        self.placement = 1
+        self.value = 0
+        self.clients = [Client(), Client()]
+        halves = [{block: Block() for block in BLOCKS if block % 2 == server} for server in SERVERS]
+        self.servers = [Server(self.next_generation(), half, 1) for half in halves]
+        self.saved: list[dict[int, Block]] = [copy.deepcopy(server.blocks) for server in self.servers]
+        self.on_way: list[tuple[int, Answer]] = []
+
+    def next_generation(self) -> int:
+        self.generation += 1
+        return self.generation
+
+    def server_of(self, block: int) -> Server:
+        return next(server for server in self.servers if block in server.blocks)
+
+    @rule(block=st.sampled_from(BLOCKS), row=st.integers(0, 3), is_new=st.booleans())
+    def push(self, block: int, row: int, is_new: bool) -> None:
+        server = self.server_of(block)
+        content = server.blocks[block]
+        content.version += 1
+        self.value += 1
+        content.value = self.value
+        if is_new:
+            number = row * len(BLOCKS) + block
+            content.rows[number] = content.version, self.value
+            server.dirty.add((block, number))
+
+    @rule(block=st.sampled_from(BLOCKS))
+    def sweep(self, block: int) -> None:
+        content = self.server_of(block).blocks[block]
+        content.rows = {row: each for row, each in content.rows.items() if row in content.living()}
+
+    @rule(server=st.sampled_from(SERVERS), row=st.integers(0, 3))
+    def save(self, server: int, row: int) -> None:
+        """Make a checkpoint, which removes small rows."""
+        found = self.servers[server]
+        for block, content in found.blocks.items():
+            number = row * len(BLOCKS) + block
+            if content.rows.pop(number, None) is not None:
+                found.pending.append(packed([number]))
+                found.dirty.discard((block, number))
+        self.saved = [copy.deepcopy(each.blocks) for each in self.servers]
+
+    @rule(server=st.sampled_from(SERVERS))
+    def die(self, server: int) -> None:
+        """Replace a server by one that restores the checkpoint, in which its blocks may be older."""
+        saved = {block: content for blocks in self.saved for block, content in blocks.items()}
+        own = {block: copy.deepcopy(saved[block]) for block in self.servers[server].blocks}
+        self.servers[server] = Server(self.next_generation(), own, self.placement)
+
+    @rule(block=st.sampled_from(BLOCKS))
+    def move(self, block: int) -> None:
+        source = self.server_of(block)
+        target = next(server for server in self.servers if server is not source)
+        self.placement += 1
+        content = source.blocks.pop(block)
+        target.blocks[block] = content
+        target.placement = source.placement = self.placement
+        target.arrived[block] = target.feed.number + 1
+        target.arrivals[block] = target.arrivals.get(block, 0) + 1
+        target.dirty |= {(block, row) for row in content.rows}
+        source.dirty = {each for each in source.dirty if each[0] != block}
+
+    @rule(server=st.sampled_from(SERVERS), client=st.sampled_from([0, 1]))
+    def ask(self, server: int, client: int) -> None:
+        since = self.clients[client].feeds.since(server)
+        self.on_way.append((client, self.servers[server].answer(server, since)))
+
+    @precondition(lambda self: self.on_way)
+    @rule(data=st.data(), is_kept=st.booleans())
+    def deliver(self, data: Any, is_kept: bool) -> None:
+        place = data.draw(st.integers(0, len(self.on_way) - 1))
+        client, answer = self.on_way[place]
+        if not is_kept:
+            del self.on_way[place]
+        self.clients[client].take(answer)
+
+    @invariant()
+    def catches_up(self) -> None:
+        """Answers to fresh requests give each client exactly the present model."""
+        if not hasattr(self, "clients"):
+            return
+        servers, clients = copy.deepcopy((self.servers, self.clients))
+        for client in clients:
+            for _ in range(2):
+                for number, server in enumerate(servers):
+                    client.take(server.answer(number, client.feeds.since(number)))
+            for block in BLOCKS:
+                content = next(server.blocks[block] for server in servers if block in server.blocks)
+                assert client.values[block] == content.value
+                assert {row: value for row, (_, value) in client.rows[block].items()} == content.living()
+
+
+TestFeed = FeedMachine.TestCase
+TestFeed.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_a_block_that_was_away_is_sent_even_if_its_version_is_the_same() -> None:
+    """Its other owner may have restored an older state, and trained it to the same version."""
+    feed = ServerFeed(1, 5)
+    feed.note({0: State(0, 5)})
+    assert feed.is_behind({0: State(1, 5)})
+    feed.note({0: State(1, 5)})
+    assert feed.changed_after(1) == [0]
+
+
+def position(number: int, generation: int = 5, life: int = 1) -> Position:
+    return Position(life=life, generation=generation, placement=1, number=number)
+
+
+def header(number: int, since: int | None, generation: int = 5) -> ChangesHeader:
+    return ChangesHeader(position=position(number, generation), since=since)
+
+
+@pytest.mark.parametrize(
+    ("received", "use"),
+    [
+        (header(13, 12), Use.APPLY),
+        (header(13, 9), Use.APPLY),
+        (header(12, 12), Use.APPLY),
+        (header(15, 13), Use.ASK_AGAIN),
+        (header(11, 10), Use.IGNORE),
+        (header(13, None), Use.APPLY),
+        (header(11, None), Use.IGNORE),
+        (header(125, 120, generation=6), Use.ASK_AGAIN),
+        (header(3, None, generation=6), Use.APPLY),
+        (header(99, None, generation=4), Use.IGNORE),
+        (header(99, 12, generation=4), Use.IGNORE),
+    ],
+)
+def test_a_follower_applies_what_follows_its_position(received: ChangesHeader, use: Use) -> None:
+    feeds = FollowedFeeds()
+    feeds.applied(0, header(12, None), [])
+    assert feeds.use_of(0, received) is use
+
+
+@pytest.mark.parametrize(
+    ("since", "start"),
+    [
+        (None, None),
+        (position(2), 2),
+        (position(3), 3),
+        (position(4), None),
+        (position(2, generation=4), None),
+        (position(2, life=2), None),
+    ],
+)
+def test_a_position_of_another_process_or_life_gets_a_base(since: Position | None, start: int | None) -> None:
+    feed = ServerFeed(1, 5)
+    for version in range(3):
+        feed.note({0: State(0, version), 1: State(0, 0)})
+    assert feed.start_of(since) == start
+    assert feed.changed_after(start) == ([0, 1] if start is None else [0] if start < 3 else [])
+
+
+def test_a_successor_that_passes_the_position_of_a_follower_sends_a_base() -> None:
+    """The follower stands at 120. The successor restores an older state, and soon has the number 125."""
+    feed = ServerFeed(1, 6)
+    for version in range(125):
+        feed.note({0: State(0, version)})
+    assert feed.start_of(position(120)) is None
+
+
+def test_a_client_that_needs_forgotten_removed_rows_gets_a_base() -> None:
+    feed = ServerFeed(1, 5, most_removed=2)
+    for number in range(3):
+        feed.note({0: State(0, number)})
+        feed.remove(0, packed([number]))
+    assert feed.start_of(position(0)) is None
+    assert [unpacked(each.ids) for each in feed.removed_after(feed.start_of(position(1)))] == [[1], [2]]
+    feed.check()

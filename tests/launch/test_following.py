@@ -1,0 +1,194 @@
+"""A follower has the model of a running job, and follows its changes through evictions and deaths of pservers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pyarrow.parquet as pq
+import pytest
+from ml_dtypes import bfloat16
+
+import flightedl as fe
+from flightedl.client.following.follower import Follower
+from flightedl.errors import DeadlineError, NotFoundError
+from flightedl.testing.contracts.coordinator import eventually
+
+pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
+
+VECTOR = np.linspace(-1, 1, 700_000, dtype=np.float32)
+
+
+def data_of(folder: Path, count: int) -> str:
+    pq.write_table(pa.table({"k": np.arange(count)}), folder / "data.parquet", row_group_size=1)
+    return str(folder / "data.parquet")
+
+
+def rows_of(table: Any) -> dict[int, list[float]]:
+    ids, values = table.rows()
+    return dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def follow(cluster: fe.LocalCluster) -> Follower:
+    return fe.Follower(etcd=cluster.etcd_address, job=cluster.job)
+
+
+@pytest.fixture
+def cluster() -> Iterator[fe.LocalCluster]:
+    with fe.local(pservers=2) as made:
+        yield made
+
+
+def test_a_follower_has_what_trainers_read(cluster: fe.LocalCluster, tmp_path: Path) -> None:
+    url = data_of(tmp_path, 12)
+    with cluster.connect() as job, follow(cluster) as follower:
+        with pytest.raises(NotFoundError, match="knows no model"):
+            follower.parameters()
+        with pytest.raises(DeadlineError, match="no trainer has declared the model"):
+            follower.wait(0.1)
+        data = iter(job.dataset(url, batch_size=1))
+        users = job.table("users", 3, optimizer=fe.RowAdagrad(lr=1.0), init=fe.Uniform(0.5))
+        short = job.table("short", 2, optimizer=fe.SGD(lr=1.0), dtype="bfloat16", rounding="nearest")
+        strict = job.table("strict", 2, optimizer=fe.SGD(lr=1.0), unknown="error")
+        first = {"w": VECTOR, "b": VECTOR[:9].reshape(3, 3).astype(bfloat16), "s": np.float64(1.0).reshape(())}
+        model = job.parameters(first, optimizer=fe.Adam(lr=0.1), mode=fe.Async())
+        for step, _ in enumerate(data):
+            ids = np.arange(step, step + 5)
+            for table in (users, short, strict):
+                table.push(ids, np.full((5, table.dim), 0.3 * step + 0.1, np.float32))
+            before = follower.wait()["w"] if step else VECTOR
+            model.step({name: np.full_like(value, 0.5) for name, value in first.items()})
+            if step % 4 == 0:
+                follower.catch_up(20.0)
+                model.pull()
+                for name, value in model.items():
+                    np.testing.assert_array_equal(follower[name], value)
+                    assert follower[name].dtype == value.dtype
+                assert before is not follower["w"]
+                assert not follower["w"].flags.writeable
+                asked = np.arange(-3, 30)
+                np.testing.assert_array_equal(follower.tables["users"].lookup(asked), users.pull(asked))
+                np.testing.assert_array_equal(follower.tables["short"].lookup(asked), short.pull(asked))
+                assert set(rows_of(follower.tables["users"])) == set(range(step + 5))
+        follower.catch_up(20.0)
+        known = np.arange(3)
+        np.testing.assert_array_equal(follower.tables["strict"].lookup(known), strict.pull(known))
+        with pytest.raises(NotFoundError, match="1 of 2 ids have no row in table 'strict'"):
+            follower.tables["strict"].lookup([1, 10**6])
+        assert sorted(follower) == sorted(follower.parameters()) == ["b", "s", "w"]
+        assert 0 <= follower.age_s < 20
+
+
+@pytest.mark.parametrize(
+    "evict",
+    [
+        fe.Evict(unused_versions=3),
+        fe.Evict(unused_epochs=1),
+        fe.Evict(max_rows=2048),
+        fe.Evict(unused_versions=9, max_rows=4096, unused_epochs=1),
+    ],
+    ids=["versions", "epochs", "rows", "all"],
+)
+def test_evicted_rows_leave_a_follower(cluster: fe.LocalCluster, tmp_path: Path, evict: fe.Evict) -> None:
+    url = data_of(tmp_path, 10)
+    with cluster.connect() as job, follow(cluster) as follower:
+        users = job.table("users", 2, optimizer=fe.SGD(lr=1.0), evict=evict, unknown="zero")
+        seen: set[int] = set()
+        for step, _ in enumerate(job.dataset(url, batch_size=1, epochs=3)):
+            ids = np.arange(step * 700, step * 700 + 1000)
+            users.push(ids, -np.ones((1000, 2), np.float32))
+            job.step()
+            seen.update(ids.tolist())
+            if step % 7 == 0:
+                follower.catch_up(20.0)
+                every = np.arange(-5, step * 700 + 1100)
+                np.testing.assert_array_equal(follower.tables["users"].lookup(every), users.pull(every))
+        follower.catch_up(20.0)
+        every = np.arange(30 * 700 + 1100)
+        assert len(follower.tables["users"].rows()[0]) == len(users) < len(seen)
+        np.testing.assert_array_equal(follower.tables["users"].lookup(every), users.pull(every))
+
+
+def test_a_plain_flight_client_follows_changes(cluster: fe.LocalCluster, tmp_path: Path) -> None:
+    """Two increments after a base, with pyarrow alone."""
+    options = flight.FlightCallOptions(timeout=20)
+    with cluster.connect() as job:
+        data = iter(job.dataset(data_of(tmp_path, 4), batch_size=1))
+        users = job.table("users", 2, optimizer=fe.SGD(lr=1.0))
+        model = job.parameters({"w": VECTOR, "still": VECTOR[:3]}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())
+        next(data)
+        with cluster.status() as status:
+            master = status.read(5.0).master
+        assert master is not None
+        command = flight.FlightDescriptor.for_command(b'{"verb": "changes"}')
+        endpoints = flight.connect(f"grpc://{master.address}").get_flight_info(command, options).endpoints
+        assert len(endpoints) == 2
+        since: dict[int, Any] = {}
+        for step in range(3):
+            parts, rows = [], []
+            for number, endpoint in enumerate(endpoints):
+                ticket = {**json.loads(endpoint.ticket.ticket), "since": since.get(number), "wait_s": 0.0}
+                client = flight.connect(endpoint.locations[0])
+                stream = client.do_get(flight.Ticket(json.dumps(ticket).encode()), options)
+                header = json.loads(stream.schema.metadata[b"flightedl.changes"])
+                assert (header["since"] is None) == (step == 0)
+                since[number] = header["position"]
+                changes = stream.read_all().to_pylist()
+                assert changes[-1]["kind"] == "end"
+                assert changes[-1]["block"] == len(changes) - 1
+                parts += [each for each in changes if each["kind"] == "values"]
+                rows += [each for each in changes if each["kind"] == "rows"]
+            model.pull()
+            whole = sorted((each["start"], each["values"]) for each in parts if each["name"] == "w")
+            assert b"".join(values for _, values in whole) == model["w"].tobytes()
+            assert any(each["name"] == "still" for each in parts) == (step == 0)
+            found = np.sort(np.concatenate([np.frombuffer(each["ids"], np.int64) for each in rows] or [np.empty(0)]))
+            assert found.tolist() == ([7, 10 + step - 1] if step else [])
+            users.push([7, 10 + step], -np.ones((2, 2), np.float32))
+            model.step({"w": -np.ones_like(VECTOR)})
+            next(data)
+        for wrong in ({"since": 3}, {"wait_s": 99}, {"more": 1}, {"plan_hash": "other"}, {"since": {"number": -1}}):
+            ticket = {**json.loads(endpoints[0].ticket.ticket), **wrong}
+            with pytest.raises(flight.FlightError) as caught:
+                client.do_get(flight.Ticket(json.dumps(ticket).encode()), options).read_all()
+            assert json.loads(caught.value.extra_info)["code"] in {"message", "fenced"}
+            assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.faults
+def test_a_follower_drops_what_a_dead_pserver_had_and_its_successor_has_not(tmp_path: Path) -> None:
+    url = data_of(tmp_path, 40)
+    checkpoint = str(tmp_path / "checkpoints")
+    with (
+        fe.local(pservers=2, checkpoint=checkpoint, checkpoint_every_s=1.5, lease_ttl_s=2.0) as cluster,
+        cluster.connect() as job,
+        follow(cluster) as follower,
+    ):
+        data = job.dataset(url, batch_size=1)
+        evict = fe.Evict(norm_below=1e-3, unused_versions=25)
+        users = job.table("users", 2, optimizer=fe.SGD(lr=1.0), evict=evict, unknown="zero")
+        model = job.parameters({"w": VECTOR}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())
+        for step, _ in enumerate(data):
+            ids = np.arange(step * 50, step * 50 + 100)
+            scale = 1e-5 if step % 3 == 0 else 1.0
+            users.push(ids, np.full((100, 2), -scale, np.float32))
+            model.step({"w": np.full_like(VECTOR, -1.0)})
+            if step in {8, 20}:
+                follower.catch_up(30.0)
+                cluster.kill("pserver", step % 2)
+            if step % 10 == 9:
+                assert eventually(lambda: _is_same(follower, model, users), 40.0)
+        assert eventually(lambda: _is_same(follower, model, users), 40.0)
+
+
+def _is_same(follower: Follower, model: Any, users: fe.Table) -> bool:
+    follower.catch_up(30.0)
+    model.pull()
+    every = np.arange(-5, 2200)
+    is_same = np.array_equal(follower["w"], model["w"])
+    return is_same and np.array_equal(follower.tables["users"].lookup(every), users.pull(every))
