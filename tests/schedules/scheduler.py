@@ -774,7 +774,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def finds(
-    flaw: Planted, program: Program, modules: Sequence[ModuleType], *, limit: int = 3000, **bounds: Any
+    flaw: Planted, program: Program, modules: Sequence[ModuleType], *, limit: int = 10_000, **bounds: Any
 ) -> ScheduleError:
     """Return the failure that exploration finds in the product with a planted bug. Fails if it finds none."""
     replay(program, modules, ())

@@ -23,7 +23,7 @@ from flightedl.recording import writer
 from flightedl.recording.writer import BackgroundFile
 from flightedl.testing import memory_coordinator
 from flightedl.testing.memory_coordinator import MemoryCoordinator
-from flightedl.testing.simulation.planted import Planted, bug, drops, swaps
+from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Lock, Run, VirtualClock, explore, finds, running
 
@@ -159,10 +159,17 @@ def test_nobody_sleeps_through_a_change(name: str) -> None:
             "changing",
             bug(
                 "a change during an announcement is forgotten",
-                swaps(
+                rewrites(
                     ANNOUNCE,
-                    "self.has_news = False\n        with self._changed:\n            self.count += 1",
-                    "with self._changed:\n    self.count += 1\n    self.has_news = False",
+                    "self.has_news = False\n        with self._changed:\n            self.count += 1\n"
+                    "            if self._waiting:\n                self._changed.notify_all()",
+                    """
+                    with self._changed:
+                        self.count += 1
+                        if self._waiting:
+                            self._changed.notify_all()
+                    self.has_news = False
+                    """,
                 ),
             ),
         ),
@@ -191,4 +198,4 @@ def test_nobody_sleeps_through_a_change(name: str) -> None:
 )
 def test_a_change_that_is_missed_is_found(name: str, flaw: Planted) -> None:
     program, module, deviations = PROGRAMS[name]
-    finds(flaw, program, [module], deviations=deviations)
+    finds(flaw, program, [module], deviations=deviations + 1)
