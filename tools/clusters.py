@@ -75,11 +75,10 @@ def logs(job: str, role: str, follow: bool, **given: Any) -> None:
 
 
 @click.command()
-@click.argument("role", type=click.Choice(["trainers"]))
 @click.argument("count", type=click.IntRange(min=0))
 @click.option("--job", metavar="NAME", help="Name of the job [FLIGHTEDL_JOB, else the namespace's only job]")
 @cluster_options
-def scale(role: str, count: int, job: str | None, **given: Any) -> None:
+def trainers(count: int, job: str | None, **given: Any) -> None:
     """Change the number of trainers of a job on a cluster.
 
     COUNT may be 0: the job then waits until it is scaled up again. Surplus trainers return their tasks.
@@ -88,7 +87,7 @@ def scale(role: str, count: int, job: str | None, **given: Any) -> None:
         require_job_name(job)
     cluster = cluster_of(given)
     view = submitting.scale(cluster, job or only_job(cluster), count)
-    click.echo(f"job {view.job} is being scaled to {view.wanted} {role}; {view.active} are running")
+    click.echo(f"job {view.job} is being scaled to {view.wanted} trainers; {view.active} are running")
 
 
 @click.command()

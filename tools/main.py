@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "submit": ("flightedl_tools.submit", "submit", "Run a whole job on a Kubernetes cluster."),
     "jobs": ("flightedl_tools.clusters", "jobs", "List the jobs of a cluster's namespace."),
     "logs": ("flightedl_tools.clusters", "logs", "Print the output of a job on a cluster."),
-    "scale": ("flightedl_tools.clusters", "scale", "Change the number of trainers of a job on a cluster."),
+    "scale": ("flightedl_tools.scaling", "scale", "Change the number of trainers or pservers of a running job."),
     "autoscale": ("flightedl_tools.autoscale", "autoscale", "Scale a job's trainers according to throughput."),
     "cancel": ("flightedl_tools.clusters", "cancel", "Stop a job on a cluster and remove its objects."),
     "certs": ("flightedl_tools.certs", "certs", "Create and renew the certificates of a job."),

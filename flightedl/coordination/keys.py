@@ -66,6 +66,8 @@ class JobKeys:
         self.group = f"{state}group"
         #: The evaluations, with their queues and sums.
         self.evaluations = f"{state}evaluations"
+        #: A ``ScaleRecord``: the newest change of the pservers.
+        self.scaling = f"{state}scaling"
         #: The membership view.
         self.membership = f"{state}membership"
         #: For each pserver on which the queue's state relies, the process. Written together with the queue.
@@ -84,6 +86,8 @@ class JobKeys:
             "checkpoints": self.checkpoint_latest,
             "stopped": self.stopped,
             "group": self.group,
+            "scaling": self.scaling,
+            "desired": self.ps_desired,
         }
 
     def pserver(self, index: int) -> str:

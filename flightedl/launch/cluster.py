@@ -31,6 +31,7 @@ from flightedl.launch.places import LOGS, directory_of, free_ports, make_directo
 from flightedl.launch.policy import Account, Limits, Role, Slot
 from flightedl.launch.processes import Child, Children
 from flightedl.launch.programs import Programs, TrainerProgram
+from flightedl.launch.scaling import DesiredPservers
 from flightedl.launch.supervisor import OnEvent, Outcome, ProcessView, Starter, Supervisor, explain
 from flightedl.ports import Storage
 
@@ -221,6 +222,16 @@ class LocalCluster:
             )
             stack.callback(self._supervisor.stop)
             self._supervisor.start()
+            spare_count = int(self._programs.standby) if self.pservers else 0
+            supervisor = self._supervisor
+
+            def resize(count: int) -> None:
+                self.pservers = count
+                supervisor.resize_pservers(
+                    count + spare_count, lambda slot: programs.pserver_starter(children, forks, slot, count)
+                )
+
+            stack.callback(DesiredPservers(programs.common, self.pservers, self._clock, resize).close)
             if ready_s is not None:
                 self._wait_until_ready(ready_s)
             self._resources = stack.pop_all()

@@ -232,6 +232,10 @@ class RestartPolicy:
         trainers = self._of_trainers()
         return bool(trainers) and all(each.is_finished for each in trainers)
 
+    def add(self, slot: Slot) -> None:
+        """Supervise another server."""
+        self._records[slot] = _Record()
+
     def is_finished(self, slot: Slot) -> bool:
         """True if the slot's trainer has done all of its work."""
         return self._records[slot].is_finished

@@ -116,7 +116,6 @@ class Programs:
         ports = {"port": 0, "metrics_port": 0, "health_port": 0}
         master_ports = ports | {"metrics_port": self.page_port}
         master = self.master_settings(pservers=self.pservers, trainers=self.trainer_count, **master_ports)
-        pserver = self.settings(PserverSettings, checkpoint=self.checkpoint, **ports)
         cores = available_cores()
         found: dict[Slot, Starter] = {}
 
@@ -138,8 +137,15 @@ class Programs:
             program = ["flightedl.launch.trainer", self.trainers.target, *self.trainers.arguments]
             add(slot, program, self.settings(TrainerSettings, **own), self.trainers.count, group)
         for index in range(self.pservers + (1 if self.standby and self.pservers else 0)):
-            add(Slot(Role.PSERVER, index), ["flightedl.pserver"], pserver, max(self.pservers, 1))
+            slot = Slot(Role.PSERVER, index)
+            found[slot] = self.pserver_starter(children, forks, slot, self.pservers)
         return found
+
+    def pserver_starter(self, children: Children, forks: ForkServer, slot: Slot, pservers: int) -> Starter:
+        """Return the starter of a pserver that shares the cores with others, ``pservers`` in all."""
+        chosen = self.settings(PserverSettings, checkpoint=self.checkpoint, port=0, metrics_port=0, health_port=0)
+        environment = child_environment(chosen, **thread_environment(max(pservers, 1), available_cores()))
+        return _starter(children, forks, slot, ["flightedl.pserver"], environment, None, None)
 
 
 class _GroupStarts:

@@ -121,6 +121,8 @@ class Supervisor:
         self._account = account or (lambda: None)
         self._places = {slot: _Place(starter) for slot, starter in starters.items()}
         self._lock = threading.Lock()
+        #: Number of pservers that may end without being replaced.
+        self._surplus = 0
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._outcome: Outcome | None = None
@@ -148,6 +150,17 @@ class Supervisor:
             if self._outcome is None:
                 self._outcome = outcome
         self._ended.set()
+
+    def resize_pservers(self, count: int, starter_of: Callable[[Slot], Starter]) -> None:
+        """Change the number of pservers. If there are too many, those that end first are not replaced."""
+        with self._lock:
+            known = [slot for slot in self._places if slot.role is Role.PSERVER]
+            self._surplus = max(0, len(known) - count)
+            numbers = (number for number in range(count + len(known)) if Slot(Role.PSERVER, number) not in known)
+            for _ in range(count - len(known)):
+                slot = Slot(Role.PSERVER, next(numbers))
+                self._policy.add(slot)
+                self._places[slot] = _Place(starter_of(slot))
 
     def processes(self) -> tuple[ProcessView, ...]:
         """Return the state of every slot, in order."""
@@ -199,7 +212,7 @@ class Supervisor:
         # If the launcher itself was frozen, it does not know what the processes did.
         since_s = min(self._clock.now() - self._checked_at, _LOOK_LIMIT_S)
         self._checked_at = self._clock.now()
-        for slot, place in self._places.items():
+        for slot, place in list(self._places.items()):
             if self._stopping.is_set():
                 return
             if place.child is not None:
@@ -234,6 +247,12 @@ class Supervisor:
         self._on_end(child.pid)
         with self._lock:
             place.child = None
+        if slot.role is Role.PSERVER and code == 0 and self._surplus:
+            with self._lock:
+                self._surplus -= 1
+                del self._places[slot]
+            self._on_event(f"{slot} has left the job, which has fewer pservers now")
+            return
         ran_s = self._clock.now() - place.started_at
         account = self._account() if code != 0 and slot.role is Role.TRAINER else None
         for decision in self._policy.ended(slot, code, ran_s, account):

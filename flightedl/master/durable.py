@@ -145,6 +145,10 @@ class DurableState:
             for lock in served:
                 lock.release()
 
+    def stored_at(self, key: str) -> int:
+        """Return the revision of this master's last write of a key, or of the key as this master found it."""
+        return self._stored.revision_of(key)
+
     def _write(self, values: Mapping[str, bytes]) -> bool:
         """Write the values. Retry if necessary. Return False if this master has stepped down."""
         write = self._stored.next_write(values)

@@ -16,7 +16,9 @@ from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
 from flightedl.messages.feed import ChangesTicket
 from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
+from flightedl.messages.moving import MovedRequest
 from flightedl.messages.parameters import PullTicket
+from flightedl.messages.scaling import ScaleRequest
 from flightedl.messages.status import EventsRequest, StacksReply, StacksRequest
 from flightedl.messages.tasks import (
     Assignment,
@@ -45,6 +47,8 @@ _OF_AN_ADMIN = ("set_mode", "checkpoint", "retry_failed", "drop_failed", "stacks
 _ROLES = {
     **dict.fromkeys(_OF_A_TRAINER, (Role.TRAINER,)),
     **dict.fromkeys(_OF_AN_ADMIN, (Role.ADMIN,)),
+    "scale": (Role.ADMIN, Role.SERVER),
+    "moved": (Role.SERVER,),
     "status": tuple(Role),
     "events": (Role.READER, Role.ADMIN),
     "info": tuple(Role),
@@ -78,6 +82,8 @@ class MasterFlight:
                 ),
                 "end_growth": self._end_growth,
                 "stop": self._asks(StopRequest),
+                "scale": self._asks(ScaleRequest),
+                "moved": lambda body, _: encode(self._service.ask(decode(body, MovedRequest))),
                 "group_start": self._asks(GroupStartRequest),
                 "group_at": self._asks(GroupPlaceRequest),
                 "group_leave": self._asks(GroupLeaveRequest),

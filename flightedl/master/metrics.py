@@ -13,7 +13,7 @@ REQUEST_SECONDS = Measure(
     "Seconds from a request to its durable answer, for requests that did not wait for others.",
     _TIMES_S,
     "request",
-    ("work", "join", "mode", "checkpoint", "failed_work", "stop", "model", "dataset", "evaluation"),
+    ("work", "join", "mode", "checkpoint", "failed_work", "stop", "model", "dataset", "evaluation", "scale"),
 )
 COMMIT_SECONDS = Measure("commit_seconds", "Seconds to write the master's state to etcd.", _TIMES_S)
 COMMITTED_BYTES = Measure("committed_bytes", "Bytes of the master's state written to etcd.")

@@ -52,11 +52,10 @@ class PserverLinks:
         self._connector = connector
         self._links: list[PserverLink] = []
 
-    def start(self) -> None:
-        self._links = [
-            PserverLink(index, self._job, self._state, self._directory, self._connector)
-            for index in range(self._state.pserver_count)
-        ]
+    def follow(self, count: int) -> None:
+        """Follow the pservers with indexes below this number, beside those that are already followed."""
+        for index in range(len(self._links), count):
+            self._links.append(PserverLink(index, self._job, self._state, self._directory, self._connector))
 
     def close(self) -> None:
         for link in self._links:

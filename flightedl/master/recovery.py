@@ -13,6 +13,7 @@ from flightedl.domain.checkpoint.pointer import latest_of
 from flightedl.domain.master.state import StoredState
 from flightedl.domain.master.stored import state_in
 from flightedl.errors import FlightedlError
+from flightedl.master.moves import moves_in
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import ArrivalRecord, JobDeclaration
 from flightedl.ports import Coordinator, Storage
@@ -30,6 +31,8 @@ class RecoveredState:
     arrivals: tuple[ArrivalRecord, ...]
     #: Key -> (value, mod_revision). Later writes compare the revision.
     known: Mapping[str, tuple[bytes, int]]
+    #: Revision at which the placement was last written; 0 if it is not stored.
+    placed_at: int = 0
 
 
 def read_state(coordinator: Coordinator, keys: JobKeys, checkpoints: Storage | None = None) -> RecoveredState:
@@ -43,7 +46,11 @@ def read_state(coordinator: Coordinator, keys: JobKeys, checkpoints: Storage | N
     stored = state_in(found)
     if _has_tables(stored.declaration):
         stored = replace(stored, files=_newest_files(checkpoints, stored.checkpoints))
-    return RecoveredState(stored, tuple(decode(entry.value, ArrivalRecord) for entry in arrived), known)
+    placed, moving = coordinator.get(keys.placement), coordinator.get(keys.moving)
+    moves = moves_in(placed, moving, 0)
+    stored = replace(stored, placement=moves.placement, intent=moves.stored)
+    placed_at = 0 if placed is None else placed.mod_revision
+    return RecoveredState(stored, tuple(decode(entry.value, ArrivalRecord) for entry in arrived), known, placed_at)
 
 
 def _has_tables(declaration: JobDeclaration) -> bool:

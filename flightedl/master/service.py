@@ -26,6 +26,7 @@ from flightedl.master.exporting import ModelExports
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.journal import Journal
+from flightedl.master.moves import MoveTransactions, moves_in
 from flightedl.master.progress import TrainerProgress, report_every_s
 from flightedl.master.pservers import PserverLinks
 from flightedl.master.reading import ModelLocations
@@ -74,6 +75,8 @@ class MasterService:
         self.job = chosen.job
         self._settings = chosen
         self._held = held
+        self._coordinator = coordinator
+        self._moves: MoveTransactions | None = None
         self._directory = directory
         self._step_down = step_down
         #: Returns error code -> number of rejected calls. Set once the server exists.
@@ -115,7 +118,10 @@ class MasterService:
             dataset = self._indexing.index_again(declared, recovered.arrivals)
         state.recover(stored, dataset, len(recovered.arrivals))
         state.start_writing(self._held, recovered.known, self._step_down)
-        self._links.start()
+        self._moves = MoveTransactions(
+            state, self._held, self._coordinator, self._keys, recovered.placed_at, self._step_down
+        )
+        self._links.follow(state.core.pservers.count)
         self.growing.begin()
         while not self._directory.wait_until(lambda d: d.revision > 0 or None, _KEYS_S):
             if not self._held.is_held:
@@ -128,6 +134,8 @@ class MasterService:
         self.exports.close()
         self.growing.close()
         self._links.close()
+        if self._moves is not None:
+            self._moves.close()
         self.checkpoints.close()
         self._state.close()
         self._indexing.close()
@@ -139,6 +147,9 @@ class MasterService:
         match effect:
             case out.WakePserver(index):
                 self._links.wake(index)
+            case out.StoreMoves():
+                assert self._moves is not None, "blocks move before the master has started"
+                self._moves.do(effect)
             case out.StoreWork():
                 self.checkpoints.do(effect)
             case out.DeleteElection(step, revision):
@@ -157,7 +168,10 @@ class MasterService:
                 for trainer, generation in state.core.trainers.items():
                     if trainers.get(trainer) != generation:
                         state.progress.gone(trainer)
+            self._links.follow(max(pservers, default=-1) + 1)
             state.apply(LeasesSeen(trainers, pservers, revision))
+            keys = self._keys
+            state.apply(moves_in(self._directory.entry(keys.placement), self._directory.entry(keys.moving), revision))
 
     def tick(self) -> None:
         state = self._state
@@ -172,7 +186,7 @@ class MasterService:
         def may_go_on() -> bool:
             self.tick()
             state = self._state
-            return self._held.is_held and len(state.core.pservers.present) >= state.pserver_count
+            return self._held.is_held and len(state.core.pservers.present) >= state.core.pservers.count
 
         self.checkpoints.drain(timeout_s, may_go_on)
 

@@ -47,6 +47,8 @@ from flightedl.messages.base import encode
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
 from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
+from flightedl.messages.moving import MovedRequest
+from flightedl.messages.scaling import ScaleRequest
 from flightedl.messages.tasks import (
     DroppedTasksRequest,
     FailedTasksRequest,
@@ -83,6 +85,8 @@ _REQUESTS: Mapping[type, str] = {
     ModelDeclaration: "model",
     DatasetDeclaration: "dataset",
     EvaluationDeclaration: "evaluation",
+    ScaleRequest: "scale",
+    MovedRequest: "scale",
 }
 
 #: Carries out all effects except answers.
@@ -366,6 +370,10 @@ class JobState:
         with self.lock:
             revision = self.core.revision
         self.wait_durable(revision)
+
+    def stored_at(self, key: str) -> int:
+        """Return the revision at which a key of the state was last written."""
+        return 0 if self._durable is None else self._durable.stored_at(key)
 
     def _snapshot(self) -> tuple[int, dict[str, bytes]]:
         keys = self._keys

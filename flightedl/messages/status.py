@@ -7,8 +7,10 @@ from typing import Any
 from flightedl.messages.base import Natural, Reply, Request
 from flightedl.messages.hosts import HostFacts
 
-#: Error codes of refusals that occur whenever a process starts or is replaced.
-USUAL_REFUSALS = frozenset({"not_ready", "busy", "fenced", "replaced", "unregistered", "deadline", "unavailable"})
+#: Error codes of refusals that occur whenever a process starts or is replaced, or a block moves.
+USUAL_REFUSALS = frozenset(
+    {"not_ready", "busy", "fenced", "replaced", "stale_placement", "unregistered", "deadline", "unavailable"}
+)
 
 
 class PserverFigures(Reply, frozen=True, kw_only=True):

@@ -204,8 +204,9 @@ def test_each_role_has_exactly_its_verbs(servers: dict[str, Recorded]) -> None:
         return {verb for server in servers.values() for verb, roles in server.roles.items() if role in roles}
 
     assert open_to(Role.READER) == {"status", "events", "info", "pull", "read", "changes"}
-    decides = {"set_mode", "checkpoint", "retry_failed", "drop_failed"}
+    decides = {"set_mode", "checkpoint", "retry_failed", "drop_failed", "scale"}
     assert open_to(Role.ADMIN) == {"status", "events", "stacks", "info", "pull", "read", "changes"} | decides
     assert {"push", "init", "step", "pull", "tasks", "join"} <= open_to(Role.TRAINER)
     assert not open_to(Role.TRAINER) & {"view", "snapshot", "reload", "seal", "applied", "set_mode", "checkpoint"}
-    assert open_to(Role.SERVER) == {"view", "snapshot", "applied", "reload", "seal", "status", "info", "read"}
+    served = {"view", "snapshot", "applied", "reload", "seal", "status", "info", "read"}
+    assert open_to(Role.SERVER) == served | {"move", "moved", "scale"}

@@ -215,6 +215,12 @@ class Checkpoints:
 
     # events
 
+    def resize(self, pserver_count: int) -> None:
+        """Change the number of pservers, between two checkpoints."""
+        assert self.under_way is None, "the number of pservers changes during a checkpoint"
+        self._pserver_count = pserver_count
+        self._pservers = {index: each for index, each in self._pservers.items() if index < pserver_count}
+
     def pserver_up(self, index: int, generation: int, now: float) -> Effects:
         """Record that a pserver is serving its blocks and will not be replaced. Repeated calls change nothing."""
         known = self._pservers.get(index)

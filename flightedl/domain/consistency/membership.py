@@ -183,6 +183,12 @@ class Membership:
         late = [str(i) for i in range(self._pserver_count) if not self._has_answered(i, member.serial)]
         return f"the answer of pserver {', '.join(late)} to round {member.first_round}"
 
+    def resize(self, pserver_count: int) -> list[Effect]:
+        """Change the number of pservers. Added ones are then announced by ``pserver_up``."""
+        self._pserver_count = pserver_count
+        self._pservers = {index: each for index, each in self._pservers.items() if index < pserver_count}
+        return self._settle([])
+
     # trainers
 
     def join(self, trainer: str, generation: int, margin: int = 0) -> list[Effect]:

@@ -28,15 +28,18 @@ from flightedl.domain.master.evaluations import Evaluations
 from flightedl.domain.master.groups import GroupRequest, GroupRequests
 from flightedl.domain.master.leases import Leases
 from flightedl.domain.master.members import Members
+from flightedl.domain.master.moves import Facts, Moves
 from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.requests import Waiting
-from flightedl.domain.master.state import CoreSettings, StoredState, checkpoints_of
+from flightedl.domain.master.state import CoreSettings, StoredState, checkpoints_of, placed_declaration
 from flightedl.domain.master.training import HandedOut, Training
 from flightedl.domain.master.work import Work
+from flightedl.domain.model.declared import plan_of
+from flightedl.domain.moving.values import StoredIntent
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.recovery.reinitialization import Reinitialize
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UsageError
-from flightedl.messages.base import encode
+from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.declarations import (
     DatasetDeclaration,
@@ -46,6 +49,8 @@ from flightedl.messages.declarations import (
     ModelDeclaration,
 )
 from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
+from flightedl.messages.moving import MovedRequest
+from flightedl.messages.scaling import ScaleRecord, ScaleRequest
 from flightedl.messages.tasks import (
     DroppedTasksRequest,
     FailedTasksReply,
@@ -62,6 +67,10 @@ from flightedl.messages.tasks import (
 #: A trainer that joins at the beginning of an epoch starts this many rounds later, so that the other trainers need not
 #: wait for it.
 _MARGIN = 2
+#: Seconds after which a pserver may be called again, while a transaction is in progress.
+_STORING_S = 0.02
+#: The same for a process whose pserver does not belong to the job yet.
+_UNCOUNTED_S = 1.0
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 
 #: (request, its waiting state, True if its timeout has expired) -> the answer, or the new waiting state.
@@ -84,20 +93,26 @@ class MasterCore:
         tasks: QueueSettings | None = None,
     ) -> None:
         stored = StoredState() if stored is None else stored
+        declaration = placed_declaration(stored)
+        placement = None if declaration.model is None else declaration.model.placement
+        self._count = settings.pserver_count if placement is None else placement.pservers
         self._settings = settings
         self._now = now
         self._is_resumed = stored.is_resumed
         self._outbox = out.Outbox()
-        self._declarations = Declarations(stored.declaration, self._outbox)
+        self._declarations = Declarations(declaration, self._outbox)
         self.leases = Leases()
         self.training = Training(settings.trainer_count, stored.stop, self._outbox)
         #: None until a trainer has declared a model.
         self.members: Members | None = None
-        self.pservers = Pservers(settings.pserver_count, settings.recovery, stored.recovery, self._outbox)
-        checkpoints = checkpoints_of(stored, settings, now)
+        self.pservers = Pservers(self._count, settings.recovery, stored.recovery, self._outbox)
+        checkpoints = checkpoints_of(stored, settings, self._count, now)
         self.checkpointing = Checkpointing(checkpoints, is_kept=settings.keeps_checkpoints, outbox=self._outbox)
         self._control = PserverControl(settings.generation, self.pservers, self.checkpointing, self._outbox)
         self.ending = Ending(self.pservers, self.checkpointing)
+        scaling = None if stored.scaling is None else decode(stored.scaling, ScaleRecord)
+        self.moves = Moves(settings.generation, scaling, self._outbox)
+        self._moves_revision = 0
         self.evaluations = Evaluations(self._outbox)
         self._groups = GroupRequests(settings.attempts_limit, stored.group, self._outbox)
         self._waiting: dict[int, Waiting] = {}
@@ -107,6 +122,7 @@ class MasterCore:
             self._begin_training(tasks, stored.queue, stored.failures)
         if self.declaration.model is not None:
             self._begin_membership(self.declaration.model, stored.membership)
+            self._begin_moves(self.declaration.model, stored.intent)
         self.ending.start(self.work)
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             events.TimePassed: self._time_passed,
@@ -124,6 +140,7 @@ class MasterCore:
             events.ControlAsked: self._control_asked,
             events.Answered: self._answered,
             events.StatusReceived: self._status_received,
+            events.MovesRead: self._moves_read,
         }
         self._answerers: Mapping[type, _Answerer] = {
             TasksTicket: self._tasks,
@@ -137,6 +154,8 @@ class MasterCore:
             DatasetDeclaration: self._declare_dataset,
             ModelDeclaration: self._declare_model,
             EvaluationDeclaration: self._declare_evaluation,
+            ScaleRequest: self._scale,
+            MovedRequest: self._moved,
         }
 
     def apply(self, event: events.Event, now: float) -> list[out.Effect]:
@@ -153,6 +172,7 @@ class MasterCore:
             for waiting in tuple(self._waiting.values()):
                 self._consider(waiting, is_last=False)
             self._check_end()
+        self._look_at_moves(may_begin=False)
         return self._outbox.take()
 
     # state
@@ -199,7 +219,8 @@ class MasterCore:
         """Return the state for a successor (name -> value). All values must be stored in one transaction.
 
         The names are ``declaration``, ``queue``, ``failures``, ``evaluations``, ``membership``, ``recovery`` (of
-        pservers), ``checkpoints``, ``group`` and ``stopped``. Parts that have no state are left out.
+        pservers), ``checkpoints``, ``group``, ``stopped``, ``scaling`` and ``desired`` (number of pserver processes).
+        Parts without state are omitted.
         """
         values: dict[str, bytes] = {}
         if self.members is not None:
@@ -217,6 +238,8 @@ class MasterCore:
             values["evaluations"] = self.evaluations.encode()
         if (declaration := self._declarations.encode()) is not None:
             values["declaration"] = declaration
+        if (record := self.moves.record) is not None and (desired := self.moves.desired) is not None:
+            values["scaling"], values["desired"] = encode(record), str(desired).encode()
         return values
 
     def check(self) -> None:
@@ -287,6 +310,7 @@ class MasterCore:
         self._control.look_at_all(self._now)
         self._check_end()
         self._tick_checkpoints()
+        self._look_at_moves(may_begin=not (self.ending.may_end or self.is_over or self.has_former_model))
         self._outbox.wakes_requests = True
 
     def _check_end(self) -> None:
@@ -297,7 +321,7 @@ class MasterCore:
             self._outbox.note(out.Kind.JOB_DONE, "", "the job is done")
 
     def _tick_checkpoints(self) -> None:
-        if (members := self._serving_members) is not None:
+        if (members := self._serving_members) is not None and not self.moves.is_moving:
             self.checkpointing.tick(self._now, self.ending.open_rounds(members))
 
     # the checkpoints' storage
@@ -317,6 +341,10 @@ class MasterCore:
     # pservers
 
     def _control_asked(self, event: events.ControlAsked) -> None:
+        if event.index >= self._count or self.moves.is_storing:
+            pause_s = _STORING_S if self.moves.is_storing else _UNCOUNTED_S
+            self._outbox.effects.append(out.NoCallDue(event.index, event.generation, pause_s))
+            return
         plan_hash = self._declarations.plan_hash
         call = self._control.next_call(event, self.members, self.training, plan_hash, self._now)
         self._outbox.effects.append(call)
@@ -339,6 +367,84 @@ class MasterCore:
     def _status_received(self, event: events.StatusReceived) -> None:
         members = () if self.members is None else self.members.membership.members
         self._control.status_received(event.replies, {each.member_id: each.trainer for each in members}, self._now)
+
+    # moves of blocks
+
+    def _begin_moves(self, model: DeclaredModel, intent: StoredIntent | None) -> None:
+        if model.placement is not None:
+            self.moves.begin(plan_of(model), model.placement, intent)
+            self._place()
+
+    def _place(self) -> None:
+        """Adopt the newest placement, and let the other parts know the pservers."""
+        director = self.moves.director
+        assert director is not None, "blocks are placed without a model"
+        newest, owners = director.newest, {*director.placement.owners, *director.newest.owners}
+        self.pservers.placed(newest.version, owners, is_certain=director.pending is None)
+        self.pservers.is_moving = self.moves.is_moving
+        self._declarations.place(director.placement)
+        if (count := director.placement.pservers) != self._count:
+            self._resize(count)
+
+    def _resize(self, count: int) -> None:
+        text = "the job has %d pservers now before=%d"
+        self._outbox.note(out.Kind.CHANGED_BY_HAND, "", text, count, self._count)
+        for index in range(count, self._count):
+            self.checkpointing.down(index, self._now)
+        self._count = count
+        self.checkpointing.checkpoints.resize(count)
+        if (members := self.members) is not None:
+            members.perform(members.membership.resize(count))
+        self.pservers.resize(count)
+        if members is not None:
+            for index, generation in self.pservers.present.items():
+                if index < count:
+                    members.pserver_up(index, generation)
+        self._outbox.touch()
+
+    def _look_at_moves(self, *, may_begin: bool) -> None:
+        members = self.members
+        if members is None or not self.moves.may_look(may_begin=may_begin):
+            return
+        facts = Facts(
+            present=self.pservers.present,
+            settled=self.pservers.settled(),
+            is_quiet=members.membership.is_quiet,
+            is_audit_open=self.pservers.is_audit_open,
+            is_checkpoint_open=self.checkpointing.checkpoints.under_way is not None,
+        )
+        self.moves.look(facts, self._now, may_begin=may_begin)
+        if self.moves.is_storing:
+            self._place()
+
+    def _moves_read(self, event: events.MovesRead) -> None:
+        model, director = self.declaration.model, self.moves.director
+        if model is None or model.placement is None or director is None or event.revision < self._moves_revision:
+            return
+        if director.pending is not None and not event.is_outcome:
+            # The outcome follows.
+            return
+        self._moves_revision = event.revision
+        placement = director.placement if event.placement is None else event.placement
+        if (placement, event.stored) == (director.placement, director.stored) and director.pending is None:
+            return
+        self.moves.read(placement, event.stored, self._now)
+        self._place()
+
+    def _scale(self, request: ScaleRequest, waiting: Waiting, is_last: bool) -> msgspec.Struct:
+        if request.pservers or request.drain or request.is_cancelled:
+            if self.is_over:
+                raise JobFailedError("all epochs are done, so the pservers need not change any more")
+            self.moves.scale(request, self._now)
+            waiting = replace(waiting, request=replace(request, pservers=0, drain=[], is_cancelled=False))
+        reply = self.moves.reply()
+        if reply.is_done or is_last or not request.wait_s:
+            return reply
+        return waiting
+
+    def _moved(self, request: MovedRequest, *_: object) -> msgspec.Struct:
+        self.moves.acknowledged(request.attempt, request.block, request.generation)
+        return out.Done()
 
     # consequences of declarations
 
@@ -368,19 +474,20 @@ class MasterCore:
     def _model_planned(self, event: events.ModelPlanned) -> None:
         if self.declaration.model is not None:
             return
-        declared, count = event.declared, self._settings.pserver_count
+        declared, count = event.declared, self._count
         model = DeclaredModel(
             declaration=declared, pservers=count, plan_hash=event.plan_hash, placement=event.placement
         )
         self._declarations.adopt_model(model)
         self._begin_membership(model, None)
+        self._begin_moves(model, None)
         self._outbox.touch()
         counts = (len(declared.parameters), event.block_count, len(declared.tables))
         self._outbox.note(out.Kind.DECLARED, "", "model declared parameters=%d blocks=%d tables=%d", *counts)
 
     def _begin_membership(self, model: DeclaredModel, stored: bytes | None) -> None:
         mode = Mode.from_json(model.present_mode)
-        generation, count = self._settings.generation, self._settings.pserver_count
+        generation, count = self._settings.generation, self._count
         self.members = Members.of(stored, generation, count, mode, self._outbox)
         for index, each in self.pservers.present.items():
             if index < count:
@@ -510,7 +617,7 @@ class MasterCore:
 
     def _final_pservers(self) -> list[int]:
         """Return the generations of the pservers that were checked just before the job was reported as done."""
-        count = self._settings.pserver_count
+        count = self._count
         return [] if self.members is None else [self.pservers.present.get(i, 0) for i in range(count)]
 
     def _join(self, request: JoinRequest, waiting: Waiting, is_last: bool) -> msgspec.Struct:

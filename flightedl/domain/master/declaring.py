@@ -26,6 +26,7 @@ from flightedl.messages.declarations import (
     DeclaredModel,
     JobDeclaration,
     ModelDeclaration,
+    Placement,
 )
 
 #: Fields of the dataset's declaration that may change when a job is resumed.
@@ -126,6 +127,13 @@ class Declarations:
     def adopt_model(self, model: DeclaredModel) -> None:
         self.known = replace(self.known, model=model)
 
+    def place(self, placement: Placement) -> None:
+        """Record the newest placement of the model's blocks."""
+        model = self.known.model
+        assert model is not None, "blocks are placed without a model"
+        if model.placement != placement:
+            self.known = replace(self.known, model=placed_model(model, placement))
+
     def adopt_former_model(self, declared: ModelDeclaration | None = None) -> DeclaredModel:
         """Adopt the model of the checkpoint from which the job resumed, with the settings of ``declared`` if any."""
         known = self.known.model
@@ -142,6 +150,18 @@ class Declarations:
     def _note_change(self, what: str, before: object, now: object) -> None:
         if before != now:
             self._outbox.note(Kind.DECLARED, "", "%s changed before=%s now=%s", what, before, now)
+
+
+def placed_model(model: DeclaredModel, placement: Placement) -> DeclaredModel:
+    """Return the model with another placement of the same blocks."""
+    cut = model.plan_hash.partition(".")[0]
+    return replace(
+        model,
+        pservers=placement.pservers,
+        cut_for=model.cut_for or model.pservers,
+        placement=placement,
+        plan_hash=f"{cut}.{placement.version}",
+    )
 
 
 def _is_setting(field: str, tables: Collection[str]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from flightedl.domain.checkpoint.values import MovePointer, Sweep, WriteManifest
+from flightedl.domain.moving.values import Transaction
 from flightedl.domain.queue.values import Effect as QueueEffect
 from flightedl.domain.recovery.reinitialization import Reinitialize
 from flightedl.errors import FlightedlError
@@ -84,6 +85,14 @@ class DeleteElection:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreMoves:
+    """Execute a transaction of ``domain.moving``, repeatedly until its outcome is known. Report it as ``MovesRead``."""
+
+    transaction: Transaction
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreWork:
     """An operation on the checkpoint storage. The driver carries out these operations one after another."""
 
@@ -142,7 +151,7 @@ class Note:
     is_warning: bool = False
 
 
-Effect = Answer | ControlCall | NoCallDue | WakePserver | DeleteElection | StoreWork | QueueNews | Note
+Effect = Answer | ControlCall | NoCallDue | WakePserver | DeleteElection | StoreMoves | StoreWork | QueueNews | Note
 
 
 def pserver_named(index: int) -> str:

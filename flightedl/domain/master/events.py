@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flightedl.domain.master.effects import ControlRequest, Done
+from flightedl.domain.moving.values import StoredIntent
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.control import AppliedReply, SnapshotReply, ViewReply
@@ -21,6 +22,8 @@ from flightedl.messages.declarations import (
     Placement,
 )
 from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
+from flightedl.messages.moving import MovedRequest
+from flightedl.messages.scaling import ScaleRequest
 from flightedl.messages.status import PserverStatusReply
 from flightedl.messages.tasks import (
     DroppedTasksRequest,
@@ -66,6 +69,8 @@ Request = (
     | DatasetDeclaration
     | ModelDeclaration
     | EvaluationDeclaration
+    | ScaleRequest
+    | MovedRequest
 )
 
 
@@ -167,6 +172,23 @@ class StatusReceived:
     replies: Sequence[PserverStatusReply | None]
 
 
+@dataclass(frozen=True, slots=True)
+class MovesRead:
+    """Stored placement and intent, read at one revision.
+
+    Args:
+        placement: None if no placement is stored beside the declaration.
+        stored: None if there is no intent.
+        revision: Revision of etcd.
+        is_outcome: True if this is the outcome of the transaction in progress.
+    """
+
+    placement: Placement | None
+    stored: StoredIntent | None
+    revision: int
+    is_outcome: bool = False
+
+
 # --- the checkpoints' storage ---
 
 
@@ -206,6 +228,7 @@ Event = (
     | ControlAsked
     | Answered
     | StatusReceived
+    | MovesRead
     | ManifestWritten
     | ManifestFailed
     | PointerStored

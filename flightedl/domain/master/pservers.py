@@ -58,6 +58,8 @@ class Pservers:
         #: Newest placement that may be stored, and the pservers that may have blocks in it or in the previous one.
         self._placement = 0
         self._owners: frozenset[int] = frozenset()
+        #: True while blocks may move. No audit begins then.
+        self.is_moving = False
         #: Highest version that any pserver has reported.
         self.highest_version = 0
 
@@ -94,6 +96,15 @@ class Pservers:
         self._placement, self._owners = placement, frozenset(owners)
         if is_certain:
             self._recovery.placement_read(placement)
+
+    def resize(self, count: int) -> None:
+        """Change the number of pservers. The added ones that are present register."""
+        before, self.count = self.count, count
+        self._recovery.resize(count)
+        self._audit.resize(count)
+        for index in range(before, count):
+            if index in self.present:
+                self.seen(index, self.present[index])
 
     def wake_all(self) -> None:
         for index in range(self.count):
@@ -243,11 +254,17 @@ class Pservers:
 
     # the audit
 
+    @property
+    def is_audit_open(self) -> bool:
+        return self._audit.is_open
+
     def begin_audit(self, queue: TaskQueue, *, is_last: bool) -> None:
         """Ask all pservers for their applied batches, if an audit is due.
 
         ``is_last`` is True if no task remains.
         """
+        if self.is_moving:
+            return
         if self._audit.epochs_ended(queue.begun_epochs if is_last else queue.epoch, queue.revision, is_last=is_last):
             self.wake_all()
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec.structs import replace
+
 from flightedl.domain.checkpoint.checkpoints import Checkpoints
 from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.domain.checkpoint.values import CheckpointSettings
-from flightedl.messages.declarations import JobDeclaration
+from flightedl.domain.master.declaring import placed_model
+from flightedl.domain.moving.values import StoredIntent
+from flightedl.messages.declarations import JobDeclaration, Placement
 from flightedl.messages.tasks import StopRecord
 
 
@@ -47,6 +51,11 @@ class StoredState:
     recovery: bytes | None = None
     checkpoints: bytes | None = None
     group: bytes | None = None
+    scaling: bytes | None = None
+    #: Newest placement of blocks; None if it is the declaration's.
+    placement: Placement | None = None
+    #: Intent of a predecessor to move blocks.
+    intent: StoredIntent | None = None
     #: Files of the newest checkpoint, including those on which they are based; empty if unknown.
     files: tuple[ShardFile, ...] = ()
     #: Record that the job was stopped; None if it was not.
@@ -55,9 +64,18 @@ class StoredState:
     is_resumed: bool = False
 
 
-def checkpoints_of(stored: StoredState, settings: CoreSettings, now: float) -> Checkpoints:
+def checkpoints_of(stored: StoredState, settings: CoreSettings, count: int, now: float) -> Checkpoints:
     """Return the initial state of a job's checkpoints."""
-    generation, count = settings.generation, settings.pserver_count
+    generation = settings.generation
     if stored.checkpoints is None:
         return Checkpoints(settings.checkpoints, generation, count, now)
     return Checkpoints.restore(stored.checkpoints, settings.checkpoints, generation, count, now, stored.files)
+
+
+def placed_declaration(stored: StoredState) -> JobDeclaration:
+    """Return the stored declaration, with the newest placement of the model's blocks."""
+    declaration, newest = stored.declaration, stored.placement
+    model = declaration.model
+    if model is None or model.placement is None or newest is None or newest.version <= model.placement.version:
+        return declaration
+    return replace(declaration, model=placed_model(model, newest))

@@ -28,7 +28,7 @@ Found = Mapping[str, tuple[bytes, int]]
 
 
 #: Names of those fields of ``StoredState`` that contain encoded values.
-_DOCUMENTS = ("queue", "failures", "evaluations", "membership", "recovery", "checkpoints", "group")
+_DOCUMENTS = ("queue", "failures", "evaluations", "membership", "recovery", "checkpoints", "group", "scaling")
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -49,6 +49,10 @@ class StoredKeys:
     def __init__(self, found: Found) -> None:
         self._values = {key: value for key, (value, _) in found.items()}
         self._revisions = {key: revision for key, (_, revision) in found.items()}
+
+    def revision_of(self, key: str) -> int:
+        """Return the revision of a key's last write; 0 if the key is absent."""
+        return self._revisions.get(key, 0)
 
     def next_write(self, values: Mapping[str, bytes]) -> Write | None:
         """Return the write that gives the keys these values, or None if they already have them."""
@@ -84,6 +88,8 @@ def state_in(found: Found, files: Iterable[ShardFile] = ()) -> StoredState:
         stop=None if stopped is None else decode(stopped, StopRecord),
         # Resuming writes both keys in one transaction; the queue has not changed since then.
         is_resumed="queue" in found and found["queue"][1] == found.get("declaration", (b"", 0))[1],
+        placement=None,
+        intent=None,
         **{name: values.get(name) for name in _DOCUMENTS},
     )
 

@@ -47,6 +47,15 @@ class Audit:
         #: Number of done tasks that turned out to be missing, in all audits.
         self.missing_count = 0
 
+    @property
+    def is_open(self) -> bool:
+        """True while an answer is missing."""
+        return self._end_epoch > 0 and len(self._answered) < self._pserver_count
+
+    def resize(self, pserver_count: int) -> None:
+        self._pserver_count = pserver_count
+        self._answered = {index: each for index, each in self._answered.items() if index < pserver_count}
+
     def epochs_ended(self, end_epoch: int, revision: int, *, is_last: bool) -> bool:
         """Begin an audit of the epochs before ``end_epoch`` if one is due. True if the pservers must be asked.
 

@@ -206,6 +206,10 @@ class PserverRecovery:
         if 0 <= index < self._pserver_count:
             self._known = self._known.seen(index, generation, placement)
 
+    def resize(self, pserver_count: int) -> None:
+        self._pserver_count = pserver_count
+        self._settled = {index: each for index, each in self._settled.items() if index < pserver_count}
+
     def placement_read(self, placement: int) -> None:
         """Record the version of the stored placement. No transaction that could change it may be in progress."""
         self._known = self._known.confirmed(placement)

@@ -1,0 +1,315 @@
+"""Changes of the job's pservers while it trains: which blocks move, and when.
+
+A change has a target: a number of pservers, some of which may be *drained*, that is, have no blocks. The master adds
+the new pservers to the placement once all of their processes are present. It then stores one intent after another, each
+with some of the moves, until the blocks are distributed equally. Finally it removes the pservers that are too many.
+Between two intents, checkpoints and audits that are due take place.
+
+``domain.moving`` describes the protocol. Only one transaction is in progress at a time, and its outcome returns as a
+``MovesRead`` event. While it is in progress, no calls to pservers begin, because an answer for one placement must not
+be combined with an answer for another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from flightedl.domain.master.effects import Kind, Outbox, StoreMoves
+from flightedl.domain.model.sharding import ShardPlan, placed
+from flightedl.domain.moving.balance import next_moves
+from flightedl.domain.moving.director import Director
+from flightedl.domain.moving.values import NONE, Acknowledged, Move, StoredIntent, Transaction
+from flightedl.errors import NotReadyError, UsageError
+from flightedl.messages.declarations import Placement
+from flightedl.messages.scaling import ScaleRecord, ScaleReply, ScaleRequest
+
+#: An intent without progress for this many seconds is cancelled.
+_STALLED_S = 120.0
+#: Number of intents in a row that may fail before the change is given up.
+_FAILURES_LIMIT = 20
+_RETRY_S = 0.5
+#: Maximum number of steps in the calculation of a change's moves.
+_STEPS_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts about the job that decide whether blocks may move."""
+
+    #: Index -> generation of the present process, and of the last settled process.
+    present: Mapping[int, int]
+    settled: Mapping[int, int]
+    #: All pservers have answered the newest view.
+    is_quiet: bool
+    is_audit_open: bool
+    is_checkpoint_open: bool
+
+
+class Moves:
+    """State of the job's moves.
+
+    Args:
+        generation: Generation of the master.
+        record: Target of a predecessor's change; None if there was none.
+        outbox: Receives transactions and notes.
+    """
+
+    def __init__(self, generation: int, record: ScaleRecord | None, outbox: Outbox) -> None:
+        self._generation = generation
+        self._outbox = outbox
+        self.record = record
+        #: None until a model with a stored placement is declared.
+        self.director: Director | None = None
+        self._plan: ShardPlan | None = None
+        #: First block of a unit -> its acknowledgement.
+        self._acknowledged: dict[int, Acknowledged] = {}
+        self._progressed_at = self._not_before = 0.0
+        self._failures = 0
+        self._waiting_for = ""
+
+    def begin(self, plan: ShardPlan, placement: Placement, stored: StoredIntent | None) -> None:
+        """Start with a declared model and the stored placement and intent."""
+        self._plan = plan
+        self.director = Director(self._generation, placement, stored)
+
+    @property
+    def is_moving(self) -> bool:
+        """True while an intent may exist; no audit begins then, and no checkpoint is ordered."""
+        return self.director is not None and self.director.is_moving
+
+    @property
+    def is_storing(self) -> bool:
+        """True while a transaction is in progress."""
+        return self.director is not None and self.director.pending is not None
+
+    @property
+    def desired(self) -> int | None:
+        """Number of pserver processes that the job needs; None if it has never been changed.
+
+        It falls before the pservers leave the placement, so that nobody replaces the processes that then end.
+        """
+        if self.record is None or self.director is None:
+            return None
+        return max(self.record.pservers, self.director.newest.pservers)
+
+    # requests
+
+    def scale(self, request: ScaleRequest, now: float) -> None:
+        """Change the target.
+
+        Raises:
+            NotReadyError: no model is declared yet.
+            UsageError: the change is impossible, or another one is in progress.
+        """
+        director, plan = self.director, self._plan
+        if director is None or plan is None:
+            raise NotReadyError("the pservers cannot change before a trainer has declared the model: try again")
+        record = self.record
+        if request.is_cancelled:
+            if record is not None and not record.is_done:
+                self._end("the change was cancelled")
+            return
+        count = request.pservers or (director.placement.pservers if record is None else record.pservers)
+        drained = sorted(set(request.drain))
+        if record is not None and not record.is_done:
+            if (record.pservers, record.drained) == (count, drained):
+                return
+            raise UsageError(
+                f"a change to {_described(record.pservers, record.drained)} is in progress: wait until it is done, or "
+                "cancel it"
+            )
+        self._require_possible(count, drained, plan.block_count + plan.bucket_count)
+        target = ScaleRecord(pservers=count, drained=drained)
+        self.record = replace(target, total=self._distance(target))
+        self._failures, self._not_before, self._waiting_for = 0, now, ""
+        text = "the pservers change: %s blocks_to_move=%d"
+        self._outbox.note(Kind.CHANGED_BY_HAND, "", text, _described(count, drained), self.record.total)
+        self._outbox.touch()
+
+    def _require_possible(self, count: int, drained: list[int], block_count: int) -> None:
+        if unknown := [index for index in drained if index >= count]:
+            raise UsageError(f"there is no pserver {unknown[0]}: the job has pservers 0 to {count - 1}")
+        if len(drained) >= count:
+            raise UsageError("at least one pserver must keep the blocks: drain fewer pservers")
+        if count - len(drained) > block_count:
+            raise UsageError(
+                f"the model has only {block_count} block{'s' * (block_count > 1)}, so at most {block_count} "
+                f"pserver{'s' * (block_count > 1)} can share it: choose a lower number"
+            )
+
+    def reply(self) -> ScaleReply:
+        """Return the progress of the newest change."""
+        count = 0 if self.director is None else self.director.placement.pservers
+        record = self.record
+        if record is None:
+            return ScaleReply(wanted=count, pservers=count)
+        return ScaleReply(
+            wanted=record.pservers,
+            pservers=count,
+            drained=record.drained,
+            total=record.total,
+            moved=min(record.moved, record.total),
+            is_done=record.is_done,
+            waiting_for=record.given_up or self._waiting_for,
+            is_given_up=bool(record.given_up),
+        )
+
+    def acknowledged(self, attempt: int, block: int, generation: int) -> None:
+        """Record that a destination has staged a frozen unit."""
+        stored = None if self.director is None else self.director.stored
+        if stored is None or stored.attempt != attempt or (move := stored.intent.move_of(block)) is None:
+            return
+        if stored.intent.generation_of(move.destination) == generation:
+            self._acknowledged[block] = Acknowledged(attempt, block)
+
+    # the stored state
+
+    def read(self, placement: Placement, stored: StoredIntent | None, now: float) -> None:
+        """Process the stored placement and intent, after the transaction in progress or a change by a pserver."""
+        director = self.director
+        assert director is not None, "blocks move without a model"
+        before, was_storing = director.placement, director.pending is not None
+        had = director.stored
+        director.read(placement, stored)
+        moved = sum(one != other for one, other in zip(before.owners, placement.owners, strict=True))
+        if moved:
+            self._progressed_at, self._failures = now, 0
+            if self.record is not None:
+                self.record = replace(self.record, moved=self.record.moved + moved)
+        elif had is not None and stored is None:
+            self._failed(now, "an attempt to move blocks has failed, and is repeated")
+        elif had is None and stored is not None:
+            self._progressed_at = now
+        elif was_storing and placement.version == before.version and stored is None:
+            self._not_before = now + _RETRY_S
+        attempt = 0 if stored is None else stored.attempt
+        self._acknowledged = {block: each for block, each in self._acknowledged.items() if each.attempt == attempt}
+        self._outbox.touch()
+
+    def _failed(self, now: float, text: str) -> None:
+        self._failures += 1
+        self._not_before = now + min(10.0, _RETRY_S * self._failures)
+        if self.record is not None and not self.record.is_done:
+            self._waiting_for = text
+            if self._failures >= _FAILURES_LIMIT:
+                self._end(f"{self._failures} attempts to move blocks have failed in a row; see the pservers' logs")
+
+    def _end(self, given_up: str) -> None:
+        assert self.record is not None, "no change is in progress"
+        director = self.director
+        least = 1 if director is None else max(director.placement.owners) + 1
+        self.record = replace(self.record, pservers=least, drained=[], is_done=True, given_up=given_up)
+        self._outbox.note(Kind.CHANGED_BY_HAND, "", "the change of the pservers ends: %s", given_up, is_warning=True)
+        self._outbox.touch()
+
+    # the next transaction
+
+    def may_look(self, *, may_begin: bool) -> bool:
+        """True if ``look`` may have something to do."""
+        director = self.director
+        if director is None or director.pending is not None:
+            return False
+        return director.stored is not None or (may_begin and self.record is not None)
+
+    def look(self, facts: Facts, now: float, *, may_begin: bool) -> None:
+        """Begin the next transaction if one is due.
+
+        Args:
+            facts: Facts about the job.
+            now: The time.
+            may_begin: True if an intent may begin. Checkpoints and audits that are due have begun before.
+        """
+        director = self.director
+        if director is None or director.pending is not None:
+            return
+        transaction = director.cancel_if_failed(facts.present)
+        if transaction is None and director.stored is not None:
+            if facts.is_quiet and not facts.is_audit_open:
+                transaction = director.commit(self._acknowledged.values())
+            is_over = self.record is None or self.record.is_done or now - self._progressed_at > _STALLED_S
+            if transaction is None and is_over:
+                transaction = director.cancel()
+        if transaction is None and director.stored is None and may_begin and now >= self._not_before:
+            transaction = self._next(director, facts)
+        if transaction is not None:
+            director.pending = transaction
+            if transaction.placement is not None and transaction.attempt == NONE:
+                self._outbox.touch()
+            # A new intent relies on stored facts, such as which pservers are settled.
+            revision = self._outbox.revision if transaction.attempt == NONE else 0
+            self._outbox.effects.append(StoreMoves(transaction, revision))
+
+    def _next(self, director: Director, facts: Facts) -> Transaction | None:
+        """Return the transaction that begins the next part of the change, or None."""
+        record, plan, placement = self.record, self._plan, director.placement
+        if record is None or plan is None:
+            return None
+        moves: list[Move] = []
+        if record.is_done:
+            # Pservers that were added for a change that was given up are removed if they have no blocks.
+            count = max(record.pservers, max(placement.owners) + 1)
+        else:
+            count = max(record.pservers, placement.pservers)
+            if count == placement.pservers and not (moves := next_moves(placed(plan, placement), _wanted(record))):
+                count = record.pservers
+        is_audit_open, is_checkpoint_open = facts.is_audit_open, facts.is_checkpoint_open
+        try:
+            if moves:
+                begun = director.begin(
+                    moves,
+                    facts.present,
+                    facts.settled,
+                    is_audit_open=is_audit_open,
+                    is_checkpoint_open=is_checkpoint_open,
+                )
+            elif count != placement.pservers:
+                begun = director.resize(
+                    count,
+                    facts.present,
+                    facts.settled,
+                    is_audit_open=is_audit_open,
+                    is_checkpoint_open=is_checkpoint_open,
+                )
+            else:
+                self._finish(record)
+                return None
+        except NotReadyError as error:
+            self._waiting_for = str(error)
+            return None
+        self._waiting_for = ""
+        return begun
+
+    def _finish(self, record: ScaleRecord) -> None:
+        if not record.is_done:
+            self.record = replace(record, is_done=True, moved=record.total)
+            text = "the pservers have changed: %s"
+            self._outbox.note(Kind.CHANGED_BY_HAND, "", text, _described(record.pservers, record.drained))
+            self._outbox.touch()
+
+    def _distance(self, target: ScaleRecord) -> int:
+        """Return the number of blocks and buckets that the change will move, counting repeated moves."""
+        assert self.director is not None, "blocks move without a model"
+        assert self._plan is not None, "blocks move without a plan"
+        placement = self.director.placement
+        placement = placement.resized(max(target.pservers, placement.pservers))
+        total = 0
+        for _ in range(_STEPS_LIMIT):
+            moves = next_moves(placed(self._plan, placement), _wanted(target))
+            if not moves:
+                break
+            total += sum(move.count for move in moves)
+            placement = placement.moved([(move.blocks, move.destination) for move in moves], 1)
+        return total
+
+
+def _wanted(record: ScaleRecord) -> list[int]:
+    return [index for index in range(record.pservers) if index not in record.drained]
+
+
+def _described(pservers: int, drained: list[int]) -> str:
+    if not drained:
+        return f"{pservers} pserver{'s' * (pservers != 1)}"
+    return f"{pservers} pservers, without blocks on pserver {', '.join(map(str, drained))}"

@@ -1,0 +1,59 @@
+"""Number of pservers that a running job wants, which the launcher follows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.config import CommonSettings
+from flightedl.coordination.keys import JobKeys
+from flightedl.errors import FlightedlError
+from flightedl.ports import Clock
+
+_POLL_S = 0.5
+
+
+class DesiredPservers:
+    """Calls ``resize`` after each change of the number of pservers, from a thread of its own.
+
+    Args:
+        chosen: Settings that name the job and its etcd.
+        count: Number of pservers that have been started.
+        clock: For access to etcd.
+        resize: Starts or ends pservers.
+    """
+
+    def __init__(self, chosen: CommonSettings, count: int, clock: Clock, resize: Callable[[int], None]) -> None:
+        self._chosen = chosen
+        self._count = count
+        self._clock = clock
+        self._resize = resize
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flightedl-desired", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(3.0)
+
+    def _run(self) -> None:
+        # Imported lazily: the import is slow, and the processes start meanwhile.
+        if self._stop.wait(_POLL_S):
+            return
+        from flightedl.adapters.etcd import EtcdCoordinator
+
+        key = JobKeys(self._chosen.job).ps_desired
+        coordinator = EtcdCoordinator(EtcdAccess.of(self._chosen), clock=self._clock)
+        try:
+            while not self._stop.wait(_POLL_S):
+                try:
+                    entry = coordinator.get(key)
+                except FlightedlError:
+                    continue
+                count = self._count if entry is None else int(entry.value)
+                if count != self._count:
+                    self._count = count
+                    self._resize(count)
+        finally:
+            coordinator.close()

@@ -1,0 +1,52 @@
+"""Messages and stored values about changes of the pservers of a running job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from flightedl.messages.base import Natural, OfJob, Reply
+
+
+class ScaleRequest(OfJob, frozen=True, kw_only=True):
+    """A request to change the pservers that have blocks. Without changes, it only asks for the progress."""
+
+    #: Number of pservers; 0 to leave it unchanged.
+    pservers: Natural = 0
+    #: Indexes of pservers whose blocks move to the others.
+    drain: list[Natural] = []
+    #: True to end the current change. Blocks that have moved stay where they are.
+    is_cancelled: bool = False
+    #: Seconds for which the master may wait for progress.
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 0.0
+
+
+class ScaleReply(Reply, frozen=True, kw_only=True):
+    """Progress of the newest change of the pservers."""
+
+    #: Number of pservers after the change, and number of pservers that belong to the job now.
+    wanted: int
+    pservers: int
+    #: Pservers that have or will have no blocks.
+    drained: list[int] = []
+    #: Blocks and buckets that the change moves, and those that have moved.
+    total: int = 0
+    moved: int = 0
+    is_done: bool = True
+    #: Reason why no block moves at the moment, or why the change was given up; empty if there is none.
+    waiting_for: str = ""
+    is_given_up: bool = False
+
+
+class ScaleRecord(Reply, frozen=True, kw_only=True):
+    """Stored target of the newest change of the pservers."""
+
+    #: Number of pservers that the job should have.
+    pservers: int
+    drained: list[int] = []
+    total: int = 0
+    moved: int = 0
+    is_done: bool = False
+    #: Reason why the change was given up; empty if it was not.
+    given_up: str = ""

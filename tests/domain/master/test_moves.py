@@ -1,0 +1,332 @@
+"""Changes of the pservers, decided by the core of a master. All answers and outcomes arrive at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from flightedl.domain.consistency.modes import Sync
+from flightedl.domain.master import effects as out
+from flightedl.domain.master import events
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.state import CoreSettings, StoredState
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import placed, placement_of, plan_for
+from flightedl.domain.moving.values import StoredIntent, Transaction
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.recovery.replay import AppliedSummary
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import FlightedlError, NotReadyError, UsageError
+from flightedl.messages.base import decode
+from flightedl.messages.control import AppliedReply, AppliedRequest, ViewReply, ViewRequest
+from flightedl.messages.declarations import (
+    DeclaredModel,
+    JobDeclaration,
+    ModelDeclaration,
+    ParameterDeclaration,
+    Placement,
+)
+from flightedl.messages.moving import MovedRequest
+from flightedl.messages.scaling import ScaleRecord, ScaleReply, ScaleRequest
+from flightedl.messages.tasks import FinishedTask, TasksTicket
+
+SPECS = [ParameterSpec("w", (3_000_000,))]
+TABLES = [TableSpec("t", 2, SGD(lr=1.0))]
+
+
+def declared(pservers: int, shape: int = 3_000_000, *, has_table: bool = True) -> JobDeclaration:
+    specs = [ParameterSpec("w", (shape,))]
+    tables = TABLES if has_table else []
+    plan = plan_for(specs, pservers, tables=tables)
+    declaration = ModelDeclaration(
+        parameters=[ParameterDeclaration(name="w", shape=[shape], dtype="float32")],
+        optimizer=SGD(lr=0.1).to_json(),
+        mode=Sync().to_json(),
+        tables=[table.to_json() for table in tables],
+    )
+    placement = placement_of(plan)
+    return JobDeclaration(
+        model=DeclaredModel(
+            declaration=declaration, pservers=pservers, plan_hash=placed(plan, placement).hash, placement=placement
+        )
+    )
+
+
+class Cluster:
+    """A master's core, with pservers that answer at once, and the stored placement and intent."""
+
+    def __init__(self, pservers: int = 2, **more: Any) -> None:
+        self.pservers = {index: 10 + index for index in range(pservers)}
+        self.placement: Placement | None = None
+        self.stored: StoredIntent | None = None
+        self.revision, self.now, self.calls, self.generation = 100, 0.0, 0, 1
+        self.settings = CoreSettings(generation=1, pserver_count=pservers, keeps_checkpoints=False)
+        self.core = MasterCore(self.settings, 0.0, StoredState(declaration=declared(pservers, **more)), TASKS)
+        self.transactions: list[Transaction] = []
+        self.answers: dict[int, Any] = {}
+        self.acknowledges = True
+        self.see()
+        self.tick(3)
+
+    def replace_master(self) -> None:
+        values = self.core.encode()
+        stored = StoredState(
+            declaration=decode(values["declaration"], JobDeclaration),
+            queue=values["queue"],
+            failures=values["failures"],
+            membership=values["membership"],
+            recovery=values["recovery"],
+            scaling=values["scaling"],
+            placement=self.placement,
+            intent=self.stored,
+        )
+        self.generation += 1
+        settings = CoreSettings(generation=self.generation, pserver_count=9, keeps_checkpoints=False)
+        self.core = MasterCore(settings, self.now, stored, TASKS)
+        self.transactions.clear()
+        self.see()
+
+    def see(self) -> None:
+        self.apply(events.LeasesSeen({"a": 5}, dict(self.pservers), self.revision))
+
+    def apply(self, event: events.Event) -> list[out.Effect]:
+        effects = self.core.apply(event, self.now)
+        self.core.check()
+        self.answers |= {each.call: each.reply for each in effects if isinstance(each, out.Answer)}
+        self.transactions += [each.transaction for each in effects if isinstance(each, out.StoreMoves)]
+        return effects
+
+    def ask(self, request: events.Request) -> Any:
+        self.calls += 1
+        self.apply(events.Asked(self.calls, request))
+        reply = self.answers[self.calls]
+        if isinstance(reply, FlightedlError):
+            raise reply
+        return reply
+
+    def execute(self) -> None:
+        while self.transactions:
+            transaction = self.transactions.pop(0)
+            self.revision += 1
+            attempt = 0 if self.stored is None else self.stored.attempt
+            known = [self.pservers.get(index) == generation for index, generation in transaction.generations]
+            if transaction.attempt == attempt and all(known):
+                self.placement = transaction.placement or self.placement
+                intent = transaction.intent
+                self.stored = None if intent is None else StoredIntent(attempt or self.revision, intent)
+            self.apply(events.MovesRead(self.placement, self.stored, self.revision, is_outcome=True))
+
+    def control(self, index: int, generation: int) -> None:
+        for _ in range(9):
+            (call,) = [
+                each
+                for each in self.apply(events.ControlAsked(index, generation))
+                if isinstance(each, out.ControlCall | out.NoCallDue)
+            ]
+            if isinstance(call, out.NoCallDue):
+                return
+            reply: Any = out.Done()
+            if isinstance(call.request, ViewRequest):
+                reply = ViewReply(serial=call.request.serial, refused=[], highest_open_round=0)
+            elif isinstance(call.request, AppliedRequest):
+                reply = AppliedReply(summary=AppliedSummary().encode())
+            self.apply(events.Answered(index, generation, call.request, reply, call.audit))
+
+    def tick(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.now += 0.6
+            self.apply(events.TimePassed())
+            self.execute()
+            for index, generation in self.pservers.items():
+                self.control(index, generation)
+            self.execute()
+            if self.acknowledges and self.stored is not None:
+                for move in self.stored.intent.moves:
+                    self.acknowledge(move.block)
+                self.execute()
+
+    def acknowledge(self, block: int) -> None:
+        stored = self.stored
+        if stored is not None and (move := stored.intent.move_of(block)) is not None:
+            generation = self.pservers[move.destination]
+            self.ask(MovedRequest(attempt=stored.attempt, block=block, generation=generation))
+
+    def start(self, *indexes: int) -> None:
+        self.pservers |= {index: self.revision + 1 + index for index in indexes}
+        self.revision += 10
+        self.see()
+
+    def scale(self, **request: Any) -> ScaleReply:
+        reply = self.ask(ScaleRequest(**request))
+        assert isinstance(reply, ScaleReply)
+        return reply
+
+    @property
+    def shares(self) -> Counter[int]:
+        assert self.placement is not None
+        return Counter(self.placement.owners)
+
+    @property
+    def desired(self) -> bytes:
+        return self.core.encode()["desired"]
+
+
+TASKS = QueueSettings(4, lambda _: 1, epochs=1)
+
+
+def test_pservers_are_added_and_removed_while_the_job_trains() -> None:
+    cluster = Cluster(2)
+    first = cluster.scale(pservers=4)
+    assert (first.wanted, first.pservers, first.moved, first.is_done) == (4, 2, 0, False)
+    cluster.tick(2)
+    assert cluster.desired == b"4", "the launcher starts the processes"
+    assert cluster.scale().waiting_for == "there is no pserver 2"
+    cluster.start(2, 3)
+    cluster.tick(12)
+    reply = cluster.scale()
+    assert (reply.pservers, reply.is_done, reply.moved) == (4, True, reply.total)
+    assert set(cluster.shares) == {0, 1, 2, 3}
+    assert max(cluster.shares.values()) - min(cluster.shares.values()) < 10
+
+    cluster.scale(pservers=1)
+    cluster.tick(20)
+    assert set(cluster.shares) == {0}
+    assert (cluster.placement.pservers if cluster.placement else 0, cluster.desired) == (1, b"1")
+    assert cluster.scale().is_done
+    assert cluster.core.pservers.is_everybody_settled
+
+    cluster.pservers = {0: cluster.pservers[0]}
+    cluster.see()
+    cluster.scale(pservers=3)
+    cluster.start(1, 2)
+    cluster.tick(20)
+    assert set(cluster.shares) == {0, 1, 2}
+    model = cluster.core.declaration.model
+    assert model is not None
+    assert (model.pservers, model.cut_for, model.placement) == (3, 2, cluster.placement)
+    assert cluster.placement is not None
+    assert model.plan_hash.endswith(f".{cluster.placement.version}")
+
+
+def test_a_drained_pserver_has_no_blocks_and_remains() -> None:
+    cluster = Cluster(3)
+    cluster.scale(drain=[1])
+    cluster.tick(20)
+    assert set(cluster.shares) == {0, 2}
+    assert cluster.scale().drained == [1]
+    assert cluster.core.pservers.count == 3
+    cluster.scale(pservers=3)
+    cluster.tick(20)
+    assert set(cluster.shares) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        ({"pservers": 9}, "the model has only 1 block, so at most 1 pserver can share it: choose a lower number"),
+        ({"drain": [2]}, "there is no pserver 2: the job has pservers 0 to 0"),
+        ({"drain": [0]}, "at least one pserver must keep the blocks"),
+    ],
+)
+def test_impossible_changes_are_refused(request_: dict[str, Any], sentence: str) -> None:
+    cluster = Cluster(1, shape=10, has_table=False)
+    with pytest.raises(UsageError, match=sentence):
+        cluster.scale(**request_)
+    assert cluster.scale().is_done
+
+
+def test_two_changes_at_once_are_refused() -> None:
+    cluster = Cluster(1)
+    cluster.scale(pservers=2)
+    assert not cluster.scale(pservers=2).is_done, "the same change is not an error"
+    with pytest.raises(UsageError, match="a change to 2 pservers is in progress: wait until it is done, or cancel it"):
+        cluster.scale(pservers=3)
+
+
+def test_pservers_cannot_change_before_the_model_is_declared() -> None:
+    core = MasterCore(CoreSettings(generation=1, pserver_count=1), 0.0)
+    (answer,) = core.apply(events.Asked(1, ScaleRequest(pservers=2)), 0.0)
+    assert isinstance(answer, out.Answer)
+    assert isinstance(answer.reply, NotReadyError)
+
+
+def test_a_cancelled_change_leaves_a_consistent_job() -> None:
+    cluster = Cluster(2)
+    cluster.acknowledges = False
+    cluster.scale(pservers=3)
+    cluster.start(2)
+    cluster.tick(4)
+    assert cluster.stored is not None
+    cluster.acknowledge(cluster.stored.intent.moves[0].block)
+    cluster.execute()
+    assert cluster.scale(is_cancelled=True).is_given_up
+    cluster.execute()
+    assert cluster.stored is None
+    assert cluster.shares[2], "blocks that have moved stay"
+    cluster.tick(3)
+    assert cluster.core.pservers.count == 3
+
+
+def test_a_cancelled_change_removes_pservers_that_were_added() -> None:
+    cluster = Cluster(2)
+    cluster.acknowledges = False
+    cluster.scale(pservers=3)
+    cluster.start(2)
+    cluster.tick(4)
+    cluster.scale(is_cancelled=True)
+    cluster.tick(4)
+    assert (cluster.core.pservers.count, cluster.desired) == (2, b"2")
+
+
+def test_a_new_master_cancels_the_intent_and_continues_the_change() -> None:
+    cluster = Cluster(2)
+    cluster.acknowledges = False
+    cluster.scale(pservers=3)
+    cluster.start(2)
+    cluster.tick(4)
+    before = cluster.stored
+    cluster.replace_master()
+    assert cluster.core.pservers.count == 3, "the placement decides, not the desired number"
+    cluster.acknowledges = True
+    cluster.tick(20)
+    assert before is not None
+    assert cluster.scale().is_done
+    assert max(cluster.shares.values()) - min(cluster.shares.values()) < 10
+    assert decode(cluster.core.encode()["scaling"], ScaleRecord).is_done
+
+
+def test_a_destination_that_dies_ends_the_intent_and_reports_of_older_placements() -> None:
+    cluster = Cluster(2)
+    cluster.scale(pservers=3)
+    cluster.start(2)
+    cluster.tick(3)
+    assert cluster.shares[2]
+    cluster.acknowledges = False
+    (ticket,) = [TasksTicket(trainer="a", generation=5, want=1)]
+    (given,) = cluster.ask(ticket).assignments
+    cluster.start(2)
+    cluster.tick()
+    done = FinishedTask(
+        epoch=given.epoch, position=given.position, attempt=given.attempt, pservers=[10, 11], placement=1
+    )
+    lost = cluster.ask(replace(ticket, want=0, finished=[done])).lost
+    assert [each.attempt for each in lost] == [given.attempt], "its blocks may have moved to the lost process"
+
+
+def test_a_failed_attempt_is_repeated() -> None:
+    cluster = Cluster(2)
+    cluster.acknowledges = False
+    cluster.scale(drain=[1])
+    cluster.tick(3)
+    assert cluster.stored is not None
+    # The source has waited too long, and has deleted the intent.
+    cluster.stored, cluster.revision = None, cluster.revision + 1
+    cluster.apply(events.MovesRead(cluster.placement, None, cluster.revision))
+    assert "failed, and is repeated" in cluster.scale().waiting_for
+    cluster.acknowledges = True
+    cluster.tick(20)
+    assert set(cluster.shares) == {0}
