@@ -4,7 +4,8 @@ The account follows the arrays and not the protocol's marks: a batch counts when
 is therefore independent of the code that decides which pushes are repetitions.
 
 * A batch is *expected* on every block if it belongs to a task of the declared dataset in one of its epochs, unless it
-  was quarantined or dropped. After a stop by a trainer, the batches that any block counted are expected.
+  was quarantined or dropped. If a trainer stopped the job, or the dataset grew, the batches
+  that any block counted are expected.
 * A batch is *lost* if a block ended without it, and *double* if a block's values contain it twice. A restored pserver
   starts with the batches in its checkpoint, to which its own updates are added.
 * A batch is *foreign* if the dataset lacks it, and *stray* if a trainer pushed it without having received it.
@@ -106,7 +107,8 @@ class _Data:
     batch_counts: BatchCounts = field(default_factory=lambda: BatchCounts(()))
     task_count: int = 0
     epochs: int | None = None
-    is_stopped: bool = False
+    #: True if the number of tasks in an epoch is unknown, because a trainer stopped the job or the dataset grew.
+    is_open: bool = False
     excluded: set[Batch] = field(default_factory=set)
 
     def has(self, batch: Batch) -> bool:
@@ -160,15 +162,16 @@ class _Reading:
             if tasks := event["tasks"]:
                 self._declared(tasks.get("QueueSettings", tasks))
         elif name == "FilesJoined":
-            self._declared(event | {"epochs": self.data.epochs})
+            self._declared(event | {"epochs": self.data.epochs, "follow": True})
         elif name == "Asked" and "StopRequest" in event["request"]:
-            self.data.is_stopped = True
+            self.data.is_open = True
         for each in effects:
             news = each.get("QueueNews")
             if news is not None and not news["evaluation"] and "Quarantined" in news["effect"]:
                 self._exclude(news["effect"]["Quarantined"]["piece"])
 
     def _declared(self, tasks: Mapping[str, Any]) -> None:
+        self.data.is_open |= tasks["follow"]
         if tasks["task_count"] >= self.data.task_count:
             self.data.batch_counts, self.data.task_count = BatchCounts(tasks["batch_counts"]), tasks["task_count"]
             self.data.epochs = tasks["epochs"]
@@ -231,7 +234,7 @@ def account(recordings: Iterable[Recording]) -> Account:
         for numbers, counts in spans.all():
             owned.update(dict.fromkeys(numbers, counts))
     seen: set[Batch] = set().union(*(counts.accepted for counts in owned.values()))
-    expected = (seen if data.is_stopped or data.epochs is None else set(data.batches())) - data.excluded
+    expected = (seen if data.is_open or data.epochs is None else set(data.batches())) - data.excluded
     lost, double, foreign = set(), set(), {batch for batch in seen if not data.has(batch)}
     for number, counts in owned.items():
         inherited = counts.inherited

@@ -36,7 +36,7 @@ ALL = [Batch(epoch, task, number) for epoch in range(2) for task, count in enume
 class Job:
     """Recorded processes of a small job."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, follow: bool = False) -> None:
         self.run = Run(directory)
         self.at = 100.0
         self.master = recorded(
@@ -46,7 +46,7 @@ class Job:
             CoreSettings(generation=5, pserver_count=1, keeps_checkpoints=False),
             self.run.clocks[0].now(),
             StoredState(),
-            QueueSettings(2, lambda task: COUNTS[task], epochs=2),
+            QueueSettings(2, lambda task: COUNTS[task], epochs=2, follow=follow),
         )
 
     def later(self) -> None:
@@ -173,6 +173,17 @@ def test_spans_are_followed_through_splits_and_joins(job: Job) -> None:
     push(protocol, ALL[3:])
     found = job.account()
     assert (found.is_exact, found.blocks) == (True, 4)
+
+
+def test_a_growing_dataset_expects_what_any_block_counted(tmp_path: Path) -> None:
+    """Its first epoch may have had fewer tasks than its last one."""
+    job = Job(tmp_path, follow=True)
+    protocol = job.pserver(Async(), range(2, 3), range(3, 4))
+    push(protocol, ALL[:2])
+    push(protocol, ALL[3:])
+    assert job.account().is_exact
+    protocol.push(2, Push("a", 1, 1, [(ALL[2], 1)]), 0, has_gradient=True)
+    assert job.account().lost == 1
 
 
 def test_blocks_take_their_batches_to_another_pserver(job: Job) -> None:
