@@ -58,7 +58,7 @@ def dataset_declaration(
     """Return the declaration for the arguments of ``job.dataset``.
 
     Raises:
-        UsageError: one of them has a wrong type or is out of range.
+        UsageError: an argument has a wrong type or is out of range.
     """
     return DatasetDeclaration(
         urls=[absolute_url(url) for url in _texts("urls", urls, "a URL, path or pattern, or a list of them")],
@@ -82,7 +82,7 @@ def mixture_declaration(
     """Return the declaration for the arguments of ``job.mixture``.
 
     Raises:
-        UsageError: one of them has a wrong type, is out of range, or is not an argument of mixtures.
+        UsageError: an argument has a wrong type, is out of range, or is unknown to mixtures.
     """
     wanted = 'weights by URL, such as {"web/*.parquet": 0.7, "books/*.parquet": 0.3}'
     if not isinstance(sources, Mapping) or len(sources) < 2:
@@ -107,7 +107,7 @@ def indexed_declaration(
     the batch size may change between starts, so the default task size does not depend on it.
 
     Raises:
-        UsageError: one of them is of the wrong type or out of range.
+        UsageError: an argument has a wrong type or is out of range.
     """
     weights = n if isinstance(n, Mapping) else {range(positive("n", n)): 1}
     if not weights:
@@ -267,7 +267,7 @@ def declared_arrays(
     """Return a model's initial values as contiguous arrays of the declared dtypes.
 
     Raises:
-        UsageError: they are not given by name, are not arrays, or a dtype is unsupported or given for an unknown
+        UsageError: the values are not given by name, are not arrays, or a dtype is unsupported or given for an unknown
             parameter.
     """
     by_name("parameters", initial, '{"w": array}')

@@ -33,7 +33,7 @@ class Servers:
 
     Args:
         job: The job's name.
-        directory: Has the servers' addresses.
+        directory: Source of the servers' addresses.
         connector: Opens the connections.
         calls: Called with the name of the server that the calling thread is about to call.
     """
@@ -153,7 +153,7 @@ def persistently(waiting: Waiting, attempt: Callable[[], Result]) -> Result:
 
     Raises:
         UnavailableError: ``waiting`` gave up.
-        FlightedlError: the first error that a retry cannot help.
+        FlightedlError: the first error that is not worth a retry.
     """
     try:
         while True:

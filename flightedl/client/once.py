@@ -41,8 +41,8 @@ class Once:
     """Result of claiming a name, truthy if this trainer holds it. Its methods fence the work done under the name.
 
     Attributes:
-        name: The name.
-        generation: Generation of this win, higher than that of any earlier win. 0: another trainer has the name.
+        name: The claimed name.
+        generation: Generation of the claim, higher than that of any earlier claim; 0 if another trainer holds the name.
     """
 
     def __init__(self, name: str, generation: int, holds: Callable[[int], bool]) -> None:
@@ -57,7 +57,7 @@ class Once:
         """Raise an error if this trainer has lost the name.
 
         Raises:
-            FencedError: it was lost together with the trainer's lease, or never won; another trainer may have it.
+            FencedError: the name was lost with the trainer's lease, or never claimed. Another trainer may hold it.
             UnavailableError: etcd is unreachable.
         """
         if not self or not self._holds(self.generation):
@@ -67,8 +67,8 @@ class Once:
         """Write a file atomically. The file appears only if this trainer still holds the name.
 
         Args:
-            url: Path or URL; an existing file is replaced.
-            data: Its bytes, in one piece or in several.
+            url: Path or URL. An existing file is replaced.
+            data: Content of the file, in one or several pieces.
 
         Raises:
             FencedError: see ``require``; nothing was changed.
@@ -88,8 +88,8 @@ class TrainerNames:
         coordinator: Access to etcd.
         keys: The job's keys.
         registration: Registration with the trainer's lease.
-        waiting: Creates a wait that the user is told about.
-        life: Returns the life of the model that the trainer works on.
+        waiting: Creates a wait that is reported to the user.
+        life: Returns the life of the model that this trainer trains.
     """
 
     coordinator: Coordinator

@@ -34,11 +34,11 @@ class Participation:
         registration: This trainer's registration.
         servers: Connections to the servers.
         waiting: Begins a wait of the user's thread.
-        reregistered: Called when the registration has changed: whatever was held under the old one is lost.
-        batch_done: Called with a finished batch's number of records, and True if the model got nothing from it.
+        reregistered: Called when the registration has changed: everything held under the old one is lost.
+        batch_done: Called with a finished batch's number of records, and True if the batch did not change the model.
         requests: Returns a new connection for requesting tasks.
-        membership: Its state machine; None: a new one.
-        end: The knowledge of the job's end; None: a new one.
+        membership: State machine of the membership; None to create one.
+        end: The trainer's knowledge of the job's end; None to create it.
     """
 
     def __init__(
@@ -201,9 +201,9 @@ class Participation:
         """Require that this pserver has the final values. Called for values that are read after the job's end.
 
         Raises:
-            NotReadyError: not known yet; look up the pserver again.
+            NotReadyError: the answer is not known yet. Look up the pserver again.
             BegunAnewError: the pserver lacks batches, which are being repeated.
-            FlightedlError: the master cannot be asked.
+            FlightedlError: the request to the master failed.
         """
         if not self._end.may_read(index, generation):
             self._end.require(self._ask_once(), index, generation)

@@ -49,11 +49,11 @@ class TrainerProcess:
 
     Args:
         chosen: The settings.
-        job_over: Returns why the servers will never answer again; empty while they may.
+        job_over: Returns the reason why the servers will never answer again; empty while they may answer.
 
     Raises:
-        UsageError: recording or TensorBoard is enabled in the settings, but impossible.
-        UnavailableError: etcd cannot be reached.
+        UsageError: the settings enable recording or TensorBoard, but it is not possible.
+        UnavailableError: etcd is unreachable.
     """
 
     def __init__(self, chosen: TrainerSettings, job_over: Callable[[], str]) -> None:

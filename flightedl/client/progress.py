@@ -63,10 +63,10 @@ class ProgressReporter:
     Args:
         send: Sends a message to the master, and returns its reply.
         sender: Returns this trainer's id and generation.
-        look: Called before each message, to find out what the trainer is waiting for.
+        look: Called before each message, to determine why the trainer is waiting.
         now: The process's clock.
-        probe: Times of the loop's activities; None: none are reported.
-        logged: Writes metrics to files; None: none are written.
+        probe: Times of the loop's activities; None to report none.
+        logged: Writes metrics to files; None to write none.
     """
 
     def __init__(

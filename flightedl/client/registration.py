@@ -72,7 +72,7 @@ class Registration:
         """Register again if the lease was lost. Only the first call after that returns True.
 
         Raises:
-            UnavailableError: etcd is unreachable, or the old key still exists; call again.
+            UnavailableError: etcd is unreachable, or the old key still exists. Call this again.
         """
         with self._lock:
             self._renew()
@@ -83,7 +83,7 @@ class Registration:
         """Register again if the lease was lost. Then call a function that needs this trainer's lease.
 
         Raises:
-            UnavailableError: as for ``renewed``, or the lease ended before ``act`` could use it; call again.
+            UnavailableError: as for ``renewed``, or the lease ended before ``act`` could use it. Call this again.
         """
         with self._lock:
             self._renew()

@@ -63,16 +63,16 @@ def connect(
     """Join a job as a trainer.
 
     Args:
-        etcd: ``host:port`` of etcd; default ``FLIGHTEDL_ETCD``.
-        job: The job's name; default ``FLIGHTEDL_JOB``.
-        job_over: Returns why the servers will never answer again, known to the code that started them; empty while they
-            may.
+        etcd: ``host:port`` of etcd. The default is ``FLIGHTEDL_ETCD``.
+        job: The job's name. The default is ``FLIGHTEDL_JOB``.
+        job_over: Returns the reason why the servers will never answer again, for callers that started the servers;
+            empty while they may answer.
         begin_again: Advice for a user who wants to repeat a finished training.
         **more: Other fields of :class:`flightedl.config.TrainerSettings`.
 
     Raises:
-        UsageError: a setting is wrong.
-        UnavailableError: etcd cannot be reached.
+        UsageError: a setting is invalid.
+        UnavailableError: etcd is unreachable.
     """
     require_no_reader()
     process_tuning.apply()
@@ -94,7 +94,7 @@ class Job:
 
         Args:
             chosen: The settings.
-            job_over: Returns why the servers will never answer again; empty while they may.
+            job_over: Returns the reason why the servers will never answer again; empty while they may answer.
             begin_again: Advice for a user who wants to repeat a finished training.
         """
         self._settings = chosen
@@ -164,21 +164,21 @@ class Job:
         they had been added; reading them fails.
 
         Args:
-            urls: One or more URLs or globs, on any fsspec file system; relative paths are those of the trainer.
-            batch_size: Maximum number of records of a batch; a batch never spans two tasks.
-            epochs: Passes over the data, for the whole job; None: endless.
-            shuffle: Shuffle the tasks, and the records within each, by ``seed`` and epoch.
-            seed: Seed of the shuffling. In a resumed job, ``shuffle`` and ``seed`` apply from the first epoch that has
-                not begun.
-            columns: Columns to read; None: all.
+            urls: One or more URLs or globs, on any fsspec file system. Relative paths refer to the trainer's directory.
+            batch_size: Maximum number of records in a batch. A batch never spans two tasks.
+            epochs: Number of passes over the data, for the whole job; None for no limit.
+            shuffle: Shuffle the tasks, and the records within each task, by ``seed`` and epoch.
+            seed: Seed for shuffling. In a resumed job, ``shuffle`` and ``seed`` take effect with the first epoch that
+                has not begun.
+            columns: Columns to read; None for all.
             filter: (column, operator, value) conditions that records must meet.
-            format: Name of the format; empty: by the files' names.
-            records_per_task: Approximate number of records of a task; 0: each chunk (row group, record batch) is one.
-            on_corrupt: "fail" or "skip" corrupt chunks.
-            follow: More files will be added; see above.
-            steps_per_batch: Number of times that each batch is handed out in a row, for one step each time;
-                ``Dataset.step_of_batch`` is the number of the current one. Each counts like a separate batch.
-            **reading: Options that each trainer may choose for itself, and those of groups:
+            format: Name of the format; empty to derive it from the file names.
+            records_per_task: Approximate records in a task; 0 to make each chunk (row group, record batch) one task.
+            on_corrupt: Policy for corrupt chunks: "fail" or "skip".
+            follow: True if more files will be added; see above.
+            steps_per_batch: Number of times in a row that each batch is yielded, for one step each. Each repetition
+                counts as a separate batch; ``Dataset.step_of_batch`` is its number.
+            **reading: Options in which trainers may differ, and options of groups:
 
                 decode: For RecordIO: converts the bytes of a record to columns.
 
@@ -206,8 +206,8 @@ class Job:
             A ``Dataset``; with ``group``, a ``GroupDataset``; with "torchft", a ``NumberedDataset``.
 
         Raises:
-            DataError: a file is missing, unreadable, or has another schema than the others.
-            DeclarationError: the job already has a different dataset.
+            DataError: a file is missing or unreadable, or its schema differs from the others.
+            DeclarationError: the job has already declared a different dataset.
         """
         declaration = arguments.dataset_declaration(
             urls=urls,
@@ -234,17 +234,17 @@ class Job:
         their order.
 
         Args:
-            sources: URL or glob -> weight. A file that several of them match belongs to the first one.
-            batch_size: Maximum number of records of a batch.
-            seed: Seed of the shuffling.
-            stop: End of an epoch. "first": when the first source is exhausted, which leaves out records of the others;
-                "all": when every record was given once, so that the last tasks are not in proportion; "repeat": when
-                every record was given, those of shorter sources repeatedly.
+            sources: URL or glob pattern -> weight. If several sources match a file, it belongs to the first one.
+            batch_size: Maximum number of records in a batch.
+            seed: Seed for shuffling.
+            stop: End of an epoch. "first": when the first source is exhausted; the remaining records of the other
+                sources are left out. "all": when every record has been yielded once; the last tasks are then not in
+                proportion. "repeat": when every record has been yielded; records of shorter sources are repeated.
             **more: Other arguments of ``dataset``, apart from ``shuffle`` and ``follow``.
 
         Raises:
-            DataError: as for ``dataset``, or a source has no records.
-            DeclarationError: the job already has a different dataset.
+            DataError: for the same reasons as ``dataset``, or a source has no records.
+            DeclarationError: the job has already declared a different dataset.
         """
         reading = {name: more.pop(name) for name in ReadingOptions.__annotations__.keys() & more.keys()}
         return self._declare(
@@ -274,25 +274,25 @@ class Job:
         for files.
 
         Args:
-            n: Number of elements, whose indices are 0 to n - 1; or weights by ranges of indices, for a mixture.
-            get: Returns the element of an index: a dict of columns, a tuple, or a single value. Arrays and tensors
-                become tensors. It runs where a ``transform`` does: concurrently with the loop, or in ``readers``.
-            batch_size: Elements of a batch, at most.
+            n: Number of elements, whose indices are 0 to n - 1. For a mixture, weights by ranges of indices.
+            get: Returns the element with an index: a dict of columns, a tuple, or a single value. Arrays and tensors
+                become tensors. Like a ``transform``, it runs concurrently with the loop, or in ``readers``.
+            batch_size: Maximum number of elements in a batch.
             epochs: As in ``dataset``.
-            shuffle: Hand the elements out in another random order in each epoch.
-            seed: Seed of the shuffling.
-            columns: Names of the parts of a tuple; by default "0", "1", ...
-            batched: ``get`` takes a list of indices, and returns a list of elements, a dict of columns, or a
+            shuffle: Yield the elements in a different random order in each epoch.
+            seed: Seed for shuffling.
+            columns: Names of the parts of a tuple. The default is "0", "1", ...
+            batched: True if ``get`` takes a list of indices, and returns a list of elements, a dict of columns, or a
                 ``pyarrow.RecordBatch``.
-            records_per_task: Elements of a task; 0: about 1,024, and less if there would be few tasks.
+            records_per_task: Number of elements in a task; 0 for about 1,024, or fewer if there would be few tasks.
             steps_per_batch: As in ``dataset``.
             stop: End of a mixture's epoch, as in ``mixture``.
-            **reading: As in ``dataset``, without ``decode`` and ``transform``.
+            **reading: As in ``dataset``, except ``decode`` and ``transform``.
 
         Raises:
-            UsageError: an argument is wrong.
-            DataError: raised by the loop if ``get`` fails, or elements do not form columns; names the index.
-            DeclarationError: the job already has a different dataset.
+            UsageError: an argument is invalid.
+            DataError: raised by the loop if ``get`` fails or elements do not form columns. Names the index.
+            DeclarationError: the job has already declared a different dataset.
         """
         declaration, by_index = arguments.indexed_declaration(
             n,
@@ -342,27 +342,27 @@ class Job:
         """Declare the model. Every trainer must make the same call. One trainer's values become the initial values.
 
         Args:
-            initial: Name -> float array of any shape; or nested: dicts, lists, tuples and named tuples of arrays, and
-                with JAX all of its pytrees (``Parameters.tree`` returns the values in this structure). Used only if
-                this trainer is elected. Pservers keep a float32 master copy of float16 and bfloat16
-                (``ml_dtypes.bfloat16``) arrays, which they update and checkpoint; gradients and values have 16 bits.
-            optimizer: The pservers' optimizer, or the name of one that has only defaults, such as "adam"; default:
-                plain SGD with a learning rate of 0.01.
-            mode: Consistency mode, or the name of one that has only defaults; default ``Sync()``.
+            initial: Name -> float array of any shape. May be nested: dicts, lists, tuples and named tuples of arrays,
+                and with JAX any pytree (``Parameters.tree`` returns the values in this structure). Used only if this
+                trainer is elected. Pservers keep a float32 master copy of float16 and bfloat16 (``ml_dtypes.bfloat16``)
+                arrays, which they update and checkpoint; gradients and values have 16 bits.
+            optimizer: The pservers' optimizer, or the name of an optimizer whose settings all have defaults, such as
+                "adam". The default is plain SGD with a learning rate of 0.01.
+            mode: Consistency mode, or the name of a mode whose settings all have defaults. The default is ``Sync()``.
             wire: "bfloat16" or "float16" to send gradients and values of float32 parameters with 16 bits, rounded to
-                nearest even; the pservers store and update float32. A gradient out of range raises a GradientError; a
-                value out of range arrives as infinity.
-            error_feedback: With ``wire``: add the rounding error of a gradient to the next gradient. Needs float32
-                memory of the model's size in this trainer.
-            dtypes: Name -> "float16", "bfloat16", "float32" or "float64", to declare a parameter with another dtype
-                than its array has.
+                nearest even. The pservers store and update float32. A gradient that is out of range raises a
+                GradientError; a value that is out of range arrives as infinity.
+            error_feedback: True to add the rounding error of a gradient to the next gradient. Requires ``wire``, and
+                float32 memory of the model's size in this trainer.
+            dtypes: Name -> "float16", "bfloat16", "float32" or "float64", to declare a parameter with a dtype that
+                differs from its array's.
 
         Returns:
             A mapping of names to arrays with the job's current values.
 
         Raises:
-            UsageError: a parameter is not a float array, or not finite.
-            DeclarationError: the job already has a different model.
+            UsageError: a parameter is not a float array, or is not finite.
+            DeclarationError: the job has already declared a different model.
         """
         self._require_open()
         if self._data.explicit_done:
@@ -387,10 +387,10 @@ class Job:
 
         Args:
             name: The table's name.
-            dim: Number of elements of a row.
+            dim: Number of elements in a row.
             optimizer: Optimizer of the rows: SGD, Momentum, Adagrad, RowAdagrad, Adam (rows without a gradient do not
-                move), RowAdam or Ftrl; or the name of one that has only defaults.
-            init: Initial values of rows: Uniform, Normal, Zeros or Constant; default zeros.
+                move), RowAdam or Ftrl; or the name of an optimizer whose settings all have defaults.
+            init: Initial values of rows: Uniform, Normal, Zeros or Constant. The default is zeros.
             **more: Settings of rows:
 
                 dtype: "float32", "float16" or "bfloat16".
@@ -408,7 +408,7 @@ class Job:
                 evict: Rules for the removal of rows (``fe.Evict``).
 
         Raises:
-            UsageError: a setting is invalid, or ``parameters`` was called before.
+            UsageError: a setting is invalid, or ``parameters`` has already been called.
             DeclarationError: this session or the job has declared the table differently.
         """
         self._require_open()
@@ -420,13 +420,13 @@ class Job:
         """Look up rows of several tables, in one round trip.
 
         Args:
-            ids: Table -> ids, as for its ``pull``.
+            ids: Table -> ids, in any form that its ``pull`` accepts.
 
         Returns:
-            Table -> rows, as from its ``pull``: (n, dim) float32.
+            Table -> rows, in the form that its ``pull`` returns: (n, dim) float32.
 
         Raises:
-            UsageError: as for ``Table.pull``; nothing was sent.
+            UsageError: for the same reasons as ``Table.pull``. Nothing was sent.
             UnavailableError: a pserver was unavailable for longer than ``give_up_s``.
         """
         self._require_open()
@@ -436,7 +436,7 @@ class Job:
         """Send the row gradients that were pushed for the current batch, like ``model.step`` without dense gradients.
 
         Raises:
-            UsageError: no batch is current, or it was already pushed.
+            UsageError: no batch is current, or it has already been pushed.
             UnavailableError: a pserver was unavailable for longer than ``give_up_s``.
         """
         self._require_open()
@@ -460,21 +460,21 @@ class Job:
         measured, all callers get the same result. Later callers get this result immediately.
 
         Args:
-            urls: URLs or globs of the data, as for ``dataset``.
-            measure: Computes the metrics of a batch (``pyarrow.RecordBatch``); they are averaged, weighted by records.
-            batch_size: Maximum number of records of a batch.
-            name: Identifies the evaluation: use another name each time, such as ``f"epoch-{n}"``.
-            columns: Columns to read; None: all.
+            urls: URLs or glob patterns of the data, as in ``dataset``.
+            measure: Computes the metrics of a batch (``pyarrow.RecordBatch``). They are averaged, weighted by records.
+            batch_size: Maximum number of records in a batch.
+            name: Name of the evaluation. Use a different name each time, such as ``f"epoch-{n}"``.
+            columns: Columns to read; None for all.
             filter: (column, operator, value) conditions that records must meet.
-            format: Name of the format; empty: by the files' names.
+            format: Name of the format; empty to derive it from the file names.
             decode: For RecordIO: converts the bytes of a record to columns.
 
         Returns:
             Name -> mean over all records.
 
         Raises:
-            DataError: a file is missing, unreadable, or has another schema than the others.
-            DeclarationError: the evaluation with this name has other data.
+            DataError: a file is missing or unreadable, or its schema differs from the others.
+            DeclarationError: an evaluation with this name has other data.
         """
         self._require_open()
         arguments.function_of("measure", measure)
@@ -533,8 +533,8 @@ class Job:
         loop. If no trainer requests this work for 30 s, the job fails and names the tasks.
 
         Args:
-            reason: Shown with this trainer's name by ``flightedl status`` and at the end of ``flightedl run``; cut to
-                256 characters.
+            reason: Reason that ``flightedl status``, and ``flightedl run`` at its end, show with this trainer's name.
+                At most 256 characters are kept.
 
         Raises:
             UsageError: the session is over, or the reason is empty.
@@ -558,19 +558,19 @@ class Job:
 
         Args:
             url: Path or URL of the file, ending in .safetensors, .npz or .arrow.
-            format: The file's format, if its name has another ending.
-            server: Let the master write the values of a new checkpoint, instead of this trainer writing its copy.
-            once: Result of ``Job.once``: write only if this trainer still has that name. Not needed to ensure that only
-                one trainer writes the file.
+            format: The file's format, if its name has another extension.
+            server: True if the master writes the values of a new checkpoint, instead of this trainer writing its copy.
+            once: Result of ``Job.once``: write only if this trainer still holds that name. Not needed to ensure that
+                only one trainer writes the file.
 
         Returns:
-            True in the trainer that wrote the file (or asked the master to), False in the others.
+            True in the trainer that wrote the file, or had the master write it. False in the others.
 
         Raises:
             UsageError: there is no model, the session is over, the format is unknown, or (with ``server``) the job has
                 no checkpoints.
             UnavailableError: the file could not be written.
-            FencedError: another trainer now has the name of ``once``; the file did not change.
+            FencedError: another trainer now holds the name ``once``. The file did not change.
         """
         self._require_open()
         target = arguments.url_of("url", url)
@@ -644,7 +644,7 @@ class Job:
         """Return unfinished tasks and end the lease. Does nothing if called again.
 
         Args:
-            why: Reason, for the error of later calls.
+            why: Reason, for the errors of later calls.
 
         Raises:
             FencedError: this process is a rank of a group, and the group's current start is over.

@@ -123,7 +123,6 @@ class OnTable(nn.Module):
         return self.training and batch is not None and self.rows.requires_grad and torch.is_grad_enabled()
 
     def keep(self, batch: object, used: InUse) -> None:
-        """Register rows as a parameter until the batch's step."""
         if self._batch is not batch:
             self.drop()
             self._batch = batch

@@ -66,7 +66,7 @@ class GroupAttendance:
         process: This process.
         rank: Rank of this process among all processes that are started together.
         size: Number of these processes.
-        plan: The settings that decide which records a rank gets, for people; equal on every rank.
+        plan: The settings that decide which records a rank gets, as text for users. Equal on every rank.
     """
 
     def __init__(self, process: TrainerProcess, rank: int, size: int, plan: str) -> None:
@@ -97,7 +97,7 @@ class GroupAttendance:
         """Report the token that this rank has loaded (empty if none). Return the token that all ranks must use.
 
         Raises:
-            UsageError: the ranks have loaded different tokens, or differ about their number.
+            UsageError: the ranks have loaded different tokens, or disagree about their number.
             FencedError: this start of the group is over.
         """
         held = self._held

@@ -186,11 +186,11 @@ class Dataset:
         """Acknowledge a batch. Requires a dataset that was declared with ``explicit_done``.
 
         Args:
-            batch: A batch that the loop yielded; None: the oldest batch that is not acknowledged.
+            batch: A batch that the loop has yielded; None for the oldest unacknowledged batch.
 
         Returns:
-            ``Done.COUNTED``, or ``Done.TAKEN`` if the master took the batch from this trainer because it was frozen,
-            cut off or stuck. Another trainer then processes the batch, so it must not count here.
+            ``Done.COUNTED``, or ``Done.TAKEN`` if the master revoked the batch because this trainer was frozen,
+            disconnected or stuck. Another trainer then processes the batch, so this trainer must not count it.
 
         Raises:
             UsageError: the dataset was declared without ``explicit_done``, or there is no such batch.
@@ -232,8 +232,8 @@ class Dataset:
         prefetching; in other modes, it returns the rows as they were immediately after the step.
 
         Args:
-            columns: Table -> the column of the batches with its ids, or a function that computes them from a batch, as
-                the loop does.
+            columns: Table -> the column that contains its ids, or a function that computes the ids from a batch, as the
+                loop does.
         """
         self._look_ahead(columns, self._peek)
         return self

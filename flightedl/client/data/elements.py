@@ -25,7 +25,7 @@ class ByIndex:
     Args:
         get: Returns the element of an index, or the elements of a list of indices.
         is_batched: True if ``get`` takes a list of indices.
-        columns: Names of the parts of an element that is a tuple, or of its only part.
+        columns: Names of the parts of an element that is a tuple, or name of its only part.
         first: An index that ``get`` accepts.
     """
 
@@ -41,8 +41,8 @@ class ByIndex:
         """Return the elements with these indices.
 
         Raises:
-            DataError: they do not form columns.
-            Exception: what ``get`` raises, with a note that names the index.
+            DataError: the elements do not form columns.
+            Exception: the exception of ``get``, with a note that names the index.
         """
         indices: list[int] = batch.column(0).to_pylist()
         if not indices and self._none is not None:

@@ -34,7 +34,7 @@ def run(
     """Measure this trainer's tasks. Return when all trainers' tasks are done. ``advanced`` is called after each batch.
 
     Raises:
-        Exception: ``measure`` raised it; the task is reported as failed at that batch.
+        Exception: ``measure`` raised it. The task is reported as failed at that batch.
     """
     while True:
         task = feed.next(_SLICE_S)

@@ -28,10 +28,10 @@ class TaskFeed:
 
     Args:
         fetch: Sends a request to the master.
-        rest: Called when there will be no requests for a while.
+        rest: Called when no requests are expected for a while.
         clock: Measures how long tasks take.
         cover_s: Seconds of work to hold in advance, in case no master answers.
-        feed: The state machine; None: a new one with this ``cover_s``.
+        feed: The state machine; None to create one with this ``cover_s``.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class TaskFeed:
         """Report a task as finished: all pservers have acknowledged its batches.
 
         Args:
-            task: The task.
+            task: The finished task.
             pservers: Generations of the pservers.
             metrics: Result of an evaluation, name -> (weighted sum, weight).
             placement: Oldest placement of blocks according to which a batch was pushed; 0 if none is stored.

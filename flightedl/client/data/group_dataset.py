@@ -71,19 +71,19 @@ class GroupDataset:
 
     Args:
         declared: The dataset.
-        data: Digest of the files and the tasks.
-        plan_from: Makes this rank's plan from a position.
-        seed: Seed of the plan, which tokens name.
+        data: Digest of the files and tasks.
+        plan_from: Returns this rank's plan that begins at a position.
+        seed: Seed of the plan, which is part of every token.
         read: Reads a round of this rank.
         rank: This rank.
-        attendance: Knows the group's starts.
-        batch_done: Called with the number of records of a batch when the next one is asked for.
+        attendance: This rank's membership in the group's starts.
+        batch_done: Called with a batch's number of records when the next batch is requested.
         turn: Called with the loop's next phase: ``DATA`` (waiting) or ``SCRIPT``.
         waiting: Begins a wait of the user's thread.
-        trouble_of_files: Returns the cause of a wait for files, or "".
-        explicit_commit: True if only rounds that ``commit`` names count for ``state_dict``.
-        read_ahead_bytes: Limit of the ``ReadQueue``.
-        transforming: Receives all batches.
+        trouble_of_files: Returns the cause of a wait for files; empty if there is none.
+        explicit_commit: True if ``state_dict`` includes only the rounds for which ``commit`` was called.
+        read_ahead_bytes: Memory limit of the ``ReadQueue``.
+        transforming: Transforms all batches.
         place: Returns the location of a round's records.
     """
 
@@ -184,7 +184,7 @@ class GroupDataset:
         After ``break``, a new loop continues with the next round.
 
         Raises:
-            UsageError: an earlier loop has received all rounds; or the ranks have loaded different positions.
+            UsageError: an earlier loop has yielded all rounds, or the ranks have loaded different positions.
             DataError: a file cannot be read.
         """
         if self._is_over:
@@ -247,7 +247,7 @@ class GroupDataset:
         """Commit a round, so that ``state_dict`` includes it. Requires a dataset declared with ``explicit_commit``.
 
         Args:
-            batch: A batch of the loop, which counts together with all earlier ones; None: the oldest uncommitted one.
+            batch: A yielded batch, committed with all earlier ones. None for the oldest uncommitted batch.
 
         Raises:
             UsageError: the dataset was declared without ``explicit_commit``, or there is no such batch.

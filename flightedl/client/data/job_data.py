@@ -57,10 +57,10 @@ class JobData:
 
     Args:
         process: The trainer's process.
-        participation: Knows the current batch, and requests tasks from the master.
+        participation: The current batch, and requests for tasks.
         require_open: Raises UsageError if the session is over.
         begin_again: Advice for a user who iterates over finished data again.
-        look_ahead: Receives the ids that the next batch looks up, see ``Dataset.prefetching``.
+        look_ahead: Receives the sources of the ids that the next batch looks up; see ``Dataset.prefetching``.
     """
 
     def __init__(

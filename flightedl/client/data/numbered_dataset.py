@@ -25,11 +25,11 @@ class NumberedDataset:
 
     Args:
         declared: The dataset.
-        batches: Its batches.
+        batches: The batches by number.
         read: Reads a batch.
-        batch_done: Called with the number of records of a batch when the next one is asked for.
+        batch_done: Called with a batch's number of records when the next batch is requested.
         waiting: Begins a wait of the user's thread.
-        trouble_of_files: Returns the cause of a wait for files, or "".
+        trouble_of_files: Returns the cause of a wait for files; empty if there is none.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class NumberedDataset:
         """Return the batch with this number, counted from 0 over all epochs. After the last batch, return an empty one.
 
         Raises:
-            UsageError: the number is not a whole number from 0 on.
+            UsageError: the number is not a non-negative integer.
             DataError: a file cannot be read.
         """
         if not isinstance(number, int) or number < 0:

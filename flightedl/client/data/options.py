@@ -32,10 +32,10 @@ class Reading:
     """Checked options.
 
     Args:
-        given: What the script has passed.
+        given: Options that the script has passed.
 
     Raises:
-        UsageError: an option is unknown, of the wrong type or out of range, or does not go with another one.
+        UsageError: an option is unknown, has a wrong type, is out of range, or conflicts with another option.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ class PieceReader:
         files: The dataset's files.
         layout: Its tasks.
         spec: Columns, filter and policy for corrupt records; the other fields are ignored.
-        seed: Shuffles the records within each task; None: stored order.
+        seed: Seed for shuffling the records of each task; None for the stored order.
         decode: See ``formats.reader``.
         skipped: Called with the number of corrupt records that were skipped.
     """

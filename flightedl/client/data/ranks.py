@@ -24,11 +24,11 @@ def rank_and_size(group: Any, name: str = "") -> tuple[int, int]:
     ``WORLD_SIZE``. Without any of these, the process forms a group by itself.
 
     Args:
-        group: As in ``job.dataset``.
+        group: The argument of ``job.dataset``.
         name: Name of this process, if a launcher gave it one.
 
     Raises:
-        UsageError: the argument or a variable has another form, or this is one of several independent trainers.
+        UsageError: the argument or a variable is malformed, or this is one of several independent trainers.
     """
     if isinstance(group, str):
         if group != "auto":

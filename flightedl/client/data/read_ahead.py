@@ -28,9 +28,9 @@ class ReadAhead:
 
     Args:
         read: Reads a task.
-        transforming: Receives all batches.
+        transforming: Transforms all batches.
         place: Returns the location of the records of a task's batch.
-        limit_bytes: Limit of the queue.
+        limit_bytes: Memory limit of the queue.
     """
 
     def __init__(

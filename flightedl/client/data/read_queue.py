@@ -57,12 +57,12 @@ class ReadQueue(Generic[Item]):
 
         Args:
             item: The item.
-            timeout_s: Time to wait for room.
-            new_bytes: Memory that the item keeps and the one before it does not; 0: it keeps the same.
-            own_bytes: Memory that is free as soon as the item is taken.
+            timeout_s: Maximum time to wait for room.
+            new_bytes: Memory that this item keeps and its predecessor does not; 0 if there is none.
+            own_bytes: Memory that is freed as soon as the item is removed.
 
         Returns:
-            False if there was no room in time.
+            False if there was no room before the timeout.
         """
         added = new_bytes + own_bytes
         with self._changed:
@@ -95,7 +95,7 @@ class ReadQueue(Generic[Item]):
         """Return the oldest item.
 
         Raises:
-            Empty: no item arrived in time.
+            Empty: no item arrived before the timeout.
         """
         items = self.items
         if not items:
@@ -146,8 +146,8 @@ def read_in_time(
     Args:
         get: Returns the item, or raises ``not_yet`` after the given number of seconds.
         not_yet: Exception that ``get`` raises.
-        waiting: The user's wait. It is over afterwards.
-        trouble_of_files: Returns the cause of a wait for files, or "".
+        waiting: The user's wait, which this function ends.
+        trouble_of_files: Returns the cause of a wait for files; empty if there is none.
     """
     try:
         while True:

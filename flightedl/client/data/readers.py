@@ -50,11 +50,11 @@ class Transforming:
     """Applies a transform to batches. Only one thread may call ``put``.
 
     Args:
-        transform: The function; None delivers batches unchanged.
+        transform: The function; None to deliver batches unchanged.
         readers: Number of processes; 0 transforms in the thread that calls ``put``.
 
     Raises:
-        UsageError: readers cannot find the transform.
+        UsageError: the reader processes cannot find the transform.
     """
 
     def __init__(self, transform: Transform | None = None, readers: int = 0) -> None:
@@ -78,8 +78,8 @@ class Transforming:
         """Transform a batch and deliver the result, possibly later and in another thread, but in the order of calls.
 
         Args:
-            batch: The batch; None for an item that only keeps its place in the order.
-            place: Returns the location of the batch's records, for an error.
+            batch: The batch; None for an item that only keeps its position in the order.
+            place: Returns the location of the batch's records, for error messages.
             deliver: Receives the transformed batch, or the error.
         """
         if batch is None and self._pool is None:
@@ -263,7 +263,7 @@ class _Process:
         """Wait until the reader process has found the transform's function.
 
         Raises:
-            UnusableTransformError: it cannot find the function.
+            UnusableTransformError: the reader process cannot find the function.
         """
         self._channel.send(msgspec.json.encode(function).decode())
         text, _ = self._channel.receive()

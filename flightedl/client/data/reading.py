@@ -67,7 +67,7 @@ class EarlyReads:
 
     Args:
         read: Reads a task.
-        limit: Number of batches of a task that are read early.
+        limit: Number of batches of a task to read early.
     """
 
     def __init__(self, read: ReadTask, limit: int) -> None:

@@ -27,11 +27,11 @@ def delta_files(url: str | os.PathLike[str], *, version: int) -> list[str]:
 
     Args:
         url: The table's directory.
-        version: The version.
+        version: Number of the version.
 
     Raises:
-        UsageError: the package deltalake is missing, or the version is no whole number.
-        DataError: there is no such table or version, or the version has deletion vectors.
+        UsageError: the package deltalake is missing, or the version is not an integer.
+        DataError: the table or version does not exist, or the version has deletion vectors.
     """
     require("deltalake", "a Delta table", "delta")
     from deltalake import DeltaTable
@@ -55,11 +55,11 @@ def iceberg_files(table: Table, *, snapshot_id: int) -> list[str]:
     """Return the files of one snapshot of an Iceberg table.
 
     Args:
-        table: The table, as a catalog of pyiceberg returns it.
-        snapshot_id: The snapshot.
+        table: The table, as returned by a catalog of pyiceberg.
+        snapshot_id: Id of the snapshot.
 
     Raises:
-        DataError: there is no such snapshot, or it has delete files.
+        DataError: the snapshot does not exist, or it has delete files.
     """
     name = ".".join(table.name())
     if table.snapshot_by_id(snapshot_id) is None:

@@ -26,7 +26,7 @@ def start_name(job: str, given: str, rank: int, generation: int) -> LookUp:
 
     Args:
         job: The job's name.
-        given: Name set by the launcher, or empty.
+        given: Name set by the launcher; empty if there is none.
         rank: Rank of this process.
         generation: Generation of this process.
     """

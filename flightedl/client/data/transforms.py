@@ -66,7 +66,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
         """Return the name by which a transform's function can be found.
 
         Raises:
-            UsageError: other processes cannot find it.
+            UsageError: other processes cannot find the function.
         """
         function: Callable[..., Any] = transform
         form = None

@@ -193,7 +193,7 @@ class JobModel:
         """Prefetch rows: let each step also look up the rows of the next batch.
 
         Args:
-            columns: Table -> the column of the batches that has its ids, or a function that returns them for a batch.
+            columns: Table -> the column that contains its ids, or a function that computes the ids from a batch.
             peek: Returns the next batch, or None if it is unknown.
         """
         wanted = {self.own_table(table): column for table, column in columns.items()}

@@ -104,7 +104,7 @@ class ErrorFeedback:
             gradients: Parameter -> its (n,) gradient.
 
         Raises:
-            GradientError: a gradient with its residual is out of range for 16 bits. Nothing has changed.
+            GradientError: a gradient plus its residual is out of range for 16 bits. Nothing has changed.
         """
         encoded = dict(gradients)
         pending: dict[str, Floats] = {}

@@ -28,15 +28,15 @@ def load(url: str | Path, *, format: str = "", job: str = "") -> dict[str, Array
     Only values are read. A job with these initial values begins with fresh optimizer state.
 
     Args:
-        url: Path or URL of a .safetensors, .npz or .arrow file, or of the directory that ``--checkpoint`` named.
-        format: Format of a file whose name has another ending: "safetensors", "npz" or "arrow".
+        url: Path or URL of a .safetensors, .npz or .arrow file, or of the directory given to ``--checkpoint``.
+        format: Format of a file with another extension: "safetensors", "npz" or "arrow".
         job: Name of the checkpoint's job; empty if there is only one.
 
     Returns:
-        Name -> array, in the declared dtypes; bfloat16 in an npz file is returned as float32.
+        Name -> array, in the declared dtypes. bfloat16 values from an npz file are returned as float32.
 
     Raises:
-        DataError: there is no model, or it cannot be read.
+        DataError: the model does not exist or cannot be read.
         UsageError: the arguments are ambiguous.
     """
     place = url_of("url", url)

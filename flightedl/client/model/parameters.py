@@ -69,7 +69,7 @@ class Listener(Protocol):
         """Record that the user's code has finished the batch. If ``current.is_undone``, the batch will be repeated.
 
         Raises:
-            UsageError: there are gradients of the batch that were not pushed.
+            UsageError: the batch has gradients that were not pushed.
         """
         ...
 
@@ -79,20 +79,20 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     Args:
         plan: The shard plan.
-        mode: Consistency mode: whether a pull waits for the round of the previous push, and when a step pulls.
-        clip_norm: Gradients with a greater global norm are scaled down to it; None: never.
+        mode: Consistency mode: determines when a step pulls, and if a pull waits for the previous push's round.
+        clip_norm: Maximum global norm: gradients with a greater norm are scaled down to it. None for no limit.
         wire: Type in which float32 elements are sent; see ``kernels.half_precision``.
         error_feedback: True to add the rounding error of ``wire`` to the next gradient; see ``kept``.
         servers: Connections to the pservers.
         scope: Current sender and membership.
         waiting: Begins a wait that is reported to the user.
         clock: Clock for the deadlines of streams.
-        steps: Makes the state machine, see ``Steps``.
+        steps: Creates the state machine; see ``Steps``.
         unclipped: Parameters to which ``clip_norm`` does not apply.
-        tree: The containers that the model was declared with; None: a mapping of arrays.
-        probe: Times of the loop's activities; None: a new one.
-        newest_plan: Returns the plan with the newest known owners, called when a pserver lacks some blocks. Waits some
-            seconds if there are no newer ones than those of the given plan. None: impossible.
+        tree: The containers with which the model was declared; None for a mapping of arrays.
+        probe: Times of the loop's activities; None to create one.
+        newest_plan: Called when a pserver lacks some blocks. Returns the plan with the newest known owners. Waits a few
+            seconds if there is no newer plan than the given one. None if plans cannot change.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         An operation in progress continues to use the owners known when it started.
 
         Args:
-            plan: Plan with the same blocks and another placement.
+            plan: Plan with the same blocks in another placement.
 
         Raises:
             UsageError: the plan has different blocks.
@@ -267,14 +267,14 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         optimizer's ``clip_norm`` limits the norm of all gradients in a push together.
 
         Args:
-            gradients: Name -> array of the parameter's shape, or the containers that the model was declared with. Other
-                float types are converted to the parameter's. Omitted parameters get no gradient.
+            gradients: Name -> array of the parameter's shape, or the containers with which the model was declared.
+                Other float types are converted to the parameter's. Omitted parameters get no gradient.
 
         Raises:
-            GradientError: unknown name, wrong shape, wrong type, or not finite; nothing was sent. If the loop
-                continues, it gets this batch again, unless it first calls ``step`` with other gradients. UsageError: no
-                batch is current, or it was already pushed. UnavailableError: a pserver was unavailable for longer than
-                ``give_up_s``. Other pservers may have the gradients. If the loop continues, it gets this batch again.
+            GradientError: a name is unknown, or a gradient has a wrong shape or type, or is not finite. Nothing was
+                sent. The loop repeats the batch, unless the script first calls ``step`` with other gradients.
+            UsageError: no batch is current, or it has already been pushed.
+            UnavailableError: a pserver was unavailable for longer than ``give_up_s``. The loop repeats the batch.
         """
         if tracing.tracer is None:
             self._push(gradients, is_complete=True)
@@ -297,13 +297,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         A partial push is completed first if other trainers wait for this one (``Sync``, ``Bounded``).
 
         Args:
-            names: Names of the parameters; None: all.
-            min_version: Wait until each of their blocks has had this many updates (rounds, in synchronous mode).
+            names: Names of the parameters; None for all.
+            min_version: Minimum number of updates of each block (in synchronous mode, of rounds) for which to wait.
 
         Raises:
-            UsageError: there is no such parameter.
+            UsageError: a parameter does not exist.
             UnavailableError: a pserver was unavailable for longer than ``give_up_s``.
-            BegunAnewError: the job has ended, and a pserver was then lost with some batches.
+            BegunAnewError: the job has ended, and then a pserver was lost, together with some batches.
         """
         self._require_open()
         checked("min_version", min_version, int, Limits(at_least=0))
@@ -319,13 +319,14 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
         Args:
             show: Called as ``show(name, start, values)`` with a part of a parameter: the index of its first element in
-                the flat parameter, and a read-only (n,) array that is lent until ``show`` returns. A part may be shown
-                again, from any thread, one call at a time. When ``step`` or ``pull`` returns, the part that was shown
-                last counts, and each of its blocks has one version.
+                the flat parameter, and a read-only (n,) array that is valid until ``show`` returns. Any thread may call
+                it, but only one at a time, and a part may be shown again. When ``step`` or ``pull`` returns, the last
+                values of each part are valid, and each block in it has a single version.
 
         Raises:
-            UsageError: ``show`` kept what it was lent, or a module keeps these values. ``step`` and ``pull`` raise this
-                too, and any error of ``show``, after the batch has counted; call ``pull`` again.
+            UsageError: ``show`` kept a reference to the memory, or a module uses these values. ``step`` and ``pull``
+                raise this error, too, and any error of ``show``, after the batch has been counted. In this case, call
+                ``pull`` again.
         """
         self._require_open()
         if self._listener is not None:
@@ -409,7 +410,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """Add gradients of rows with distinct ids, which the current batch's step will push.
 
         Raises:
-            UsageError: no batch is current, or its rows were already pushed.
+            UsageError: no batch is current, or its rows have already been pushed.
         """
         self._require_open()
         current = self._require_current()

@@ -47,7 +47,7 @@ class ModelSaves(TrainerNames):
         Args:
             url: URL of the file.
             epoch: Epoch of the request.
-            write: Writes the file; must call its argument just before the file appears, and not catch its error.
+            write: Writes the file. It must call its argument just before the file appears, and not catch its errors.
         """
         request = self.claim(url, epoch)
         if request is None:

@@ -68,7 +68,7 @@ class ShardClient:
 
     Args:
         index: Index of the pserver.
-        runs: Its blocks, by message; see ``runs_of``.
+        runs: The pserver's blocks, grouped by message; see ``runs_of``.
         plan: The model's shard plan.
         values: The model's values in this trainer.
         servers: Finds the process that holds the index.
@@ -76,7 +76,7 @@ class ShardClient:
         waiting: Begins a wait that is reported to the user.
         clock: Clock for the deadlines of streams.
         steps: Receives the answers.
-        is_newest: Returns True if a plan's hash names the newest known placement.
+        is_newest: Returns True if a plan's hash belongs to the newest known placement.
         before: The client of the same pserver in the previous layout, whose stream is kept.
     """
 

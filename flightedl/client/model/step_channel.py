@@ -57,11 +57,11 @@ class StepChannel:
     ``begin`` returns the open stream for one step, and ``close_idle`` closes the stream; see ``ReusableExchange``.
 
     Args:
-        index: Index of the pserver, for people.
+        index: Index of the pserver, for messages.
         clock: Clock for the deadlines of streams.
-        step_bytes: Bytes of the values of a step.
+        step_bytes: Bytes of values in a step.
         ahead: Maximum number of unanswered messages.
-        gradients: Returns the memory from which gradients are lent; None if none are.
+        gradients: Returns the memory from which gradients are lent; None if no gradients are lent.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class StepStream(Channel):
     Args:
         connection: Connection to the pserver.
         exchange: The Flight stream.
-        old_at: Time after which no more steps begin on it.
+        old_at: Time after which the stream accepts no more steps.
         ends_at: Deadline of the stream.
         now: The process's clock.
         ahead: Maximum number of unanswered messages.
@@ -171,7 +171,7 @@ class StepStream(Channel):
 
         Args:
             pair: The memory of both sides, and the line.
-            joined_bytes: Limit of the values of several messages that are joined.
+            joined_bytes: Maximum bytes of values in messages that are joined.
         """
         self._pair = pair
         self._joined_bytes = joined_bytes
@@ -184,9 +184,9 @@ class StepStream(Channel):
         """Send a message. If there is no room for it yet, hold it back until an answer has been received.
 
         Args:
-            pieces: Its content.
-            attached: The step's request, with the first message.
-            checksums: True if the values carry checksums.
+            pieces: Content of the message.
+            attached: The step's request, in the first message only.
+            checksums: True if the values have checksums.
         """
         line = self._line
         message = encode_message(pieces, attached, checksums=checksums, outbox=self._outbox, inline=self._is_inline)
@@ -242,7 +242,7 @@ class StepStream(Channel):
         """Check that the values in the pserver's memory were still valid after they were copied.
 
         Raises:
-            UnavailableError: the pserver ended the stream in the meantime, and may have changed them.
+            UnavailableError: the pserver has ended the stream in the meantime, and may have changed the values.
         """
         if self.is_borrowing and self._pair is not None and self._pair.other.is_over:
             raise UnavailableError("the stream ended while values were read: they may be a mixture of two versions")

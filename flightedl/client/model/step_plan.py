@@ -99,7 +99,7 @@ class StepPlan:
     Args:
         names: The parameters, in declared order.
         declared: Declarations of all parameters.
-        runs: Stretches of each pserver's runs.
+        runs: Ranges of each pserver's runs.
     """
 
     def __init__(
@@ -209,10 +209,10 @@ class StepPlans:
         runs: Runs of each pserver's blocks; see ``runs_of``.
         dtypes: Dtype of each parameter's array.
         wire: Type in which float32 elements are sent; see ``kernels.half_precision``.
-        clip_norm: Gradients with a greater global norm are scaled down to it; None: never.
+        clip_norm: Maximum global norm: gradients with a greater norm are scaled down to it. None for no limit.
         pool: Provides a second thread.
         unclipped: Parameters to which ``clip_norm`` does not apply.
-        feedback: Encodes gradients together with earlier rounding errors; None: without them.
+        feedback: Encodes gradients together with earlier rounding errors; None to ignore rounding errors.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class StepPlans:
         """Return the gradients as they are sent: clipped if they are not yet, and with earlier rounding errors added.
 
         Raises:
-            GradientError: a gradient with its rounding error is out of range for 16 bits. Nothing was sent.
+            GradientError: a gradient plus its rounding error is out of range for 16 bits. Nothing was sent.
         """
         plan, lines, arrays = outgoing.plan, outgoing.lines, outgoing.arrays
         gradients: Mapping[str, Array] = dict(zip(plan.names, arrays, strict=True))
@@ -301,11 +301,11 @@ class StepPlans:
 
         Args:
             gradients: Gradients by name, in the parameters' shapes.
-            where: The batch, for people.
+            where: Description of the batch, for messages.
 
         Raises:
-            GradientError: they are not given by name, or a name is unknown, or a gradient is not an array, has another
-                shape, cannot be converted (``converted``), or is not finite in the declared type or as sent.
+            GradientError: the gradients are not given by name, a name is unknown, or a gradient is not an array, has a
+                wrong shape, cannot be converted (see ``converted``), or is not finite in the declared type or as sent.
         """
         plan = self._newest
         arrays: Sequence[Any] | None
@@ -377,7 +377,7 @@ def converted(array: Array, dtype: np.dtype[Any], what: str, where: object) -> A
     """Return a gradient in another float type. Widening is exact; narrowing rounds to nearest even.
 
     Raises:
-        GradientError: its type is not a float type, or a finite element is out of range for ``dtype``.
+        GradientError: the gradient does not have a float type, or a finite element is out of range for ``dtype``.
     """
     if array.dtype.name not in STORAGE_DTYPES:
         raise GradientError(

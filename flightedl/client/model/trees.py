@@ -25,7 +25,7 @@ class Tree:
         tree: The model with its initial values.
 
     Raises:
-        UsageError: two of its arrays have the same name.
+        UsageError: two arrays have the same name.
     """
 
     def __init__(self, tree: Any) -> None:

@@ -33,7 +33,7 @@ class ModelValues:
     Args:
         plan: The shard plan.
         blocks: All blocks of the plan, by number.
-        halves: Converts float32 elements that are sent as 16-bit floats; None: they are sent unchanged.
+        halves: Converts float32 elements that are sent as 16-bit floats; None if they are sent unchanged.
     """
 
     def __init__(self, plan: ShardPlan, blocks: Mapping[int, Block], halves: HalfKernels | None) -> None:
@@ -78,7 +78,7 @@ class ModelValues:
         """Return an array for each parameter's gradient, which pservers on the same host read in place.
 
         Raises:
-            UnavailableError: this system has no memory that can be shared.
+            UnavailableError: this system does not support shared memory.
         """
         self.gradients = SharedMemory.create(bytes(NONCE_BYTES), self._line.size, "flightedl-gradients")
         return self._arrays_in(self.gradients.values)

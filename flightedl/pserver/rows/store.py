@@ -118,9 +118,9 @@ class RowStore:
         """Return the content of a push.
 
         Raises:
-        StalePlacementError: a bucket is not here, or the push covers only a part of a span.
-        MessageError: likewise, in a job without a stored placement; or an error of ``IncomingRows.pushed``.
-        GradientError: the gradients have NaN or infinity.
+            StalePlacementError: a bucket is not here, or the push covers only a part of a span.
+            MessageError: likewise, in a job without a stored placement; or an error of ``IncomingRows.pushed``.
+            GradientError: the gradients contain NaN or infinity.
         """
         for _ in self._spans_in(part.blocks):
             pass
