@@ -49,7 +49,7 @@ def sessions(page: Path) -> list[str]:
 
 def sessions_in(text: str) -> list[str]:
     """Return the fenced blocks without a language in a text."""
-    return [match["text"] for match in _FENCE.finditer(text) if not match["info"]]
+    return [match["text"] for match in _FENCE.finditer(text) if match["info"] in {"", "text"}]
 
 
 def without_fences(page: Path) -> str:

@@ -14,8 +14,11 @@ _RULES = (
     # The parts of a mode, and of the profile of trainers' time, depend on the run.
     (re.compile(r"^(mode +)?(Sync|Async|Bounded)\(.*?\)"), r"\1MODE"),
     (re.compile(r"^time .*"), "time"),
-    (re.compile(r", \d+ copies assigned"), ""),
-    (re.compile(r" --no-page"), ""),
+    (re.compile(r", \d+ copies assigned|(?<=accepted), now at version \d+"), ""),
+    # The batches of a round.
+    (re.compile(r"\d+/\d+/\d+(, \d+/\d+/\d+)*"), "BATCHES"),
+    (re.compile(r" --no-page| --record \S+"), ""),
+    (re.compile(r"\d+ x (kill|freeze) \w+(, \d+ x (kill|freeze) \w+)*"), "STRIKES"),
     (re.compile(r"\w+-\d+-[0-9a-f]{6,}"), "TRAINER"),
     (re.compile(r"(?<!\S)\S*/\S+"), "PATH"),
     (re.compile(r"-?\d[\d,]*(\.\d*)?(e-?\d+)?"), "N"),

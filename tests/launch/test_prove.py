@@ -23,6 +23,9 @@ from flightedl.launch.strikes import strikes
 from flightedl.recording.account import Account
 from flightedl_tools.main import run_command_line
 
+from ..docs.pages import ROOT, sections, sessions_in
+from ..docs.shapes import shape
+
 EXACT = Account(expected=8, blocks=2, lost=0, double=0, foreign=0, stray=0, excluded=0, computed=9, findings={})
 
 
@@ -135,8 +138,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.timeout(120)
 def test_a_right_script_is_proved(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["prove", script, "--budget", "20s", "--seed", "1", "--json", "--", ".", "right"]) == 0
-    proof = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    proof = json.loads(captured.out)
     assert (proof["is_proved"], proof["lost"], proof["double"], proof["seed"]) == (True, 0, 0, 1)
+    printed = set(map(shape, [*captured.err.splitlines(), proof["verdict"]]))
+    (shown,) = sessions_in(sections(ROOT / "docs" / "prove.md")["Proving a script"])
+    lines = [line for line in shown.splitlines() if not line.startswith("$ ") and not line.endswith("...")]
+    assert {*map(shape, lines)} <= printed, "docs/prove.md shows other output"
     assert proof["expected"] == 400 * len(proof["runs"])
     assert proof["metric"] == "loss"
     assert sum(proof["strikes"].values()) >= 3
