@@ -66,7 +66,7 @@ class JobKeys:
         self.group = f"{state}group"
         #: The evaluations, with their queues and sums.
         self.evaluations = f"{state}evaluations"
-        #: A ``ScaleRecord``: the newest change of the pservers.
+        #: A ``ScaleRecord``: the most recent change of the pservers.
         self.scaling = f"{state}scaling"
         #: The membership view.
         self.membership = f"{state}membership"

@@ -146,7 +146,7 @@ class DurableState:
                 lock.release()
 
     def stored_at(self, key: str) -> int:
-        """Return the revision of this master's last write of a key, or of the key as this master found it."""
+        """Return the revision of this master's last write to a key, or the revision that it found."""
         return self._stored.revision_of(key)
 
     def _write(self, values: Mapping[str, bytes]) -> bool:

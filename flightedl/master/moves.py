@@ -1,8 +1,8 @@
 """Transactions that change where blocks are: the intent to move blocks, and the placement.
 
-One thread executes the transactions of the core, one at a time. A transaction whose outcome is unknown is repeated
-until etcd answers: if an earlier attempt was executed, the comparisons of the later one fail. So when the core learns
-the outcome, no copy of the transaction can take effect later.
+One thread executes the core's transactions, one at a time. A transaction whose outcome is unknown is repeated until
+etcd answers. If an earlier attempt was executed, the conditions of the later ones fail. So when the core learns the
+outcome, no attempt can take effect anymore.
 """
 
 from __future__ import annotations

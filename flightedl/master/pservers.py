@@ -53,7 +53,7 @@ class PserverLinks:
         self._links: list[PserverLink] = []
 
     def follow(self, count: int) -> None:
-        """Follow the pservers with indexes below this number, beside those that are already followed."""
+        """Also follow the pservers with indexes below this number."""
         for index in range(len(self._links), count):
             self._links.append(PserverLink(index, self._job, self._state, self._directory, self._connector))
 

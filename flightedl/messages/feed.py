@@ -1,4 +1,4 @@
-"""Messages of the feed: the changes of the live model, for clients that follow it."""
+"""Messages of the feed, by which clients follow the changes of the live model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flightedl.messages.base import Natural, OfPlan, Reply, Request
 class Position(Request, frozen=True, kw_only=True):
     """A position in the feed of one pserver."""
 
-    #: Election of the model's initial values; another life of the model has another election.
+    #: Election that gave the model its initial values. Each life of the model has a different election.
     life: Natural
-    #: Generation of the pserver's process. A new process begins with other numbers and possibly an older state.
+    #: Generation of the pserver's process. A new process starts with other numbers, and possibly with an older state.
     generation: Natural
     #: Version of the placement of the blocks.
     placement: Natural
@@ -23,10 +23,10 @@ class Position(Request, frozen=True, kw_only=True):
 
 
 class ChangesTicket(OfPlan, frozen=True, kw_only=True):
-    """Ticket of DoGet: asks a pserver for all changes after a position, or for everything."""
+    """Ticket of DoGet: requests all changes of a pserver after a position, or a base with everything."""
 
     verb: str = "changes"
-    #: Position that the client has reached; None to get a base.
+    #: Position that the client has reached; None to request a base.
     since: Position | None = None
     #: Seconds that the server may wait for a change.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
@@ -37,7 +37,7 @@ class ChangesHeader(Reply, frozen=True, kw_only=True):
 
     #: Position after this message.
     position: Position
-    #: Number of the position before it; None for a base.
+    #: Number of the previous position; None for a base.
     since: int | None
-    #: Buckets of tables that the pserver has, as (first, end).
+    #: Buckets whose rows the pserver stores, as (first, end).
     buckets: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Messages and stored values about changes of the pservers of a running job."""
+"""Messages and stored values for changing the number of pservers of a running job."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from flightedl.messages.base import Natural, OfJob, Reply
 
 
 class ScaleRequest(OfJob, frozen=True, kw_only=True):
-    """A request to change the pservers that have blocks. Without changes, it only asks for the progress."""
+    """A request to change which pservers have blocks. If it requests no change, it returns only the progress."""
 
     #: Number of pservers; 0 to leave it unchanged.
     pservers: Natural = 0
-    #: Indexes of pservers whose blocks move to the others.
+    #: Indexes of pservers whose blocks move to other pservers.
     drain: list[Natural] = []
-    #: True to end the current change. Blocks that have moved stay where they are.
+    #: True to cancel the current change. Blocks that have already moved remain on their new pservers.
     is_cancelled: bool = False
     #: Seconds for which the master may wait for progress.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 0.0
 
 
 class ScaleReply(Reply, frozen=True, kw_only=True):
-    """Progress of the newest change of the pservers."""
+    """Progress of the most recent change of the pservers."""
 
     #: Number of pservers after the change, and number of pservers that belong to the job now.
     wanted: int
     pservers: int
-    #: Pservers that have or will have no blocks.
+    #: Pservers that have, or will have, no blocks.
     drained: list[int] = []
-    #: Blocks and buckets that the change moves, and those that have moved.
+    #: Number of blocks and buckets to move, and number of these that have moved.
     total: int = 0
     moved: int = 0
     is_done: bool = True
@@ -40,7 +40,7 @@ class ScaleReply(Reply, frozen=True, kw_only=True):
 
 
 class ScaleRecord(Reply, frozen=True, kw_only=True):
-    """Stored target of the newest change of the pservers."""
+    """Target of the most recent change of the pservers, as stored in etcd."""
 
     #: Number of pservers that the job should have.
     pservers: int

@@ -20,7 +20,7 @@
 * ``snapshots``: checkpoint orders, and the thread that writes the copies to files
 * ``moving``: moves of blocks to and from other pservers
 * ``restoring``: loading of the newest readable checkpoint
-* ``reading``: reads of parameters and tables as Arrow columns; ``feed``: their changes
+* ``reading``: reads of parameters and tables as Arrow columns; ``feed``: changes for followers
 * ``meter``, ``metrics``: counters of pushes, steps and rounds, and Prometheus metrics
 
 A gradient's path: ``conversation`` receives a message, and ``wire.parts`` verifies its checksum. The store checks that

@@ -1,9 +1,9 @@
-"""The feed of one pserver: answers to clients that follow the changes of its blocks and rows.
+"""The feed of one pserver: answers to clients that follow the changes of the pserver's blocks and rows.
 
-Numbers, and the choice between a base and an increment, are those of ``domain.feed.server``. Nothing is recorded while
-training: when a client asks, versions tell which blocks have changed, and the bits that cuts need anyway tell which
-rows. Values are borrowed and rows are cut when the number is given, so an answer has the state of that moment however
-slowly the client reads. A client that reads too slowly loses its cut, and asks again.
+``domain.feed.server`` numbers the changes and decides between a base and an increment. Nothing is recorded during
+training: when a client requests changes, versions show which blocks have changed, and the bits that cuts maintain show
+which rows. When a number is assigned, values are borrowed and rows are cut, so the answer has the state of that moment,
+however slowly it is read. If it is read too slowly, the cut is lost, and the client must repeat the request.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from flightedl.wire.changes import CHANGES_SCHEMA, HEADER_KEY, Change, encode_ch
 
 Array = npt.NDArray[np.generic]
 
-#: Most answers that are sent at a time; there must be cuts left for checkpoints and readers.
+#: Maximum number of answers that are sent at the same time. Cuts must be left for checkpoints and readers.
 _ANSWERS = 3
-#: Interval at which changes are looked for.
+#: Interval in seconds between two checks for changes.
 _LOOK_S = 0.02
-#: Memory for rows of a table that change before they are sent.
+#: Memory for the old content of a table's rows that change before they are sent.
 _UNDO_BYTES = 256 << 20
 _CHUNK_BYTES = 1 << 20
 
@@ -61,7 +61,7 @@ class PserverFeed:
         self._answers = threading.BoundedSemaphore(_ANSWERS)
 
     def changes(self, ticket: ChangesTicket, call: Call) -> Outgoing:
-        """Return a base or increment, once there is a change or the time is up.
+        """Return a base or increment, as soon as there is a change or the wait is over.
 
         Raises:
             BusyError: too many clients are being answered, or there is no memory.
@@ -85,12 +85,12 @@ class PserverFeed:
         return Outgoing(schema, answer.messages())
 
     def _is_behind(self) -> bool:
-        """True if anything has changed since the last number."""
+        """True if anything has changed since the most recent number."""
         shard = self._shard
         return self._feed.is_behind(shard.states()) or any(each.rows.removed for each in distinct(shard.rows.spans))
 
     def _wait(self, ticket: ChangesTicket, call: Call) -> None:
-        """Wait while the client has everything."""
+        """Wait while the client already has all changes."""
         deadline = min(self._clock.now() + ticket.wait_s, call.deadline)
         while self._feed.start_of(ticket.since) == self._feed.number and self._clock.now() < deadline:
             if self._is_behind():
@@ -100,7 +100,7 @@ class PserverFeed:
 
 
 class _Answer:
-    """A base or increment while it is sent. Its cuts are dropped at the end, even if it was never sent.
+    """A base or increment that is being sent. Its cuts are dropped at the end, even if it was never sent.
 
     Args:
         plan: Plan of the model.
@@ -115,7 +115,7 @@ class _Answer:
         self._removed: Sequence[Removed] = ()
 
     def begin(self, shard: Shard, feed: ServerFeed, start: int | None) -> None:
-        """Take the state of this moment. Raises MemoryError if there is no memory for it."""
+        """Capture the current state. Raises MemoryError if there is not enough memory for it."""
         self._cuts = shard.feed_cuts(feed.number, start, _UNDO_BYTES, feed.remove)
         self._removed = feed.removed_after(start)
         blocks = [number for number in feed.changed_after(start) if number < shard.first_bucket]
@@ -153,7 +153,7 @@ class _Answer:
                 yield expiry
 
     def _blocks(self, first: int, values: Array, version: int) -> Iterator[Change]:
-        """Yield the blocks whose values begin with those of block ``first``."""
+        """Yield adjacent blocks, beginning with block ``first``, whose concatenated values are ``values``."""
         number, at, plan = first, 0, self._plan
         while at < values.size:
             block = plan.block(number)

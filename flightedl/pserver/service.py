@@ -143,7 +143,7 @@ class PserverService:
         self._plan: ShardPlan | None = None
         self._shard: Shard | None = None
         self._snapshots: Snapshots | None = None
-        #: Made for the first client that follows the changes.
+        #: Created for the first client that follows the changes.
         self._feed: PserverFeed | None = None
         self._is_prepared = False
         #: Held while kernels are loaded, by the builder or by the thread of ``prepare``.
@@ -463,7 +463,7 @@ class PserverService:
         return Reading(self._keys.job_name, self._plan, shard, self._storage)
 
     def feed(self, plan_hash: str) -> PserverFeed:
-        """Return the feed of the present model. Raises the errors of ``PserverLife.require_values``."""
+        """Return the feed of the current model. Raises the errors of ``PserverLife.require_values``."""
         shard = self.shard(plan_hash)
         assert self._plan is not None, "there are values without a plan"
         with self._lock:

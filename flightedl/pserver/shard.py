@@ -135,7 +135,7 @@ class Shard:
         #: Blocks that are frozen, or about to be adopted.
         self._held_up: list[range] = []
         self._spans_changed()
-        #: Block or bucket -> number of times that it was adopted.
+        #: Block or bucket -> number of times that it has been adopted.
         self._arrivals: Counter[int] = Counter()
         #: Held by each reader of all rows, so that there is always a cut left for checkpoints.
         self._reading = threading.BoundedSemaphore(_READERS)
@@ -446,7 +446,7 @@ class Shard:
             return span.borrow(found), self._protocol.version(found.start), len(found)
 
     def states(self) -> dict[int, State]:
-        """Return the states of all blocks and buckets. A value may still be that of the version before."""
+        """Return the states of all blocks and buckets. A value may still belong to the previous version."""
         arrivals = self._arrivals
         return {
             number: State(arrivals.get(number, 0), version) for number, version in self._protocol.versions().items()
@@ -454,13 +454,13 @@ class Shard:
 
     @property
     def placement(self) -> int:
-        """Version of the placement of the blocks that are here."""
+        """Version of the placement according to which the blocks are here."""
         return self._placement + self._has_moved
 
     def feed_cuts(
         self, number: int, after: int | None, most_bytes: int, note_removed: Callable[[int, bytes], None]
     ) -> list[tuple[RowSpan, RowCut]]:
-        """Cut the rows that have changed after a number of the feed; see ``RowTables.begin_feed_cut``.
+        """Cut the rows whose last change has a higher number in the feed; see ``RowTables.begin_feed_cut``.
 
         ``note_removed`` is called with the tables and ids of rows that cuts have removed.
         """

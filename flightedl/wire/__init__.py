@@ -2,7 +2,7 @@
 
 * ``rows``: blocks as record batches, for pushes and pulls by any Flight client
 * ``parts``: the messages of a step
-* ``changes``: parts of the feed, which clients follow
+* ``changes``: parts of the feed that followers read
 * ``table_rows``: rows of embedding tables, as content of a step's messages
 * ``shared_values``: values in memory that both ends of a stream map
 * ``shared_protocol``: which process may write which word of this memory, and when

@@ -1,16 +1,16 @@
-"""Record batches of the feed: each row is a part of a base or increment, to be applied in this order.
+"""Record batches of the feed. Each row is a part of a base or increment; the parts are applied in this order.
 
-The columns that a kind does not name are 0 or empty; bytes are little-endian:
+Columns that are not listed for a kind are 0 or empty. Bytes are little-endian. The kinds are:
 
-* ``values``: elements ``start`` to ``stop`` of the parameter ``name``, in its dtype; they are block number ``block``,
-  at ``version``
-* ``clear``: the buckets ``start`` to ``stop`` are complete in this message: remove all of their rows first
-* ``removed``: ``ids`` (uint64) of rows of the table ``name`` that were removed
+* ``values``: elements ``start`` to ``stop`` of the parameter ``name``, in its dtype. They form the block with number
+  ``block``, at ``version``.
+* ``clear``: the buckets ``start`` to ``stop`` are complete in this message, so first remove all of their rows.
+* ``removed``: ``ids`` (uint64) of removed rows of the table ``name``
 * ``rows``: rows of the table ``name``: ``ids`` (uint64), ``versions`` and ``epochs`` (uint32) of their last updates,
   and ``values`` (n * dim elements in the table's dtype)
-* ``expiry``: in the buckets ``start`` to ``stop`` of the table ``name``, rows with a lower version than their bucket's
-  in ``versions`` (int64), or a lower epoch than ``epoch``, have expired
-* ``end``: the message is complete; ``block`` is the number of its other rows
+* ``expiry``: rows of the table ``name`` that have expired. In the buckets ``start`` to ``stop``, these are the rows
+  whose version is lower than their bucket's entry in ``versions`` (int64), or whose epoch is lower than ``epoch``.
+* ``end``: the message is complete. ``block`` is the number of its other rows.
 
 ``checksum`` is the xxh3-64 of ``ids``, ``versions``, ``epochs`` and ``values``, one after the other.
 """
@@ -54,7 +54,7 @@ HEADER_KEY = b"flightedl.changes"
 
 
 class Change(NamedTuple):
-    """A row of the feed; see the module."""
+    """A row of the feed, as described in the module."""
 
     kind: str
     name: str = ""
@@ -77,7 +77,7 @@ class Change(NamedTuple):
 
 
 def encode_changes(changes: Sequence[Change]) -> pa.RecordBatch:
-    """Return the batch of these changes. Bytes of a single change are not copied."""
+    """Return the batch of these changes. If there is only one change, its bytes are not copied."""
     columns = [pa.array([change[place] for change in changes], CHANGES_SCHEMA.field(place).type) for place in range(7)]
     columns.append(pa.array([change.checksum for change in changes], pa.uint64()))
     columns += [_binary([change[place] for change in changes]) for place in range(7, 11)]
@@ -92,7 +92,7 @@ def _binary(values: Sequence[Buffer]) -> pa.Array:
 
 
 def decode_changes(batch: pa.RecordBatch) -> Iterator[Change]:
-    """Yield the changes in a batch. Raises DamagedError if one does not match its checksum."""
+    """Yield the changes in a batch. Raises DamagedError if a change does not match its checksum."""
     fixed = [batch.column(place).to_pylist() for place in range(8)]
     for row in range(batch.num_rows):
         *values, checksum = (column[row] for column in fixed)

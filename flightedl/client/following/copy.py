@@ -1,7 +1,7 @@
-"""The arrays and rows of a follower's copy, and how a base or increment is applied.
+"""The arrays and rows of a follower's copy, to which bases and increments are applied.
 
-A message is received completely before anything of it is applied, so the copy has each pserver's state at one position
-of its feed. Arrays are replaced, never changed: a reader that holds an array keeps the values that it has read.
+A message is received completely before any part of it is applied, so the copy has each pserver's state at one position
+of its feed. Arrays are replaced, never changed: if a reader keeps an array, its values stay the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Received:
     def __init__(self, header: ChangesHeader, tables: FollowedTables) -> None:
         self.header = header
         self._tables = tables
-        #: New store for the rows of a base.
+        #: New store for the rows of a base; None for an increment, or if the base has no buckets.
         self.store: RowTables | None = tables.begin() if header.since is None and header.buckets else None
         self.changes: list[Change] = []
         self._count = 0
@@ -65,14 +65,14 @@ class FollowedModel:
         self._lock = threading.Lock()
         self._feeds = FollowedFeeds()
         self._dtypes = {spec.name: array_dtype(spec.dtype) for spec in plan.parameters}
-        #: Flat arrays, replaced as a whole.
+        #: Flat arrays. When a parameter changes, a new array replaces the old one.
         self._arrays = {spec.name: np.zeros(spec.size, self._dtypes[spec.name]) for spec in plan.parameters}
         self._shapes = {spec.name: spec.shape for spec in plan.parameters}
         self._missing = set(range(plan.block_count))
         self.tables = FollowedTables(plan.tables)
 
     def since(self, server: int) -> Position | None:
-        """Return the position after which a pserver's changes are wanted."""
+        """Return the position after which a pserver's changes are needed; None to request a base."""
         with self._lock:
             return self._feeds.since(server)
 
@@ -81,7 +81,7 @@ class FollowedModel:
         return Received(header, self.tables)
 
     def apply(self, server: int, received: Received) -> Use:
-        """Apply a complete message of a pserver unless it is late or does not fit; see ``FollowedFeeds``."""
+        """Apply a pserver's complete message unless it is outdated or does not match; see ``FollowedFeeds``."""
         header = received.header
         values = [change for change in received.changes if change.kind == "values"]
         others = [change for change in received.changes if change.kind != "values"]
@@ -103,7 +103,7 @@ class FollowedModel:
         return use
 
     def _changed(self, values: list[Change]) -> dict[str, Array]:
-        """Return new arrays for the parameters with new values."""
+        """Return new arrays for the parameters whose values have changed."""
         found: dict[str, Array] = {}
         for change in values:
             known = self._arrays.get(change.name)
@@ -131,7 +131,7 @@ class FollowedModel:
         return {name: array.reshape(self._shapes[name]) for name, array in arrays.items()}
 
     def array(self, name: str) -> Array:
-        """Return a parameter. Raises KeyError if there is none."""
+        """Return a parameter. Raises KeyError if it does not exist."""
         return self._arrays[name].reshape(self._shapes[name])
 
     def read(self, name: str, ids: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.float32], int]:
@@ -140,7 +140,7 @@ class FollowedModel:
             return self.tables.read(name, ids)
 
     def rows(self, name: str) -> tuple[npt.NDArray[np.uint64], Array]:
-        """Return the ids and values of all rows of a table; 16-bit values as bits."""
+        """Return the ids and values of all rows of a table; 16-bit values as their bits."""
         with self._lock:
             chunks = list(self.tables.rows(name))
         ids = [np.empty(0, np.uint64), *(chunk.ids for chunk in chunks)]

@@ -1,8 +1,8 @@
-"""A follower: the threads that ask the pservers for changes, and the copy of the model as users see it.
+"""A follower: the threads that request changes from the pservers, and the copy of the model as users see it.
 
-A thread for each pserver asks for the changes after the position that was applied. Between two requests it rests for
-about twenty times as long as the last one took, within limits: so a pserver spends at most a few percent of its time on
-a follower, and changes arrive within a second.
+For each pserver, a thread requests the changes after the position that was applied last. Between two requests, the
+thread pauses for about twenty times the duration of the last one, within limits. So a pserver spends at most a few
+percent of its time on a follower, and changes arrive within a second.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from flightedl.wire.changes import CHANGES_SCHEMA, HEADER_KEY, decode_changes
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that a request waits for a change, and its limit.
+#: Seconds that a request waits for a change, and time limit of a request.
 _WAIT_S = 2.0
 _ANSWER_S = 120.0
 _RETRY_S = 0.2
 _LEAST_REST_S, _MOST_REST_S = 0.05, 0.5
-#: Seconds of rest for each second of a request with changes.
+#: Length of the pause after a request with changes, as a multiple of the request's duration.
 _REST_FACTOR = 20
 
 
 class FollowedTable:
-    """A table in a follower's copy.
+    """A table of a follower's copy, which can be read by id or completely.
 
     Args:
         follower: The follower.
@@ -86,7 +86,7 @@ class FollowedTable:
         return found
 
     def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Return the ids (n,) and values (n, dim) of all rows; values of 16-bit tables are bits."""
+        """Return the (n,) ids and (n, dim) values of all rows; values of 16-bit tables as their bits."""
         ids, values = self._follower.model().rows(self.name)
         return ids.view(np.int64), values
 
@@ -94,8 +94,8 @@ class FollowedTable:
 class Follower(Mapping[str, npt.NDArray[Any]]):
     """A copy of a running job's model, kept up to date. Use it as a context manager; it is thread-safe.
 
-    It maps the names of parameters to arrays, which never change: read again for newer values. ``tables`` maps names to
-    tables.
+    The mapping's keys are the names of parameters, and its values are arrays, which never change: to get newer values,
+    read the parameter again. ``tables`` maps names to tables.
 
     Args:
         etcd: ``host:port`` of etcd; default ``FLIGHTEDL_ETCD``.
@@ -117,7 +117,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         self._model: FollowedModel | None = None
         self._declared = b""
         self._threads: dict[int, threading.Thread] = {}
-        #: Pserver -> instant at which it last answered that the copy has everything, or sent the rest.
+        #: Pserver -> time of the last request whose answer completed the copy.
         self._answered: dict[int, float] = {}
         self._trouble = ""
         self._coordinator = JobCoordinator(EtcdCoordinator(EtcdAccess.of(chosen), clock=self._clock), self._keys)
@@ -139,7 +139,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         return len(self.model().arrays())
 
     def parameters(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all parameters in the state after one message, which is one state of each pserver."""
+        """Return all parameters, as they were after some message. Each pserver's values have a single state."""
         return self.model().arrays()
 
     @property
@@ -149,7 +149,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def age_s(self) -> float:
-        """Seconds since the oldest moment at which a pserver's part of the copy was known to be up to date."""
+        """Age of the copy: seconds since the least recent pserver was last known to have no newer changes."""
         count = self.model().plan.pserver_count
         now = self._clock.now()
         return max((now - self._answered.get(server, 0.0) for server in range(count)), default=0.0)
@@ -164,7 +164,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         return self
 
     def catch_up(self, timeout_s: float = 60.0) -> Self:
-        """Wait until the copy has everything that the pservers had at the time of the call. Raises as ``wait``."""
+        """Wait until the copy has all changes that the pservers have at the time of the call. Raises as ``wait``."""
         self.wait(timeout_s)
         begun = self._clock.now()
 
@@ -186,13 +186,13 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
                 self._changed.wait(min(left_s, _RETRY_S))
 
     def model(self) -> FollowedModel:
-        """Return the present copy. Raises NotFoundError if no model is known yet."""
+        """Return the current copy. Raises NotFoundError if the model is not known yet."""
         if self._model is None:
             raise NotFoundError("the follower knows no model yet: call wait() first")
         return self._model
 
     def close(self) -> None:
-        """Stop following. The copy can still be read."""
+        """Stop following. The copy remains readable."""
         self._stop.set()
         self._directory.close()
         threads = list(self._threads.values())
@@ -261,7 +261,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
             self._stop.wait(rest_s)
 
     def _ask(self, server: int, model: FollowedModel, connection: Connection) -> bool:
-        """Ask a pserver for its changes and apply them. True if there were some."""
+        """Request a pserver's changes and apply them. Return True if there were any."""
         since = model.since(server)
         asked = self._clock.now()
         ticket = ChangesTicket(plan_hash=model.plan.hash, since=since, wait_s=_WAIT_S)

@@ -1,8 +1,8 @@
 """Rows of the tables in a follower's copy.
 
-Each pserver has a store here, and each bucket an owner, whose store is read. A base is built in a new store, which then
-replaces the pserver's former store at once. A bucket that moves is complete in its new owner's store before its owner
-changes, so nothing has to be moved here.
+This object has a store for each pserver. Each bucket has an owner, a pserver whose store is read. A base is built in a
+new store, which then replaces the pserver's previous store. Before a moved bucket's owner changes, the bucket is
+complete in the new owner's store, so no rows are copied between stores.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from flightedl.wire.changes import Change
 Ids = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 
-#: A number of versions or epochs after which rows never expire: they expire when the pserver says so.
+#: Number of versions or epochs that prevents rows from expiring here, because the pserver decides when they expire.
 _NEVER = (1 << 31) - 1
 _ALL = np.ones(BUCKETS, np.bool_)
 _ITEM_TYPES: dict[str, npt.DTypeLike] = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.uint16}
 
 
 def followed(spec: TableSpec) -> TableSpec:
-    """Return the table as a follower keeps it: without slots, admission and limits, but with the ages of rows."""
+    """Return the spec that a follower uses: without slots, admission and limits, but with the ages of rows."""
     evict = spec.evict
     if evict is not None:
         unused = [_NEVER if needed else None for needed in (evict.needs_version, evict.needs_epoch)]
@@ -52,7 +52,7 @@ class FollowedTables:
         self._specs = [followed(spec) for spec in specs]
         self._numbers = {spec.name: number for number, spec in enumerate(specs)}
         self._stores: dict[int, RowTables] = {}
-        #: (buckets,): pserver whose store has the bucket; -1 if none has it yet.
+        #: (buckets,) Pserver whose store contains the bucket; -1 if none does yet.
         self._owners = np.full(BUCKETS, -1, np.int64)
 
     def begin(self) -> RowTables:
@@ -60,7 +60,7 @@ class FollowedTables:
         return RowTables(self._specs, range(BUCKETS))
 
     def add(self, store: RowTables, change: Change) -> None:
-        """Add the rows of a change to a store. Raises MessageError if they are not rows of the table."""
+        """Add the rows of a change to a store. Raises MessageError if they do not match the table."""
         number = self._number(change.name)
         spec = self._specs[number]
         ids = np.frombuffer(change.ids, np.uint64)

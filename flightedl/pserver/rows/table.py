@@ -103,12 +103,12 @@ class RowTable:
         self._init = init_numbers(spec.init)
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
         self._removed = 0
-        #: Buckets -> oldest epoch of rows that ``expire`` has left there.
+        #: Set of buckets -> oldest epoch of the rows that ``expire`` has kept in them.
         self._expired: dict[range, int] = {}
         #: One bit per record, for rows and for waiting ids: set if the record changed between the newest cut for a file
         #: and the newest cut of any kind.
         self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
-        #: Number in the feed of each record's last change; None until the feed is read.
+        #: For each record, the number in the feed of its last change; None until the feed is first read.
         self._numbers: npt.NDArray[np.uint32] | None = None
         _compile_for(spec)
         #: True if rows may expire.
@@ -283,7 +283,7 @@ class RowTable:
         return either_bits(table.dirty[: bit_words(table)], self._changed[is_waiting])
 
     def note_changes(self, number: int) -> None:
-        """Give a number of the feed to the rows that have changed since the newest cut. The first time, to all rows."""
+        """Assign a number of the feed to the rows changed since the newest cut; the first time, to all rows."""
         high = int(self.rows.state[row_records.HIGH])
         if self._numbers is None:
             self._numbers = np.full(high, number, np.uint32)
@@ -293,7 +293,7 @@ class RowTable:
         self._numbers[np.flatnonzero(np.unpackbits(dirty, count=high, bitorder="little"))] = number
 
     def changed_after(self, number: int) -> npt.NDArray[np.uint64]:
-        """Return a bit for each row that has changed after this number of the feed; see ``note_changes``."""
+        """Return a bit for each row whose last change has a higher number in the feed; see ``note_changes``."""
         assert self._numbers is not None, "changes are noted first"
         words = bit_words(self.rows)
         bits = np.zeros(words * 8, np.uint8)
@@ -408,7 +408,7 @@ class RowTable:
             row_kernel(row_cuts.remove)(table, records, self.salt)
 
     def expire(self, buckets: range, oldest: npt.NDArray[np.int64], oldest_epoch: int) -> None:
-        """Remove the rows of buckets with a lower version than their bucket's in ``oldest``, or a lower epoch."""
+        """Remove rows whose version is lower than that of their bucket in ``oldest``, or whose epoch is lower."""
         known = self.given_up[buckets.start : buckets.stop]
         if self.expires and not (self._expired.get(buckets) == oldest_epoch and np.array_equal(known, oldest)):
             known[:], self._expired[buckets] = oldest, oldest_epoch

@@ -112,9 +112,9 @@ class RowTables:
         self._copies: list[ChangedSince] = []
         #: (buckets,) True for buckets that were adopted since the newest cut for a file.
         self._adopted = np.zeros(BUCKETS, np.bool_)
-        #: Number in the feed of the next changes; 0 until the feed is read.
+        #: Number in the feed of the next changes; 0 until the feed is first read.
         self.feed_number = 0
-        #: (buckets,): number in the feed with which a bucket arrived here with all of its rows.
+        #: (buckets,) Number in the feed at which the bucket arrived here with all of its rows.
         self.arrived = np.zeros(BUCKETS, np.int64)
         #: (table, ids) of rows that cuts have removed since the feed was read.
         self.removed: list[tuple[int, Ids]] = []
@@ -303,7 +303,7 @@ class RowTables:
         return cut
 
     def begin_feed_cut(self, version: int, epoch: int, number: int, after: int | None, most_bytes: int) -> RowCut:
-        """Cut the rows that have changed after a number of the feed, or all rows.
+        """Cut the rows whose last change has a higher number in the feed, or all rows.
 
         Args:
             version: Version of the span.
@@ -528,7 +528,7 @@ class RowTables:
         self._tables[table].remove(removed[counting[found]])
 
     def expire(self, table: int, buckets: range, oldest: Numbers, oldest_epoch: int) -> None:
-        """Remove a table's rows that have expired; see ``RowTable.expire``. For copies of another store's rows."""
+        """Remove a table's expired rows; see ``RowTable.expire``. For copies of another store's rows."""
         self._tables[table].expire(buckets, oldest, oldest_epoch)
 
     def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
