@@ -365,15 +365,15 @@ def tuned_environment() -> dict[str, str]:
 
     The variables tune the allocator and gRPC, and nearly double the measured throughput of Flight. One of them makes
     glibc copy large blocks without going through the processor's cache, because such data is not read soon and would
-    evict other data. With a threshold of 64 MB, this made a step 8 % faster. glibc's own threshold is a fraction of the
-    last-level cache, which a virtual machine may report as its host's entire cache.
+    evict other data. With a threshold of 64 MB, a step became 8 % faster. glibc's own threshold depends on the
+    last-level cache, for which a virtual machine may report its host's entire cache.
     """
     gib = str(1 << 30)
     return {
         "MALLOC_MMAP_THRESHOLD_": gib,
         "MALLOC_TRIM_THRESHOLD_": gib,
         "MALLOC_TOP_PAD_": str(256 << 20),
-        # Without this, each server thread keeps the most memory that it ever used. The lock's cost is not measurable.
+        # With more arenas, each server thread would keep all memory that it ever used. One lock has no measurable cost.
         "MALLOC_ARENA_MAX": "1",
         "GRPC_EXPERIMENTS": "tcp_frame_size_tuning,tcp_rcv_lowat",
         "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1000000",
@@ -403,7 +403,7 @@ _THREAD_VARIABLES = (
 def thread_environment(process_count: int, cores: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return variables that give each of ``process_count`` processes its share of the cores, at least one core.
 
-    Empty if the user has set any of them. One is enough to show the intent, because most libraries obey OpenMP's.
+    Empty if the user has set any of them. Setting one shows the user's intent, because most libraries obey OpenMP's.
     """
     source = os.environ if environment is None else environment
     if any(name in source for name in _THREAD_VARIABLES):

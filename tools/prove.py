@@ -64,10 +64,10 @@ def prove(
 ) -> int:
     """Prove that a script counts every batch exactly once.
 
-    Runs SCRIPT_OR_MODULE with the ARGUMENTS as a job on this machine: first undisturbed, to know how long it takes and
-    how much its final loss varies, then again and again with kills (SIGKILL) and freezes (SIGSTOP) at random moments,
-    until the time is over. After each run, the recordings of all processes show how often each batch counted. Put `--`
-    before arguments that look like options of this command.
+    Runs SCRIPT_OR_MODULE with the ARGUMENTS as a job on this machine: first without faults, to learn how long it takes
+    and how much its final loss varies, then again and again with kills (SIGKILL) and freezes (SIGSTOP) at random
+    moments, until the time is over. After each run, the recordings of all processes show how often each batch counted.
+    Put `--` before arguments that look like options of this command.
 
     Exit codes: 0 proved; 1 not proved, with the seed that repeats the failure; 2 the script fails without any fault, or
     takes too long; 130 stopped by Ctrl-C.

@@ -5,7 +5,7 @@ from __future__ import annotations
 #: Major, minor and patch number. Empty if the version is unknown.
 Version = tuple[int, ...]
 
-#: First sound patch release of each minor version, for clusters with several members.
+#: First patch release of each minor version without known errors in clusters of several members.
 _OF_SEVERAL = {(3, 4): 42, (3, 5): 28, (3, 6): 9}
 _NEWEST = max(_OF_SEVERAL)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _POLL_S = 0.01
-#: Below the range from which Linux assigns ports to connections (``ip_local_port_range``).
+#: Ports below the range that Linux assigns to connections (``ip_local_port_range``).
 _PICKED_PORTS = range(20_000, 32_000)
 _FREEZE_TIMEOUT_S = 5.0
 

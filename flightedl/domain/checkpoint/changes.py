@@ -1,9 +1,10 @@
 """Changes that belong in an increment. This is a pserver's side of ``chains``.
 
-An increment contains the changes since the cut from which the file in the newest complete checkpoint was written. The
-file of a later cut may be lost, because it could not be written or its checkpoint was aborted; the changes in it must
-not be lost as well. They are therefore kept until the master orders an increment based on a later file, which proves
-that a complete checkpoint contains them.
+An increment contains the changes since the cut from which the file in the newest complete checkpoint was written.
+
+The file of a later cut may be lost, because it could not be written or its checkpoint was aborted; the changes in it
+must not be lost as well. They are therefore kept until the master orders an increment based on a later file, which
+proves that a complete checkpoint contains them.
 """
 
 from __future__ import annotations

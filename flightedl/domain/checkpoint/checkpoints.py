@@ -18,18 +18,20 @@ If writing the manifest fails, it is retried, because a manifest does not become
 checkpoint.
 
 **Correctness.** A checkpoint contains one state of each block: its values, slots and version, and the set of exactly
-those batches that its values include. Batches in an accumulator are not included. A block may therefore be restored
+those batches that its values include. Batches in an accumulator are not included. Therefore, a block may be restored
 from any earlier state and receive the same pushes again: it applies the batches that it lacks, and answers "already
-applied" to the others. For each restored pserver p, the master calls ``reopen(done - applied(p))`` on the task queue.
-Then
+applied" to the others.
+
+For each restored pserver p, the master calls ``reopen(done - applied(p))`` on the task queue. Then
 
     done ⊆ applied(p) for every p, and every task that is not done will be assigned.
 
 So every block applies every batch exactly once. This holds for *any* state of the queue, provided that it belongs to
 the same dataset. If the queue's state is older than the blocks, the queue repeats done tasks, whose batches are
-answered "already applied". If it is newer, the missing tasks are reopened. The applied sets are authoritative; the
-queue in the manifest only saves work. Nor must all blocks be copied at one round; a common round serves only readers of
-the model and ``recovery="rollback"``.
+answered "already applied". If it is newer, the missing tasks are reopened.
+
+The applied sets are authoritative; the queue in the manifest only saves work. Blocks need not be copied at the same
+round either: a common round serves only readers of the model and ``recovery="rollback"``.
 
 Pending tasks in the stored queue belong to trainers that are gone. A master that restores the queue takes them back:
 ``for trainer in queue.holders(): queue.trainer_departed(trainer, now, is_graceful=True)``.

@@ -14,15 +14,16 @@
   proposes the trainer again with a new id, at the highest reported open round plus a margin.
 * The margin doubles with each refusal, because the number of rounds that close while a view is in flight depends on how
   long a round takes. The first proposal has no margin. After a trainer's first refusal, its margin is the one that was
-  sufficient for other trainers, or half of that, but at most two rounds. A round reported by a member counts as open
-  unless it is far above those reported by pservers.
+  sufficient for other trainers, or half of that, but at most two rounds.
+* A round reported by a member counts as open unless it is far above those reported by pservers.
 * A *member id* is never reused: it combines the master's generation and a counter in one int64. Pushes with an old id
   are rejected, so the master may drop a member at any time and propose its trainer again; the trainer learns from the
   rejection.
 * A *restarted pserver* (one with a new generation) has lost rounds, because its blocks start from a checkpoint. The
   master proposes all members again, starting at the highest open round of all pservers. No member is due before that
-  round, so blocks that are behind catch up to it without updates (see ``rounds``). The applied sets show the master
-  which batches were lost with those rounds; it assigns them again.
+  round, so blocks that are behind catch up to it without updates (see ``rounds``).
+* The applied sets show the master which batches were lost with the rounds of a restarted pserver; it assigns them
+  again.
 * *A new master* continues from the stored state under its own generation. The stored state may be outdated: members
   that it lacks are removed and ask to join again, and a member that a pserver does not know and can no longer admit is
   proposed again. A pserver whose generation differs from the stored one is treated as restarted.

@@ -12,9 +12,10 @@ atomic.
 * A batch that the block has already applied contributes nothing. If its base is the open round, its sender has
   *arrived* with weight 0. If its base is older, the message is a repetition and changes nothing.
 * A round waits for its *due* members: those whose first round is not above it. It closes when all of its due members,
-  and at least one, have arrived. The contributions of members that have left remain in the round, because their batches
-  are marked. A round with contributions therefore also closes if no member is due, even if the view is empty;
-  otherwise, the last gradients of a job might never be applied.
+  and at least one, have arrived.
+* The contributions of members that have left remain in the round, because their batches are marked. A round with
+  contributions therefore also closes if no member is due, even if the view is empty; otherwise, the last gradients of a
+  job might never be applied.
 * *Catching up.* If no member is due, the round has no contributions, and members start at a later round, then the
   version jumps to the lowest first round, without updates. Blocks that are behind, for example because they were
   restored from an older checkpoint, thus rejoin the others at the round where the members start.

@@ -7,9 +7,9 @@ Rules:
 * A rank gets complete tasks. The next task goes to the rank with the fewest records so far, and to the lowest of
   several. Because records are compared, not rounds, the assignment does not depend on the batch size.
 * No rank may get more than its share, ``records // world_size``. The first task that would exceed a rank's share, and
-  all later tasks, form the *tail* of the epoch. When ranks have finished their own tasks, they divide the tail among
-  themselves: rank 0 gets its first records, rank 1 the next ones, and so on. If tasks have equal sizes, the tail has
-  fewer than ``world_size`` tasks.
+  all later tasks, form the *tail* of the epoch.
+* When ranks have finished their own tasks, they divide the tail among themselves: rank 0 gets its first records, rank 1
+  the next ones, and so on. If tasks have equal sizes, the tail has fewer than ``world_size`` tasks.
 * A position describes the rest of an epoch: the partly read tasks, each with its first unread record, and the first
   unopened task. It does not depend on the world size or the batch size. A resumed epoch assigns the rest of its open
   tasks first, so there are never more open tasks than the epoch's largest world size plus one.

@@ -1,9 +1,11 @@
 """Evaluations: additional datasets whose tasks are assigned independently of the training data's.
 
 An evaluation has a name, its own dataset and a queue of one epoch. The first trainer that declares the name starts the
-evaluation; trainers that declare it later take part, or get the result. When a trainer finishes a piece, it reports the
-piece's metrics as sums and weights. The master adds them only if the queue accepts this report as the first one for the
-piece, so a repeated piece is counted once. The queue and the metrics are stored together.
+evaluation; trainers that declare it later take part, or get the result.
+
+When a trainer finishes a piece, it reports the piece's metrics as sums and weights. The master adds them only if the
+queue accepts this report as the first one for the piece, so a repeated piece is counted once. The queue and the metrics
+are stored together.
 
 The newest ``KEPT`` results are kept, but not their queues, until the model is initialized again
 (``domain.recovery.lives``).

@@ -9,9 +9,9 @@ Rules for all of them:
   gradients, but not the differences that are pushed to parameters with a :class:`Delta` of their own.
 * ``lr`` is a number, or a :class:`~flightedl.domain.model.schedules.Schedule` that depends on the block's version.
 * ``overrides`` change the settings of parameters whose names match a pattern: ``{"*.bias": {"lr": 0.1, "weight_decay":
-  0}}``. In a pattern, ``*`` stands for any text and ``?`` for any character; nothing else is special. All matching
-  patterns apply, and later ones win. A pattern may also select another rule, as in ``{"*.running_mean": Delta()}``;
-  other patterns then have no effect. Declaring the model fails if a pattern matches no parameter.
+  0}}``. In a pattern, ``*`` stands for any text and ``?`` for any character; nothing else is special.
+* All matching patterns apply, and later ones win. A pattern may also select another rule, as in ``{"*.running_mean":
+  Delta()}``; other patterns then have no effect. Declaring the model fails if a pattern matches no parameter.
 
 For rules that ``torch.optim`` contains, the defaults are the same as there.
 """

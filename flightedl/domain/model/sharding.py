@@ -2,8 +2,10 @@
 
 A *block* is a contiguous slice of one parameter, flattened in C order. Blocks are numbered in the order of their
 parameters. The *cut* into blocks is a pure function of the declared parameters and a number of pservers; every process
-computes it, and it never changes. The *placement*, which assigns the blocks to owners, is computed and stored once by
-the master, and has a version. Cut and placement together form the *plan*.
+computes it, and it never changes.
+
+The *placement*, which assigns the blocks to owners, is computed and stored once by the master, and has a version. Cut
+and placement together form the *plan*.
 
 Every message contains the plan's hash: the hash of the cut, a dot, and the version of the placement. Both sides must
 have the same cut. A trainer and a pserver may have different placements if the pserver has the blocks in the message;
@@ -20,10 +22,13 @@ distribute any few layers over all pservers, and long enough to keep most adjace
 and its bias, in one message.
 
 A cut inside a parameter moves to the nearest end of the parameter if it would otherwise leave a piece shorter than
-``MINIMUM_ELEMENTS`` or than a 64th of a stretch; other cuts are at multiples of ``CUT_ELEMENTS``. Because cuts are
-computed from the start of the line, these moves do not add up: a stretch changes by at most two of them. The pieces
-between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes, so no parameter ends in a
-small remainder.
+``MINIMUM_ELEMENTS`` or than a 64th of a stretch; other cuts are at multiples of ``CUT_ELEMENTS``.
+
+Because cuts are computed from the start of the line, their moves do not add up: a stretch changes by at most two of
+them.
+
+The pieces between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes, so no parameter
+ends in a small remainder.
 
 The rows of all embedding tables are divided into ``BUCKETS`` *buckets* (``tables.placement``). A bucket has a position
 in the plan, like a block, and positions of buckets follow those of all blocks. So pushes, rounds, checkpoints and
@@ -287,8 +292,10 @@ def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
 
     Each block keeps its version and applied set, so blocks are neither cut nor merged. The result does not depend on
     the blocks' previous owners, so however often a job is moved, its plan follows from the first cut and the current
-    number of pservers. In descending order of size, each block is assigned to the pserver with the fewest bytes so far
-    (Graham 1969), or to the lowest of several. No pserver therefore has more than an equal share plus one block.
+    number of pservers.
+
+    In descending order of size, each block is assigned to the pserver with the fewest bytes so far (Graham 1969), or to
+    the lowest of several. No pserver therefore has more than an equal share plus one block.
 
     Raises:
         UsageError: there is no pserver.

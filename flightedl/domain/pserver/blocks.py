@@ -29,9 +29,10 @@ change is copied for each cut that still needs it.
 with their protocol state, and ``adopt`` adds them to a pserver that has the same view.
 
 **The caller does the locking.** It holds a span's lock during each call for the span *and* while it carries out the
-effects. It holds the locks of all spans during ``apply_view``, ``begin_cut``, ``release`` and ``adopt``. Calls that
-change state also need a lock shared by all spans, but only during the call. These are ``prepare``, ``push``, ``split``,
-``join``, ``initialize``, and the calls for views, cuts, moves and applied batches.
+effects. It holds the locks of all spans during ``apply_view``, ``begin_cut``, ``release`` and ``adopt``.
+
+Calls that change state also need a lock shared by all spans, but only during the call. These are ``prepare``, ``push``,
+``split``, ``join``, ``initialize``, and the calls for views, cuts, moves and applied batches.
 """
 
 from __future__ import annotations

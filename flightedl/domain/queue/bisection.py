@@ -2,14 +2,16 @@
 
 A piece that has failed fewer than ``limit`` times is retried unchanged. After that it is *suspect* and is split at each
 failure: around the failing batch if that batch is known, otherwise in halves. Finding one of n batches thus takes
-log2(n) failures. A single suspect batch is retried ``confirmations`` times, each time by a trainer that holds nothing
-else, and is then quarantined. These retries are needed because a trainer's pieces also count as failed if it dies for
-another reason.
+log2(n) failures.
+
+A single suspect batch is retried ``confirmations`` times, each time by a trainer that holds nothing else, and is then
+quarantined. These retries are needed because a trainer's pieces also count as failed if it dies for another reason.
 
 A failure that a trainer reports is blamed on the batch. The loss of a trainer (it died, its lease ended, or it exceeded
-the timeout) is weaker evidence, because machines also disappear for other reasons. A loss therefore counts against a
-single suspect batch only if, since the previous loss with that batch, no trainer without a suspect has been lost. It
-takes twice as many losses as reported failures to quarantine a batch.
+the timeout) is weaker evidence, because machines also disappear for other reasons.
+
+A loss therefore counts against a single suspect batch only if, since the previous loss with that batch, no trainer
+without a suspect has been lost. It takes twice as many losses as reported failures to quarantine a batch.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Rules:
 
 * An epoch has one position per task. A keyed permutation (the identity if the epoch is not shuffled) orders the
-  ``base`` tasks that existed when the epoch began. Tasks that are added to a running epoch follow in the order of their
-  arrival; from the next epoch on they are shuffled with the others. Two numbers, ``base`` and ``size``, thus describe
-  the order of an epoch completely.
+  ``base`` tasks that existed when the epoch began.
+* Tasks that are added to a running epoch follow in the order of their arrival; from the next epoch on they are shuffled
+  with the others. Two numbers, ``base`` and ``size``, thus describe the order of an epoch completely.
 * The sizes of earlier epochs are kept, because a pserver may restart from a checkpoint that lacks these epochs. Only
   changes of the size are stored, so a dataset that never grew takes one entry. The newest entries are in ``recent``.
   They move in groups to ``older``, which is stored separately because it rarely changes.

@@ -6,13 +6,15 @@ Rules:
   time.
 * The order is the same in every release, for every version of Python and NumPy, and on every processor, because it is
   computed from integers modulo 2**64 with an explicit mixing function (the finalizer of splitmix64, Steele, Lea and
-  Flood 2014). Tests compare it with golden values. A change in the number of rounds or in the mixing function would be
-  a change of the stored format.
+  Flood 2014).
+* Tests compare the order with golden values. A change in the number of rounds or in the mixing function would be a
+  change of the stored format.
 
 A Feistel network over ``bits = bit_length(size - 1)`` bits is a bijection of 0 … 2**bits - 1 for any round function. If
 the result is outside 0 … size-1, it is passed through the network again until it is inside (cycle walking, Black and
-Rogaway 2002). As 2**bits < 2 * size, this takes fewer than two passes on average. The network changes its two halves in
-turn, so their widths may differ by one bit.
+Rogaway 2002). As 2**bits < 2 * size, this takes fewer than two passes on average.
+
+The network changes its two halves in turn, so their widths may differ by one bit.
 
 Not guaranteed: secrecy. Nor can each of the size! orders occur.
 """

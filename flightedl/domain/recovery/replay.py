@@ -18,9 +18,10 @@ batches.
 
 **Rollback.** With ``recovery="rollback"``, the other pservers return to the checkpoint that the new process loaded.
 Each of them restarts and thus gets a new generation, above the *floor*. The new generations fence off pushes and
-reports in flight, and the new processes' announcements update the queue. The rollback is over when all processes are
-above the floor and settled. Until then no checkpoint is ordered: ``Checkpoints.pserver_up`` is called only for settled
-processes that need not reload.
+reports in flight, and the new processes' announcements update the queue.
+
+The rollback is over when all processes are above the floor and settled. Until then no checkpoint is ordered:
+``Checkpoints.pserver_up`` is called only for settled processes that need not reload.
 """
 
 from __future__ import annotations

@@ -9,13 +9,17 @@ assumes that a trainer that died had not begun its other tasks.
 
 Reports are sent at once, because other trainers may be waiting for this one to leave. Requests are sent when there is
 room for more tasks. A report stays in the feed until the master has answered it, so none is lost if the master dies;
-repeated reports do no harm. The master holds the request of a trainer without tasks, so that the trainer learns of new
-work at once: first for ``MOMENT_S``, during which it may stay a member (``domain.master.training``), then for longer.
+repeated reports do no harm.
+
+The master holds the request of a trainer without tasks, so that the trainer learns of new work at once: first for
+``MOMENT_S``, during which it may stay a member (``domain.master.training``), then for longer.
 
 Tasks that this trainer gives up are *handed back* in its next report and not just forgotten, because the master repeats
-any assignment that a request does not list. If the master repeats one nevertheless, because an answer was lost, it
-arrives as another :class:`AssignedTask`. This is another *reading*, for which nothing has been read yet. Everything
-here therefore refers to an ``AssignedTask`` and not to its attempt.
+any assignment that a request does not list.
+
+If the master nevertheless repeats an assignment, because an answer was lost, the task arrives as another
+:class:`AssignedTask`. This is another *reading*, for which nothing has been read yet. Everything here therefore refers
+to an ``AssignedTask`` and not to its attempt.
 
 Tasks that the master announces for the next epoch can be opened and read early (``begin_ahead``). The feed does not
 hold them: only an assignment begins a task, even if the task was read early.
@@ -154,7 +158,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class WaitForEvent:
-    """Wait until something happens, but no longer than until ``at``; infinity means no limit."""
+    """Wait for an event, but no longer than until ``at``; infinity means no limit."""
 
     at: float
 

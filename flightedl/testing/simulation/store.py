@@ -1,6 +1,6 @@
 """A model of the checkpoint store: atomic files, errors, unknown outcomes, and damaged files.
 
-The store carries out a request after a while, even if the client is frozen or dead by then. It fences nothing off.
+The store carries out every request after a while, even if the client is frozen, dead or replaced by then.
 """
 
 from __future__ import annotations
