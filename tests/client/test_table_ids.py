@@ -10,11 +10,15 @@ import pytest
 
 from flightedl.client.tables.bags import Bags
 from flightedl.client.tables.ids import found_ids, text_ids
-from flightedl.client.tables.requests import DistinctIds, Divided
+from flightedl.client.tables.requests import DistinctIds, Divided, places_within
+from flightedl.client.tables.traffic import Lookup
 from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_for
 from flightedl.domain.tables.placement import bucket_owners, buckets_of, id_of_text
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import UsageError
+from flightedl.wire.table_rows import Kind, Section, encode_sections
 
 TABLE = TableSpec("t", 2, SGD(lr=1.0))
 TEXTS = ["a", "b", "a", "c"]
@@ -180,3 +184,29 @@ def test_ids_of_strings_match_those_of_an_exported_table() -> None:
     for wrong in ([1], [None], pa.array(["a", None])):
         with pytest.raises(UsageError, match="text_ids takes a list of texts"):
             text_ids(wrong)
+
+
+def test_a_lookup_that_is_repeated_forgets_the_answer_before() -> None:
+    """After a broken stream, rows of the first answer may be of another version than those of the second one."""
+    plan = plan_for([ParameterSpec("w", (2,))], 1, 1, [TABLE])
+    buckets = plan.buckets_of(0)
+    halves = [range(buckets.start, buckets.start + len(buckets) // 2)]
+    halves.append(range(halves[0].stop, buckets.stop))
+    ids = np.arange(50, dtype=np.uint64)
+    lookup = Lookup(plan, {0: DistinctIds(ids)})
+
+    def answer(blocks: range, version: int) -> None:
+        places = places_within(ids, TABLE, range(blocks.start - plan.block_count, blocks.stop - plan.block_count))
+        rows = np.full((len(places), TABLE.dim), version, np.float32)
+        sections = encode_sections([Section(Kind.ROWS, 0, ids[:0], rows)])
+        lookup.take(0, blocks, version, memoryview(sections))
+
+    lookup.begin(0)
+    answer(halves[0], 3)
+    assert (lookup.missing(), lookup.version(0)) == ([0], 3)
+    lookup.begin(0)
+    answer(halves[1], 5)
+    assert lookup.missing() == [0], "rows of two answers are taken for one"
+    answer(halves[0], 6)
+    assert (lookup.missing(), lookup.version(0)) == ([], 5)
+    assert set(lookup.rows(0).ravel().tolist()) == {5.0, 6.0}

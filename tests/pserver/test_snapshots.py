@@ -6,6 +6,9 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -339,6 +342,34 @@ class ByHand:
         applied = self.pserver.shard.copying.end(self.copies)
         assert applied is not None
         return self.copies.pop_blocks(), applied
+
+
+def test_copies_are_not_completed_once_the_blocks_are_inconsistent() -> None:
+    pserver = Pserver(MemoryStorage(), Async(), on_lost=lambda _: None)
+    snapshot = ByHand(pserver)
+    while snapshot.copy_one() is not None:
+        pass
+    assert snapshot.copies.is_complete.is_set()
+    pserver.shard._soundness.interrupted(MemoryError())
+    assert pserver.shard.copying.end(snapshot.copies) is None
+
+
+def test_rows_whose_cut_begins_after_all_were_dropped_are_dropped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[range] = []
+
+    def cut_rows(span: SimpleNamespace, *_: object, **__: object) -> SimpleNamespace:
+        drop = partial(dropped.append, span.numbers)
+        return SimpleNamespace(cut=SimpleNamespace(drop=drop), drop=drop)
+
+    monkeypatch.setattr("flightedl.pserver.copier.CutRows", cut_rows)
+    copies = SnapshotCopier(range(4), CopyMemory(), COMMAND)
+    early: Any = SimpleNamespace(numbers=range(2))
+    late: Any = SimpleNamespace(numbers=range(2, 4))
+    copies.copy_rows(early, 1, 1)
+    copies.drop_rows()
+    assert dropped == [early.numbers]
+    copies.copy_rows(late, 1, 1)
+    assert dropped == [early.numbers, late.numbers]
 
 
 def test_a_round_is_copied_after_it_closes_and_before_the_next_update() -> None:

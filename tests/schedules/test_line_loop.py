@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import select
 import socket
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flightedl.pserver import line_loop
 from flightedl.pserver.line_loop import LineLoop
+from flightedl.rpc import line as rpc_line
+from flightedl.rpc.line import Lines
 from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Lock, Run, VirtualClock, explore, finds, running
@@ -148,6 +152,30 @@ def leaving(run: Run) -> None:
     assert run.now == 1.0, "a handler was not woken"
     assert not loop._lent
     assert not loop._parked
+
+
+def shutting(run: Run) -> None:
+    """A line is shut by the shutdown of its connection, even if its stream has just opened it, or is ending it."""
+    lines = Lines()
+    shut: list[str] = []
+
+    def shut_one(name: str) -> None:
+        run.point()
+        shut.append(name)
+
+    of: Any = {name: SimpleNamespace(shut=partial(shut_one, name), close=run.point) for name in ("old", "new")}
+    lines.add("old", of["old"])
+    run.threads(lambda: lines.add("new", of["new"]), lambda: lines.end("old"), lines.shut)
+    assert "new" in shut, "a line stays open"
+    assert set(lines._of) == {"new"}
+
+
+def test_all_lines_of_a_connection_are_shut() -> None:
+    assert explore(shutting, [rpc_line]).is_complete
+    flaw = bug("a line opens unnoticed", swaps("rpc.line:Lines.add", "self._are_shut:", "False:"))
+    finds(flaw, shutting, [rpc_line])
+    flaw = bug("no lock", swaps("rpc.line:Lines.shut", "with self._lock:", "if True:"))
+    finds(flaw, shutting, [rpc_line])
 
 
 @pytest.mark.parametrize("program", [waking, leaving])
