@@ -99,7 +99,8 @@ def test_kinds_and_codes_named_by_rules_exist() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
 def test_every_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in {"critical", "warning"}
-    assert set(rule["annotations"]) == {"summary", "description"}
+    assert set(rule["annotations"]) == {"runbook", "summary", "description"}
+    assert rule["annotations"]["runbook"] == f"docs/alerts/{rule['alert']}.md"
 
 
 def test_panels_do_not_overlap() -> None:
