@@ -111,7 +111,8 @@ _KINDS = (
     Kind(
         "blocks",
         BlockProtocol,
-        {"span", "version", "versions", "version_range", "highest_open_round", "initialized_count", "pull", "applied"},
+        {"span", "version", "versions", "version_range", "highest_open_round", "initialized_count", "pull", "applied"}
+        | {"is_at_edge", "state_of"},
         skips=_changes_no_block,
         gists={("restore", "applied"): lambda applied: (applied.encode(), applied.numbers)},
         # Not recorded, because the check compares the marks of all blocks, and would take longer with each batch.

@@ -191,6 +191,7 @@ def test_blocks_take_their_batches_to_another_pserver(job: Job) -> None:
     second = job.pserver(Async(), range(4, 5))
     for protocol in (first, second):
         push(protocol, ALL[:3])
+    first.state_of(range(3, 4))  # which removes nothing
     released = first.release(range(3, 4))
     assert isinstance(released, ReleasedBlocks)
     assert second.adopt(released) is None
