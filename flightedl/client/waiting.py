@@ -23,11 +23,11 @@ class Waiting:
 
     Args:
         clock: The process's clock.
-        say_after_s: Seconds of silence.
-        give_up_s: Seconds until ``because`` raises UnavailableError with the last reason.
-        report: Receives the reason, which also goes to stderr, and "" when the wait is over; the session sends it on.
-        ended: Called with this wait when it is over.
-        job_over: Returns why the awaited event can never happen; empty while it may.
+        say_after_s: Seconds before the first message.
+        give_up_s: Seconds after which ``because`` raises UnavailableError with the most recent reason.
+        report: Receives each reason, which is also printed to stderr, and an empty string when the wait is over.
+        ended: Called with this wait when the wait is over.
+        job_over: Returns the reason why the awaited event can never happen; empty while it can.
     """
 
     __slots__ = (

@@ -34,7 +34,7 @@ class ChunkIndex:
 
     Args:
         files: One result of indexing for each file, ordered by URL, or by arrival in a growing dataset.
-        schema: Schema of the records of all files.
+        schema: Schema of all files' records.
     """
 
     def __init__(self, files: Sequence[FileIndex], schema: pa.Schema) -> None:

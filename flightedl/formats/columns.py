@@ -46,11 +46,11 @@ def parameter_schema(
     Args:
         spec: The parameter.
         start: Number of the first row.
-        about: More metadata.
+        about: Further metadata.
         columns: Requested columns.
 
     Raises:
-        MessageError: there is no such column.
+        MessageError: a column does not exist.
     """
     _require_columns(spec.name, columns, (VALUE,))
     element = _TYPES[spec.dtype]
@@ -99,7 +99,7 @@ def parameter_batches(schema: pa.Schema, spec: ParameterSpec, pieces: Iterable[A
     Args:
         schema: Output of ``parameter_schema``.
         spec: The parameter.
-        pieces: (n,) stored elements; together, they are whole rows.
+        pieces: (n,) stored elements, which together form whole rows.
     """
     kind = schema.field(0).type
     width = kind.list_size if pa.types.is_fixed_size_list(kind) else 1

@@ -38,10 +38,10 @@ class Target:
     """Location and format of the shards that a conversion writes.
 
     Args:
-        prefix: Start of the shards' names.
+        prefix: Beginning of the shards' names.
         format: Name of the format.
         shards: Number of files.
-        records_per_chunk: Records per row group or record batch, before the filter; also the number read at a time.
+        records_per_chunk: Records per row group or record batch, before the filter; also the number to read at a time.
     """
 
     prefix: str
@@ -115,12 +115,12 @@ def convert(
         storage: Destination of the shards.
         target: Names and form of the shards.
         decode: Decodes the bytes of RecordIO into columns.
-        overwrite: Replace the shards of another conversion with the same prefix.
-        progress: Called after each chunk read.
+        overwrite: True to replace the shards of another conversion with the same prefix.
+        progress: Called after each chunk that was read.
 
     Raises:
-        DataError: the source cannot be read, or the format cannot hold it.
-        UsageError: the source has no bytes to decode, or the storage has another conversion with this prefix.
+        DataError: the source cannot be read, or the format cannot represent it.
+        UsageError: the source contains no bytes to decode, or the storage contains another conversion with this prefix.
     """
     if decode is not None and any(stat_format != RecordIO.name for stat_format in _formats(index)):
         raise UsageError("decode= applies to RecordIO only: the other formats have columns of their own")

@@ -24,8 +24,8 @@ class DatasetSpec:
 
     Args:
         urls: URLs and globs.
-        format: Name of the format; empty: implied by the file names.
-        columns: Columns to read; None: all.
+        format: Name of the format; empty to derive it from the file names.
+        columns: Columns to read; None for all.
         filter: (column, operator, value) conditions, see ``formats.records``.
         batch_size: Records per batch, before the filter.
         steps_per_batch: Number of consecutive batches with the same records.

@@ -65,7 +65,7 @@ class DirectoryFollower:
     """State of the files in one growing dataset. Not thread-safe.
 
     Args:
-        taken: Files that joined earlier, in order.
+        taken: Files that were added earlier, in order.
     """
 
     def __init__(self, taken: Iterable[FileStat] = ()) -> None:

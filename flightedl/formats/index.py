@@ -56,14 +56,14 @@ def build_index(
     Args:
         files: Access to the files.
         spec: Description of the dataset.
-        concurrency: Maximum number of files indexed at the same time.
+        concurrency: Maximum number of files to index at the same time.
         progress: Called after each file, in the caller's thread.
-        known: An earlier index made with the same ``spec.index_options()``; its unchanged files are not read.
-        stats: The files to index, in this order. None: the files matched by the spec's URLs, sorted by name.
+        known: An earlier index with the same ``spec.index_options()``. Its unchanged files are not read.
+        stats: The files to index, in this order; None for the files that match the spec's URLs, sorted by name.
 
     Raises:
-        DataError: a file is missing, unreadable or corrupt, or its schema differs from the others'; there are no
-            records; or a column or condition of the spec does not fit the files.
+        DataError: a file is missing, unreadable or corrupt, or its schema differs from the others; there are no
+            records; or a column or condition of the spec does not match the files.
     """
     stats = files.expand(list(spec.urls)) if stats is None else stats
     found, pending = _known_and_new(stats, known)
@@ -131,7 +131,7 @@ def restored_index(
     """Rebuild an earlier index of exactly these files, in this order. Files that ``known`` contains are not accessed.
 
     Raises:
-        DataError: a file that ``known`` lacks was removed, has changed, or cannot be read.
+        DataError: a file that is not in ``known`` was removed, has changed, or cannot be read.
     """
 
     def index_unchanged(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
@@ -177,7 +177,7 @@ def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
     """Return the common schema of all files that were not entirely skipped.
 
     Raises:
-        DataError: the schemas differ; names the file and the column.
+        DataError: the schemas differ. The message names the file and the column.
     """
     sound = [file for file in files if len(file.chunks) or not file.skipped] or files
     first = sound[0]

@@ -24,12 +24,12 @@ class TaskLayout:
         index: Index of the dataset.
         batch_size: Records per batch.
         steps_per_batch: Number of consecutive batches with the same records.
-        chunks_per_task: Chunks per task; the last task may have fewer.
-        records_per_task: Approximate records per task, instead of ``chunks_per_task``. A task contains all chunks
-            that *start* within the same multiple of this number, so it may be up to one chunk longer. 0: use
+        chunks_per_task: Number of chunks per task. The last task may have fewer.
+        records_per_task: Approximate number of records per task, instead of ``chunks_per_task``. A task contains all
+            chunks that *start* within the same multiple of this number, so it may be up to one chunk longer. 0 to use
             ``chunks_per_task``.
-        bounds: Increasing chunk numbers at which the dataset grew. A task starts at each, and counting restarts
-            from 0, so the tasks before a bound are the same as in an index that ends there.
+        bounds: Increasing chunk numbers at which the dataset grew. At each of them, a task starts, and counting
+            restarts from 0, so the tasks before it are the same as in an index that ends there.
 
     Raises:
         UsageError: a number is out of range.

@@ -76,7 +76,7 @@ def format_of(name: str, given: str = "") -> str:
     """Return ``given`` if it is not empty, otherwise the format implied by the file's name.
 
     Raises:
-        UsageError: neither determines the format.
+        UsageError: neither of them determines the format.
     """
     found = given or next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), "")
     if found not in WRITERS:
@@ -156,7 +156,7 @@ def read_model(data: bytes, kind: str, shown: str) -> dict[str, Array]:
     Args:
         data: The complete file.
         kind: "safetensors", "npz" or "arrow".
-        shown: Name of the file in errors.
+        shown: Name of the file, for error messages.
 
     Raises:
         DataError: the content is not valid in this format.

@@ -73,19 +73,19 @@ def read_task(
         files: Access to the files.
         chunks: All chunks of the task, in order.
         spec: Batch size, columns, filter and policy for corrupt records; the other fields are ignored.
-        seed: Seed for shuffling the records within the task; None: stored order.
+        seed: Seed for shuffling the records within the task; None for the stored order.
         epoch: Number of the epoch, which also determines the order.
         task: Number of the task, which also determines the order.
         first_batch: Number of the first batch to read.
-        end_batch: Number of the batch after the last one; None: all.
+        end_batch: Number of the batch after the last one; None to read all.
         schema: Schema of the dataset (``ChunkIndex.schema``), which text formats need for their types.
         decode: Decodes the bytes of RecordIO into columns.
-        counts: Counts skipped chunks.
+        counts: Counters of skipped chunks.
 
     Raises:
         CorruptChunkError: a chunk is corrupt, and ``on_corrupt`` is "fail".
-        ChangedFileError: a file is not the one that was indexed.
-        DataError: a file cannot be read, or lacks a column; or ``decode`` failed.
+        ChangedFileError: a file has changed since it was indexed.
+        DataError: a file cannot be read or lacks a column, or ``decode`` failed.
     """
     if decode is not None and any(chunk.format != RecordIO.name for chunk in chunks):
         raise UsageError("decode= applies to RecordIO only: the other formats have columns of their own")

@@ -64,7 +64,7 @@ def require_columns(schema: pa.Schema, request: ReadRequest, what: str) -> None:
     """Check that all requested columns exist, and that all conditions fit the types of their columns.
 
     Raises:
-        DataError: names the column and ``what``, the file or dataset that lacks it.
+        DataError: a column is missing. The message names it, and ``what``: the file or dataset that lacks it.
     """
     names = set(schema.names)
     for column in request.needed() or [column for column, _, _ in request.conditions]:
@@ -78,7 +78,7 @@ def expression(schema: pa.Schema, conditions: Sequence[Condition]) -> pc.Express
     """Combine the conditions into one expression over records of ``schema``. Return None if there are none.
 
     Raises:
-        DataError: an unknown operator, or a value that cannot be compared with its column.
+        DataError: an operator is unknown, or a value cannot be compared with its column.
     """
     combined: pc.Expression | None = None
     for condition in conditions:

@@ -33,8 +33,8 @@ class Format(Protocol):
         """Return the chunks of a file, in order. Each record must be in exactly one of them.
 
         Raises:
-            CorruptChunkError: its content is damaged, unless ``options.skip_corrupt``; names file and location.
-            DataError: it cannot be read.
+            CorruptChunkError: the content is damaged, unless ``options.skip_corrupt``. Names the file and location.
+            DataError: the file cannot be read.
         """
         ...
 
@@ -46,8 +46,8 @@ class Format(Protocol):
         """Return the chunk's records: all of them, or those that meet the conditions.
 
         Raises:
-            CorruptChunkError: its content is damaged, or contradicts the index.
-            DataError: it cannot be read, or lacks a requested column.
+            CorruptChunkError: the content is damaged, or contradicts the index.
+            DataError: the file cannot be read, or lacks a requested column.
         """
         ...
 
@@ -55,7 +55,7 @@ class Format(Protocol):
         """Yield the parts of a new file with these records. If the format has chunks, each batch becomes a chunk.
 
         Raises:
-            UsageError: the format cannot hold such records.
+            UsageError: the format cannot represent such records.
         """
         ...
 
@@ -83,7 +83,7 @@ def format_for(url: str, name: str | None = None) -> Format:
     """Return the format named ``name`` or, if it is empty, the one that the URL implies without ``.gz`` or ``.zst``.
 
     Raises:
-        UsageError: no such format.
+        UsageError: the format does not exist.
         DataError: the URL does not imply a format.
     """
     if name:

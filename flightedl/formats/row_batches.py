@@ -84,7 +84,7 @@ class StoredRows:
     """Some rows of a table in the form in which files contain them.
 
     Attributes:
-        span: Position of the first bucket of their span.
+        span: Position of the first bucket of the rows' span.
         table: Number of the table.
         kind: One of ``KINDS``.
         ids: (n,) uint64.
@@ -171,13 +171,13 @@ def decode_rows(fixed: Sequence[int], kind: str, expected: int, buffers: Sequenc
     """Decode the output of ``encode_rows``.
 
     Args:
-        fixed: Values of the number columns.
+        fixed: Values of the columns of numbers.
         kind: Value of ``dtype``.
         expected: Value of ``checksum``.
         buffers: Values of the binary columns that are not null.
 
     Raises:
-        CorruptError: the content is not what was written.
+        CorruptError: the content differs from what was written.
     """
     if len(buffers) != 2 + len(ROW_FIELDS) or row_checksum(fixed, kind, buffers) != expected:
         raise CorruptError("rows of a table do not match their checksum")

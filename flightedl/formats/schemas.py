@@ -44,9 +44,9 @@ def widened_schema(first: pa.Schema, other: pa.Schema, *, may_lack: bool) -> pa.
     """Return the narrowest schema that can represent the records of both inferred schemas.
 
     Args:
-        first: Determines the order of columns.
+        first: Schema that determines the order of the columns.
         other: The second inferred schema.
-        may_lack: True if a column may be missing in one of them, and is null there. Otherwise that is a mismatch.
+        may_lack: True if a column may be missing from one of them, where it is null. If False, this is an error.
     """
     if not may_lack and (mismatch := _column_mismatch(first, other)) is not None:
         return mismatch

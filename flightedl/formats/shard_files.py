@@ -90,9 +90,9 @@ class StoredBlock:
 
     Attributes:
         number: Number of the block in the plan.
-        parameter: Number of its parameter.
-        start: Index of its first element in the parameter.
-        stop: Index after its last element.
+        parameter: Number of the block's parameter.
+        start: Index of the block's first element in the parameter.
+        stop: Index after the block's last element.
         version: Version of the values.
         updates: Number of times the optimizer ran.
         values: (stop - start,) float32 or float64, contiguous; read-only if read from a file.
@@ -160,15 +160,15 @@ def write_shard(
 
     Args:
         storage: Destination.
-        name: A name that no other process writes.
-        header: Description of the file; ``blocks`` are the numbers of the blocks, in order.
+        name: Name that no other process writes.
+        header: Description of the file. ``blocks`` contains the numbers of the blocks, in order.
         applied: Applied sets of the blocks.
-        blocks: In the order of the header. Each may be released once the next one is requested.
+        blocks: The blocks in the order of the header. A block may be released when the next one is requested.
         slot_count: Maximum number of slots of a block.
         rows: Rows of the header's spans.
 
     Raises:
-        UnavailableError: the storage failed; there is no file of this name.
+        UnavailableError: the storage failed, and there is no file with this name.
     """
     digest = xxhash.xxh3_128()
     parts = _parts(header, applied, blocks, max(slot_count, bool(header.rows)), rows)
@@ -264,11 +264,11 @@ def load_shard(
     """Read a complete shard block by block, in a single pass over the file.
 
     Returns:
-        (header, applied sets, blocks and then rows). The blocks and rows may be used only after the iterator has ended
+        (header, applied sets, blocks followed by rows). Use the blocks and rows only after the iterator has ended
         without an error.
 
     Raises:
-        CorruptError: the file is not what was written. The iterator raises it, too.
+        CorruptError: the file differs from what was written. The iterator raises this error, too.
         NotFoundError, UnavailableError: raised by the storage.
     """
     digest = xxhash.xxh3_128()
@@ -316,7 +316,7 @@ def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[i
     """Read some blocks of a shard. Of the rest of the file, only the description is read.
 
     Raises:
-        CorruptError: the content is not what was written, or there is no such block.
+        CorruptError: the content differs from what was written, or a block does not exist.
         NotFoundError, UnavailableError: raised by the storage.
     """
     file = RangeFile(storage, name, size_bytes, _SMALL_READ_BYTES)
@@ -336,7 +336,7 @@ def read_rows(storage: Storage, name: str, size_bytes: int) -> tuple[ShardHeader
     """Read the rows in a shard, but not its blocks.
 
     Raises:
-        CorruptError: the content is not what was written. The iterator raises it, too.
+        CorruptError: the content differs from what was written. The iterator raises this error, too.
         NotFoundError, UnavailableError: raised by the storage.
     """
     file = RangeFile(storage, name, size_bytes, _READ_AHEAD_BYTES)

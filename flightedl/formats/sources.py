@@ -83,7 +83,7 @@ class WatchedFile(io.RawIOBase):
         """Return ``head`` and the next ``size`` bytes, in memory from Arrow's pool, which reuses its pages.
 
         Raises:
-            EOFError: the file ends before.
+            EOFError: the file ends too early.
         """
         found = pa.allocate_buffer(len(head) + size)
         view = memoryview(found).cast("B")
@@ -116,9 +116,9 @@ def opened(files: Files, url: str) -> Iterator[WatchedFile]:
     """Yield the opened file, and close it when the block ends.
 
     Raises:
-        DataError: it cannot be opened, or the store refuses to read it.
-        UnavailableError: the store temporarily cannot read it.
-        CorruptChunkError: the caller found the content damaged, without naming the location.
+        DataError: the file cannot be opened, or the store refuses to read it.
+        UnavailableError: the store temporarily cannot read the file.
+        CorruptChunkError: the caller found damaged content, without naming its location.
     """
     with WatchedFile(files.open(url), url) as source, parsing(source, "its content"):
         yield source

@@ -168,7 +168,7 @@ def read_table_file(files: Files, url: str, spec: TableSpec) -> Iterator[FileRow
     """Yield the rows in a file in batches.
 
     Raises:
-        DataError: it has no rows for this table, is damaged, or cannot be read.
+        DataError: the file contains no rows for this table, is damaged, or cannot be read.
     """
     with opened(files, url) as source:
         footer = Footer(source)

@@ -61,7 +61,7 @@ class TextFormat:
         With a schema, the text is a chunk of an indexed file, in any kind of memory. Without one, it is ``bytes``.
 
         Raises:
-            pa.ArrowInvalid: it cannot be parsed.
+            pa.ArrowInvalid: the text cannot be parsed.
         """
         raise NotImplementedError
 

@@ -111,7 +111,7 @@ class PrefetchDetector:
         """Check before a step that its gradients belong to the current batch.
 
         Raises:
-            UsageError: they may belong to another batch.
+            UsageError: the gradients may belong to another batch.
         """
         if self._wrong:
             raise UsageError(self._wrong)

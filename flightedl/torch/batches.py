@@ -43,14 +43,14 @@ def batches(
 
     Args:
         dataset: The result of ``job.dataset``.
-        columns: Columns to convert: one name gives a tensor, several give a tuple, none gives a dict of all columns.
-        transform: Makes tensors, in any structure, from a ``pyarrow.RecordBatch``; replaces ``columns``.
-        copy: Copy the data, so that the tensors may be written to.
-        pin_memory: Copy to pinned memory, which accelerators read faster.
-        device: Copy to this device.
+        columns: Columns to convert: one name yields a tensor, several names a tuple, no name a dict of all columns.
+        transform: Converts a ``pyarrow.RecordBatch`` to tensors, in any structure. Replaces ``columns``.
+        copy: True to copy the data, so that the tensors are writable.
+        pin_memory: True to copy the data to pinned memory, from which accelerators copy faster.
+        device: Device to which the data is copied.
 
     Yields:
-        Tensors of (records, ...) with the type of their column; lists of equal length become further dimensions.
+        Tensors of shape (records, ...) with the type of their column. Lists of equal length become further dimensions.
 
     Raises:
         UsageError: a column is not numeric, or a tensor was written to.
@@ -120,7 +120,7 @@ class IterableDataset(torch_data.IterableDataset[Tensors]):
 
     Args:
         dataset: The result of ``job.dataset``.
-        columns: As for ``batches``.
+        columns: As in ``batches``.
         more: Other arguments of ``batches``.
     """
 
@@ -177,7 +177,7 @@ def tensor_of_column(name: str, column: pa.Array) -> torch.Tensor:
     """Return a tensor (records, ...) that shares the column's memory. Booleans, stored as bits in Arrow, are copied.
 
     Raises:
-        UsageError: the column has nulls, lists of different lengths, or elements that are not numbers.
+        UsageError: the column contains nulls, lists of different lengths, or elements that are not numbers.
     """
     kind = column.type
     shape: list[int] = [len(column)]

@@ -32,21 +32,21 @@ class Embedding(OnTable):
 
     Args:
         table: The result of ``job.table``.
-        padding_idx: Id of the padding: its row is zeros and gets no gradient.
-        nulls: "padding" treats nulls in an Arrow column as padding; "error" rejects them.
-        max_norm: Rows whose norm is greater are scaled to it when they are read. The table keeps the original row, and
-            the gradient is that of the scaled row.
-        norm_type: The p of that norm.
-        scale_grad_by_freq: Divide the gradient of an id by its number of occurrences.
+        padding_idx: Id of the padding, whose row is zero and gets no gradient.
+        nulls: "padding" to treat nulls in an Arrow column as padding, "error" to reject them.
+        max_norm: Maximum norm: rows with a greater norm are scaled down to it when they are read. The table keeps the
+            original row, and the gradient belongs to the scaled row.
+        norm_type: Exponent p of this norm.
+        scale_grad_by_freq: True to divide the gradient of an id by its number of occurrences.
     """
 
     def forward(self, ids: Any) -> torch.Tensor:
         """Return the rows of ids. Ids may have any shape; the result has the shape (*shape, dim).
 
         Raises:
-            UsageError: the ids are invalid, an id has no row and the table requires one, or no optimizer trains this
-                module.
-            UnavailableError: as for ``Table.pull``.
+            UsageError: the ids are invalid, an id has no row although the table requires one, or no optimizer trains
+                this module.
+            UnavailableError: for the same reasons as ``Table.pull``.
         """
         request = self.request(ids)
         (found,) = look_up([request])
@@ -74,13 +74,13 @@ class EmbeddingBag(OnTable):
 
     Args:
         table: The result of ``job.table``.
-        mode: Combine a bag by "sum", "mean" or "max".
-        include_last_offset: The last offset is the end of the last bag.
-        padding_idx: Id of the padding, which is not part of its bag.
-        nulls: As for ``Embedding``.
-        max_norm: As for ``Embedding``.
-        norm_type: As for ``Embedding``.
-        scale_grad_by_freq: As for ``Embedding``.
+        mode: Combination of a bag's rows: "sum", "mean" or "max".
+        include_last_offset: True if the last offset is the end of the last bag.
+        padding_idx: Id of the padding, which does not count in its bag.
+        nulls: As in ``Embedding``.
+        max_norm: As in ``Embedding``.
+        norm_type: As in ``Embedding``.
+        scale_grad_by_freq: As in ``Embedding``.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class EmbeddingBag(OnTable):
         Args:
             ids: (bags, n), or (n,) with ``offsets``, or an Arrow column of lists.
             offsets: (bags,) start of each bag.
-            per_sample_weights: Weight of each id in a sum, of the same shape as ``ids``.
+            per_sample_weights: Weight of each id in a sum, in the shape of ``ids``.
 
         Raises:
-            UsageError: as for ``Embedding``, or the bags are invalid.
-            UnavailableError: as for ``Table.pull``.
+            UsageError: for the same reasons as ``Embedding``, or the bags are invalid.
+            UnavailableError: for the same reasons as ``Table.pull``.
         """
         request = self.request(ids)
         (found,) = look_up([request])
@@ -192,11 +192,11 @@ class EmbeddingCollection(nn.Module):
         """Return rows by name.
 
         Args:
-            ids: Name of some or all embeddings -> the argument of its ``forward``, or a tuple of its arguments.
+            ids: Name of some or all embeddings -> the argument of its ``forward``, or a tuple of arguments.
 
         Raises:
-            UsageError: as for the embeddings, or there is no embedding of that name.
-            UnavailableError: as for ``Table.pull``.
+            UsageError: for the same reasons as the embeddings, or there is no embedding with this name.
+            UnavailableError: for the same reasons as ``Table.pull``.
         """
         if not ids:
             return {}

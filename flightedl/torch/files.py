@@ -33,16 +33,16 @@ def load_into(
     """Load the values in a file written by ``job.save_model``, or in a job's newest checkpoint, into a module.
 
     Args:
-        module: Module with parameters of the same names and shapes. Buffers that are not in the file do not change.
-        url: As for ``fe.load``.
-        format: As for ``fe.load``.
-        job: As for ``fe.load``.
+        module: Module whose parameters have the same names and shapes. Buffers that are not in the file do not change.
+        url: As in ``fe.load``.
+        format: As in ``fe.load``.
+        job: As in ``fe.load``.
         rows: Name of each ``torch.nn.Embedding`` or ``EmbeddingBag`` that replaces an embedding on a table -> the file
-            that ``table.export`` wrote. Ids are row numbers; rows that are not in the file become zeros.
+            that ``table.export`` wrote. Ids are row numbers. Rows that are not in the file become zeros.
 
     Raises:
         DataError: the file does not exist, or does not match the module.
-        UsageError: ``rows`` names something that is not an embedding of the module.
+        UsageError: ``rows`` contains a name that is not an embedding of the module.
     """
     values = load(url, format=format, job=job)
     parameters = parameters_of(module)

@@ -26,7 +26,7 @@ def chosen(optimizer: Any) -> Optimizer:
     """Return the given optimizer in the form that the servers support.
 
     Raises:
-        UsageError: servers cannot run it.
+        UsageError: the servers do not support the optimizer.
     """
     given = optimizer if isinstance(optimizer, type) else type(optimizer)
     if issubclass(given, torch.optim.LBFGS):
@@ -46,7 +46,7 @@ def settings_in(group: Mapping[str, Any], kind: type[Optimizer]) -> dict[str, An
     """Return the settings of a group.
 
     Raises:
-        UsageError: the servers' optimizer does not have one of them.
+        UsageError: the servers' optimizer lacks one of these settings.
     """
     allowed = [name for name in fields_of(kind) if name not in _NOT_OF_GROUPS]
     found: dict[str, Any] = {}

@@ -54,7 +54,7 @@ def parameters_of(module: nn.Module) -> dict[str, Place]:
     """Return all trainable parameters as a dict from name to parameter.
 
     Raises:
-        UsageError: the module cannot be trained on servers.
+        UsageError: the module cannot be trained on the servers.
     """
     if not isinstance(module, nn.Module):
         raise UsageError(f"the first argument is {module!r:.80}, but must be the module to train: Optimizer(net, ...)")

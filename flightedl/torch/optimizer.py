@@ -60,18 +60,18 @@ class Optimizer(torch.optim.Optimizer):
     Args:
         module: The module to train. All of its parameters, including frozen ones, and its buffers are declared.
         job: The result of ``fe.connect()``.
-        optimizer: The rule, as for ``job.parameters``.
-        mode: As for ``job.parameters``.
-        groups: Parameter groups as for ``torch.optim``: dicts of ``params`` and settings. Parameters in no group are
-            declared, but not trained until ``add_param_group`` adds them. None: one group of all parameters.
-        wire: As for ``job.parameters``.
-        error_feedback: As for ``job.parameters``.
-        overlap_backward: True to copy gradients of the main memory to where a pserver on the same host reads them while
-            ``backward`` runs, not in ``step``. The results are the same.
+        optimizer: The rule, as in ``job.parameters``.
+        mode: As in ``job.parameters``.
+        groups: Parameter groups as in ``torch.optim``: dicts of ``params`` and settings. Parameters in no group are
+            declared, but not trained until ``add_param_group`` adds them. None for one group of all parameters.
+        wire: As in ``job.parameters``.
+        error_feedback: As in ``job.parameters``.
+        overlap_backward: True to copy gradients from main memory to memory that a pserver on the same host reads during
+            ``backward`` instead of in ``step``. The results are the same.
 
     Raises:
-        UsageError: servers cannot train the module in this way; the message says what to do.
-        DeclarationError: the job already has a different model.
+        UsageError: the servers cannot train the module in this way. The message suggests a remedy.
+        DeclarationError: the job has already declared a different model.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Optimizer(torch.optim.Optimizer):
         """Return the tensors of a group, except rows, which have their own groups.
 
         Raises:
-            UsageError: the group has settings and contains nothing but rows.
+            UsageError: the group has settings and contains only rows.
         """
         dense = [tensor for tensor in tensors if not self._rows.owns(tensor)]
         if tensors and not dense and group.keys() - {"params"}:
@@ -196,15 +196,15 @@ class Optimizer(torch.optim.Optimizer):
         """Push the current batch's gradients, then pull. When this returns, the module contains the new values.
 
         Args:
-            closure: Computes the loss and its gradients; called once.
+            closure: Computes the loss and its gradients. Called once.
 
         Returns:
             The result of the closure.
 
         Raises:
-            GradientError: a gradient is not finite; nothing was sent. If the loop continues, it gets the batch again.
-            UsageError: there is no current batch, or it was already stepped, or a parameter was changed from outside.
-            UnavailableError: as for ``model.step``.
+            GradientError: a gradient is not finite. Nothing was sent. The loop repeats the batch.
+            UsageError: no batch is current, it has already been stepped, or other code has changed a parameter.
+            UnavailableError: for the same reasons as ``model.step``.
         """
         loss = None
         if closure is not None:
@@ -271,7 +271,7 @@ class Optimizer(torch.optim.Optimizer):
         """Check that a ``state_dict`` belongs to this optimizer. Loads nothing, because the servers store the state.
 
         Raises:
-            UsageError: it belongs to another optimizer.
+            UsageError: the ``state_dict`` belongs to another optimizer.
         """
         groups = state_dict.get("param_groups", ())
         sizes = [len(self._permanent(group["params"])) for group in self.param_groups]

@@ -64,11 +64,11 @@ class OnTable(nn.Module):
 
     Args:
         table: The result of ``job.table``.
-        padding_idx: As for ``Table.pull``.
-        nulls: As for ``Table.pull``.
-        max_norm: Rows whose norm is greater are scaled to it, as they are read.
-        norm_type: The p of that norm.
-        scale_grad_by_freq: Divide the gradient of an id by its number of occurrences.
+        padding_idx: As in ``Table.pull``.
+        nulls: As in ``Table.pull``.
+        max_norm: Maximum norm: rows with a greater norm are scaled down to it when they are read.
+        norm_type: Exponent p of this norm.
+        scale_grad_by_freq: True to divide the gradient of an id by its number of occurrences.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class OnTable(nn.Module):
         """True if rows that are looked up now will be trained.
 
         Raises:
-            UsageError: the module is in training, but no optimizer would push its gradients.
+            UsageError: the module is in training mode, but no optimizer would push its gradients.
         """
         if self.training and self.listener is None:
             raise UsageError(

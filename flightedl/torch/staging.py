@@ -25,7 +25,7 @@ class Staging:
 
     Args:
         places: The parameters by name.
-        memory: An array for the gradient of each parameter, of its shape; parameters without one are not staged.
+        memory: Array for the gradient of each parameter, in its shape. Parameters without an array are not staged.
     """
 
     def __init__(self, places: Mapping[str, Place], memory: Mapping[str, Array]) -> None:

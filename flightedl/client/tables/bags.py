@@ -23,12 +23,12 @@ class Bags:
     """Assignment of ids to bags, with their weights.
 
     Args:
-        table: Name of the table, for errors.
+        table: Name of the table, for error messages.
         id_count: Number of ids in all bags.
-        offsets: (bags,) position of each bag's first id: not decreasing, and 0 for the first bag.
-        weights: (id_count,) weights of the ids, or None for 1 each.
+        offsets: (bags,) position of each bag's first id. They do not decrease, and the first one is 0.
+        weights: (id_count,) weights of the ids; None if all weights are 1.
         combiner: Function that combines the rows of a bag.
-        left_out: (id_count,) True for ids that do not count, or None if all do.
+        left_out: (id_count,) True for ids to ignore; None to ignore none.
 
     Raises:
         UsageError: An argument is invalid.
@@ -98,7 +98,7 @@ class Bags:
         """Convert (bags, dim) gradients of bags to (n, dim) gradients of their rows.
 
         Raises:
-            UsageError: The combiner is ``max``, and the bags were not pulled before.
+            UsageError: The combiner is ``max``, and the bags have not been pulled before.
         """
         found = gradients[self._bag_of]
         if self._combiner == "max":

@@ -37,10 +37,10 @@ def text_ids(texts: Any) -> npt.NDArray[np.int64]:
     A string's id is the xxh3 hash (64 bits, seed 0) of its UTF-8 bytes. The string itself is not stored.
 
     Args:
-        texts: A list, array or Arrow column of texts, without nulls.
+        texts: A list, array or Arrow column of strings, without nulls.
 
     Raises:
-        UsageError: An element is not a text.
+        UsageError: An element is not a string.
     """
     found = texts.to_pylist() if isinstance(texts, pa.Array | pa.ChunkedArray) else list(texts)
     for text in found:
@@ -65,7 +65,7 @@ def found_ids(table: str, value: Any) -> FoundIds:
     """Return the ids in ``value``: an array, list or Arrow column of integers or strings, or a column of such lists.
 
     Raises:
-        UsageError: The value has other elements. The message names the table.
+        UsageError: The value contains other elements. The message names the table.
     """
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()

@@ -39,7 +39,7 @@ class DistinctIds:
 
     Args:
         ids: (n,) ids as given by the user.
-        numbered: ``ids`` and ``places`` if already known; they are not copied.
+        numbered: ``ids`` and ``places`` if they are known already. They are not copied.
     """
 
     __slots__ = ("_is_distinct", "given", "ids", "places")
@@ -86,7 +86,7 @@ class DistinctIds:
         """Sum the contiguous (n, dim) gradients of the requested ids by id.
 
         Returns:
-            (m, dim) sums, allocated by ``new_gradients``, and the first row with NaN or infinity, or -1.
+            (m, dim) sums, allocated by ``new_gradients``; and the index of the first row with NaN or infinity, or -1.
         """
         sums = new_gradients(self.ids, gradients.shape[1])
         return sums, int(kernels().add_up(gradients, gradients.view(np.uint32), self.places, sums))

@@ -85,8 +85,8 @@ class Table:
 
     Args:
         spec: The declared table.
-        declared: Returns the number of the table and the access to its rows. Declares the model if necessary.
-        counts: Returns counts of the table over all pservers.
+        declared: Returns the table's number and the access to its rows. Declares the model if necessary.
+        counts: Returns statistics of the table, summed over all pservers.
         owner: The model to which the table belongs.
     """
 
@@ -134,17 +134,17 @@ class Table:
         To read several tables in one round trip, call ``Job.lookup``.
 
         Args:
-            ids: (n,), or of any shape.
-            offsets: (bags,) position of each bag's first id. The result then has one row per bag. A column of lists
-                has its own offsets.
+            ids: Ids of shape (n,), or of any other shape.
+            offsets: (bags,) position of each bag's first id. The result then has one row per bag. A column of lists has
+                its own offsets.
             weights: (n,) weight of each id in its bag.
-            combiner: "sum", "mean", "sqrtn" or "max" of a bag.
-            padding_idx: An id that is ignored: it reads as zeros, gets no gradient, and is not part of a bag.
-            nulls: "error", or "padding" to ignore nulls in a column.
-            max_norm: Rows with a greater Euclidean norm are scaled down to it when they are read.
+            combiner: Combination of a bag's rows: "sum", "mean", "sqrtn" or "max".
+            padding_idx: Id to ignore: it reads as zeros, gets no gradient, and does not count in a bag.
+            nulls: "error" to reject nulls in a column, or "padding" to ignore them.
+            max_norm: Maximum Euclidean norm: rows with a greater norm are scaled down to it when they are read.
 
         Returns:
-            float32 of shape (n, dim), (*shape, dim) for ids of another shape, or (bags, dim). A new array.
+            A new float32 array of shape (n, dim), (*shape, dim) for ids of another shape, or (bags, dim).
 
         Raises:
             UsageError: An argument is invalid (nothing was sent), or an id has no row and the table forbids this.
@@ -168,18 +168,18 @@ class Table:
         """Add gradients of rows or bags to the current batch. They are summed by id; the batch's step sends them.
 
         Args:
-            ids: As for ``pull``.
+            ids: As in ``pull``.
             gradients: Finite floats in the shape that ``pull`` returns for these ids. Types other than float32 are
                 converted.
-            offsets: As for ``pull``.
-            weights: As for ``pull``.
-            combiner: As for ``pull``.
-            padding_idx: As for ``pull``.
-            nulls: As for ``pull``.
+            offsets: As in ``pull``.
+            weights: As in ``pull``.
+            combiner: As in ``pull``.
+            padding_idx: As in ``pull``.
+            nulls: As in ``pull``.
 
         Raises:
-            GradientError: The gradients have another shape or type, or contain NaN or infinity. Nothing was sent.
-            UsageError: There is no current batch, or its step was already made.
+            GradientError: The gradients have a wrong shape or type, or contain NaN or infinity. Nothing was sent.
+            UsageError: No batch is current, or its step has already been made.
         """
         asked = self.asked(ids, offsets, weights, combiner, padding_idx, nulls)
         number, traffic = self._declared(self.name)
@@ -212,13 +212,13 @@ class Table:
         Each pserver reads the file before the first step. A job that resumes from a checkpoint ignores the file.
 
         Args:
-            url: Path or URL, the same for all pservers, of a Parquet file with integers or texts as ``id`` and lists
-                of floats as ``values``, such as a file from ``export``. Slots and counts are used if they belong to
-                this table's optimizer.
+            url: Path or URL, the same for all pservers, of a Parquet file in which ``id`` contains integers or strings,
+                and ``values`` lists of floats, such as a file from ``export``. Slots and counts are used if they belong
+                to this table's optimizer.
 
         Raises:
-            UsageError: The model is already declared, or the table has another file.
-            DataError: The file cannot be read, or has no rows for this table.
+            UsageError: The model has already been declared, or the table has another file.
+            DataError: The file cannot be read, or contains no rows for this table.
         """
         if self._owner is None:
             raise UsageError(f"table {self.name!r} does not belong to a job: create it with job.table")
@@ -234,11 +234,11 @@ class Table:
         is the same request in all trainers.
 
         Args:
-            url: Path or URL of the file, which gets the columns ``id`` and ``values``.
+            url: Path or URL of the file. Its columns are ``id`` and ``values``.
             slots: True to add the optimizer's slots and each row's number of updates.
 
         Returns:
-            True in the trainer whose request was carried out, False in the others.
+            True in the trainer whose request was executed, False in the others.
 
         Raises:
             UsageError: The URL cannot be used.
