@@ -3,7 +3,8 @@
 ``main`` is the ``flightedl`` command. Its subcommands:
 
 * ``run``, ``servers``, ``data``: start a job, a server, or a master for ranks that another launcher starts
-* ``status``, ``top``, ``events``, ``plot``, ``model``, ``doctor`` (with ``report``): inspect a job
+* ``status``, ``top``, ``events``, ``plot``, ``doctor`` (with ``report``): inspect a job
+* ``model``, ``follow`` (also serve): read, copy or serve a job's model
 * ``checkpoint``, ``dataset``, ``mode``, ``tasks``, ``forget``: administer a job's state or data
 * ``certs``, ``replay``, ``bench``: create certificates, replay recordings, run benchmarks
 * ``submit`` (with ``pods``, its pod options), ``clusters`` (jobs, logs, scale, cancel), ``autoscale``: jobs on

@@ -31,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server, which holds a part of the model."),
     "checkpoint": ("flightedl_tools.checkpoint", "checkpoint", "List, save, verify, restore and export checkpoints."),
     "model": ("flightedl_tools.model", "model", "Read the parameters and tables of a running job."),
+    "follow": ("flightedl_tools.follow", "follow", "Keep a copy of a running job's model in files."),
+    "serve": ("flightedl_tools.follow", "serve", "Serve lookups in a copy of a running job's model."),
     "data": ("flightedl_tools.data", "data", "Serve data to ranks that torchrun or another launcher starts."),
     "dataset": ("flightedl_tools.dataset", "dataset", "Index, inspect, convert or split training data."),
     "mode": ("flightedl_tools.mode", "mode", "Show or change the consistency mode of a running job."),

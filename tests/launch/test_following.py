@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ import flightedl as fe
 from flightedl.client.following.follower import Follower
 from flightedl.errors import DeadlineError, NotFoundError
 from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.processes import closed_port
+from flightedl_tools.main import run_command_line
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -158,6 +163,65 @@ def test_a_plain_flight_client_follows_changes(cluster: fe.LocalCluster, tmp_pat
                 client.do_get(flight.Ticket(json.dumps(ticket).encode()), options).read_all()
             assert json.loads(caught.value.extra_info)["code"] in {"message", "fenced"}
             assert "Traceback" not in str(caught.value)
+
+
+def fetched(port: int, path: str) -> Any:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", None, 10) as reply:
+        return json.load(reply)
+
+
+def answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", None, 10) as reply:
+            return b"up to date" in reply.read()
+    except OSError:
+        return False
+
+
+def test_a_copy_is_kept_in_files_and_served(cluster: fe.LocalCluster, tmp_path: Path) -> None:
+    options = ["--etcd", cluster.etcd_address, "--job", cluster.job]
+    with closed_port() as port, closed_port() as flight_port:
+        pass
+    with cluster.connect() as job:
+        data = iter(job.dataset(data_of(tmp_path, 4), batch_size=1))
+        users = job.table("users", 2, optimizer=fe.SGD(lr=1.0))
+        short = job.table("sh/ort", 2, optimizer=fe.SGD(lr=1.0), dtype="bfloat16", rounding="nearest")
+        model = job.parameters({"w": VECTOR[:6].reshape(2, 3)}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())
+        next(data)
+        for table in (users, short):
+            table.push(np.array([3, -17]), -np.arange(4, dtype=np.float32).reshape(2, 2))
+        model.step({"w": np.ones((2, 3), np.float32)})
+        model.pull()
+        assert run_command_line(["follow", str(tmp_path / "copy"), "--count", "1", *options]) == 0
+        assert pq.read_table(tmp_path / "copy" / "w.parquet")["value"].to_pylist() == model["w"].tolist()
+        for name, table in (("users", users), ("sh%2Fort", short)):
+            found = pq.read_table(tmp_path / "copy" / f"{name}.parquet")
+            assert found["values"].to_pylist() == table.pull(found["id"].to_numpy()).tolist()
+            assert sorted(found["id"].to_pylist()) == [-17, 3]
+        ports = ["--port", str(port), "--flight-port", str(flight_port)]
+        serving = threading.Thread(target=run_command_line, args=(["serve", "--for-s", "6", *ports, *options],))
+        serving.start()
+        assert eventually(lambda: answers(port), 20.0)
+        assert fetched(port, "/tables/users/3,-17")["values"] == users.pull(np.array([3, -17])).tolist()
+        parameter = fetched(port, "/parameters/w")
+        assert (parameter["shape"], parameter["values"]) == ([2, 3], model["w"].astype(float).reshape(-1).tolist())
+        for path, text in (("/parameters/x", "no parameter 'x'"), ("/tables/x/1", "no table 'x'"), ("/x", "ask for")):
+            with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+                fetched(port, path)
+            assert text in json.load(caught.value)["error"]
+            caught.value.close()
+        limit = flight.FlightCallOptions(timeout=20)
+        ticket = flight.Ticket(b'{"verb": "lookup", "table": "users", "ids": [3, -17]}')
+        with flight.connect(f"grpc://127.0.0.1:{flight_port}") as client:
+            batch = client.do_get(ticket, limit).read_all()
+            with pytest.raises(flight.FlightServerError, match="not a valid LookupTicket"):
+                client.do_get(flight.Ticket(b'{"verb": "lookup", "ids": 3}'), limit).read_all()
+        assert batch["id"].to_pylist() == [3, -17]
+        assert batch["values"].to_pylist() == users.pull(np.array([3, -17])).tolist()
+        serving.join(20)
+        assert not serving.is_alive()
+        for _ in data:
+            pass
 
 
 @pytest.mark.faults

@@ -47,6 +47,7 @@ WHOLE = {
     "model get": ["w", "w.npy"],
     "model show": ["w"],
     "forget": ["job"],
+    "follow": ["{}/copy"],
 }
 JOBS = ["UPPER", "a b", ""]
 ABSENT = "{}/absent"
@@ -115,6 +116,9 @@ ANY_TEXT: dict[str, str] = {
     "output": _ASKED,
     "model list prefix": _ASKED,
     "model show name": _ASKED,
+    "follow url": "the job is waited for first",
+    "follow --etcd": "it may be started later",
+    "serve --etcd": "it may be started later",
     "model get name": _ASKED,
     "--table": _ASKED,
     "--story": "tests/recording/test_story.py: it takes two values",

@@ -30,6 +30,7 @@ from flightedl.coordination.lives import JobCoordinator
 from flightedl.domain.feed.follower import Use
 from flightedl.domain.model.declared import plan_of
 from flightedl.errors import DeadlineError, FlightedlError, MessageError, NotFoundError
+from flightedl.kernels.half_precision import widened
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.feed import ChangesHeader, ChangesTicket
@@ -44,7 +45,7 @@ from flightedl.wire.changes import CHANGES_SCHEMA, HEADER_KEY, decode_changes
 _log = logging.getLogger(__name__)
 
 #: Seconds that a request waits for a change, and time limit of a request.
-_WAIT_S = 2.0
+_WAIT_S = 0.5
 _ANSWER_S = 120.0
 _RETRY_S = 0.2
 _LEAST_REST_S, _MOST_REST_S = 0.05, 0.5
@@ -85,9 +86,15 @@ class FollowedTable:
         found: npt.NDArray[np.float32] = values[places]
         return found
 
-    def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Return the (n,) ids and (n, dim) values of all rows; values of 16-bit tables as their bits."""
-        ids, values = self._follower.model().rows(self.name)
+    def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Return the ids (n,) and values (n, dim) of all rows."""
+        model = self._follower.model()
+        spec = next(spec for spec in model.plan.tables if spec.name == self.name)
+        ids, values = model.rows(self.name)
+        values = values.reshape(ids.size, spec.dim)
+        if spec.dtype != "float32":
+            bits, values = np.ascontiguousarray(values), np.empty(values.shape, np.float32)
+            widened(bits.data.cast("B"), spec.dtype, values.reshape(-1))
         return ids.view(np.int64), values
 
 
@@ -109,6 +116,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
     def __init__(self, etcd: str | None = None, job: str | None = None, **more: Any) -> None:
         process_tuning.apply()
         chosen = settings(CommonSettings, etcd=etcd, job=job, **more)
+        connector = Connector(Caller("reader", "follower"), Role.READER, chosen.tls_dir, chosen.integrity, "never")
         self._clock: Clock = SystemClock()
         self._keys = JobKeys(chosen.job)
         self._stop = threading.Event()
@@ -117,12 +125,13 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         self._model: FollowedModel | None = None
         self._declared = b""
         self._threads: dict[int, threading.Thread] = {}
-        #: Pserver -> time of the last request whose answer completed the copy.
+        #: Pserver -> instant of the newest request whose answer was applied.
         self._answered: dict[int, float] = {}
+        #: Pserver -> newest instant at which its part of the copy is known to have been up to date.
+        self._fresh: dict[int, float] = {}
         self._trouble = ""
         self._coordinator = JobCoordinator(EtcdCoordinator(EtcdAccess.of(chosen), clock=self._clock), self._keys)
         self._directory = Directory(self._coordinator, self._keys, self._clock).start()
-        connector = Connector(Caller("reader", "follower"), Role.READER, chosen.tls_dir, chosen.integrity, "never")
         self._servers = Servers(chosen.job, self._directory, connector)
         self._directory.subscribe(self._look)
         self._look()
@@ -152,7 +161,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         """Age of the copy: seconds since the least recent pserver was last known to have no newer changes."""
         count = self.model().plan.pserver_count
         now = self._clock.now()
-        return max((now - self._answered.get(server, 0.0) for server in range(count)), default=0.0)
+        return max((now - self._fresh.get(server, 0.0) for server in range(count)), default=0.0)
 
     def wait(self, timeout_s: float = 60.0) -> Self:
         """Wait until the copy is complete, and return the follower.
@@ -276,8 +285,11 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         use = model.apply(server, received)
         if model is not self._model or use is Use.ASK_AGAIN:
             return False
+        has_changes = header.position != since
         with self._changed:
             self._answered[server] = asked
+            # Without changes, the pserver had nothing new until it answered.
+            self._fresh[server] = asked if has_changes else self._clock.now()
             self._trouble = ""
             self._changed.notify_all()
-        return header.position != since
+        return has_changes
