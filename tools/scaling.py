@@ -70,7 +70,7 @@ def _asked(job: JobStatus, request: ScaleRequest, timeout_s: float) -> ScaleRepl
 
 
 def _followed(job: JobStatus, timeout_s: float, *, is_silent: bool) -> ScaleReply:
-    """Return the last reply, after the change or the time limit. Shows the progress on a terminal."""
+    """Show the progress, on a terminal, until the change or the time limit ends. Return the last reply."""
     clock, request = SystemClock(), ScaleRequest(wait_s=_WAIT_S)
     deadline, console = clock.now() + timeout_s, table_console()
     columns = TextColumn("blocks moved"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")

@@ -1,4 +1,4 @@
-"""Number of pservers that a running job wants, which the launcher follows."""
+"""Adjusts the number of pserver processes to the number that a running job needs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DesiredPservers:
         self._thread.join(3.0)
 
     def _run(self) -> None:
-        # Imported lazily: the import is slow, and the processes start meanwhile.
+        # Imported in this thread, because the import is slow and the processes can start in the meantime.
         if self._stop.wait(_POLL_S):
             return
         from flightedl.adapters.etcd import EtcdCoordinator

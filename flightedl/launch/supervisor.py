@@ -152,7 +152,7 @@ class Supervisor:
         self._ended.set()
 
     def resize_pservers(self, count: int, starter_of: Callable[[Slot], Starter]) -> None:
-        """Change the number of pservers. If there are too many, those that end first are not replaced."""
+        """Change the number of pservers. Surplus processes are not replaced when they end."""
         with self._lock:
             known = [slot for slot in self._places if slot.role is Role.PSERVER]
             self._surplus = max(0, len(known) - count)

@@ -11,11 +11,11 @@ from flightedl.messages.feed import ChangesHeader, Position
 class Use(enum.Enum):
     """Use of a received base or increment."""
 
-    #: Apply it, and then call ``applied``.
+    #: Apply the message, then call ``applied``.
     APPLY = "apply"
-    #: Ignore it: it is older than what was applied, or belongs to a process that was replaced.
+    #: Ignore the message: it is older than what was applied, or it comes from a replaced process.
     IGNORE = "ignore"
-    #: It does not follow what was applied. Ask again, with ``since``.
+    #: The message does not follow what was applied. Send another request with ``since``.
     ASK_AGAIN = "ask again"
 
 
@@ -28,11 +28,11 @@ class FollowedFeeds:
         self._placements: dict[int, int] = {}
 
     def since(self, server: int) -> Position | None:
-        """Return the position to ask a pserver for; None to get a base."""
+        """Return the position that a request to a pserver names; None to get a base."""
         return self._positions.get(server)
 
     def use_of(self, server: int, header: ChangesHeader) -> Use:
-        """Decide about a message of a pserver. Generations only increase, in all lives of the model."""
+        """Return the use of a pserver's message. Generations only increase, even when the model starts over."""
         known, received = self._positions.get(server), header.position
         if known is not None and received.generation < known.generation:
             return Use.IGNORE

@@ -1,7 +1,7 @@
-"""Numbers of a pserver's changes; see the package for what they mean.
+"""Numbering of a pserver's changes; see the package for the rules.
 
-The caller reads a block's content only after it has noted the block's state. If the block changes in between, the
-content is newer than the number says, and the block is noted, and sent, once more.
+The caller reads a block's content only after it has noted the block's state. If the block changes in between, its
+content is newer than its number, and the block is noted and sent once more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flightedl.messages.feed import Position
 class State(NamedTuple):
     """State of a block: two equal states have the same content."""
 
-    #: Number of times that the block has arrived from another pserver, where it may have returned to an older version.
+    #: Number of moves of the block to this pserver. While another pserver had it, its version may have decreased.
     arrivals: int
     version: int
 
@@ -38,7 +38,7 @@ class ServerFeed:
     Args:
         life: Election of the model's initial values.
         generation: Generation of the process.
-        most_removed: Number of removed ids to keep. Clients that need older ones get a base.
+        most_removed: Maximum number of removed ids that are kept. Clients that need older ones get a base.
     """
 
     def __init__(self, life: int, generation: int, most_removed: int = 1 << 20) -> None:
@@ -90,11 +90,11 @@ class ServerFeed:
         return sorted(block for block, changed in self._changed.items() if number is None or changed > number)
 
     def removed_after(self, number: int | None) -> list[Removed]:
-        """Return the rows that were removed after a number; none if it is None, because a base has no removed rows."""
+        """Return the rows removed after a number; empty for a base (None), which has no removed rows."""
         return [] if number is None else [removed for removed in self._removed if removed.number > number]
 
     def position(self, placement: int) -> Position:
-        """Return the present position."""
+        """Return the current position."""
         return Position(life=self.life, generation=self.generation, placement=placement, number=self.number)
 
     def check(self) -> None:

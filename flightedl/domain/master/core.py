@@ -69,7 +69,7 @@ from flightedl.messages.tasks import (
 _MARGIN = 2
 #: Seconds after which a pserver may be called again, while a transaction is in progress.
 _STORING_S = 0.02
-#: The same for a process whose pserver does not belong to the job yet.
+#: Seconds after which a process with an index that the job does not use yet may be called again.
 _UNCOUNTED_S = 1.0
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 

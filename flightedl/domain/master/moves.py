@@ -2,8 +2,8 @@
 
 A change has a target: a number of pservers, some of which may be *drained*, that is, have no blocks. The master adds
 the new pservers to the placement once all of their processes are present. It then stores one intent after another, each
-with some of the moves, until the blocks are distributed equally. Finally it removes the pservers that are too many.
-Between two intents, checkpoints and audits that are due take place.
+with some of the moves, until the blocks are distributed equally. Finally, it removes surplus pservers. Between two
+intents, checkpoints and audits that are due take place.
 
 ``domain.moving`` describes the protocol. Only one transaction is in progress at a time, and its outcome returns as a
 ``MovesRead`` event. While it is in progress, no calls to pservers begin, because an answer for one placement must not
@@ -89,7 +89,7 @@ class Moves:
     def desired(self) -> int | None:
         """Number of pserver processes that the job needs; None if it has never been changed.
 
-        It falls before the pservers leave the placement, so that nobody replaces the processes that then end.
+        It is reduced before pservers leave the placement, so that the processes that then end are not replaced.
         """
         if self.record is None or self.director is None:
             return None
@@ -238,7 +238,7 @@ class Moves:
             director.pending = transaction
             if transaction.placement is not None and transaction.attempt == NONE:
                 self._outbox.touch()
-            # A new intent relies on stored facts, such as which pservers are settled.
+            # A new intent depends on facts that must be stored first, such as which pservers are settled.
             revision = self._outbox.revision if transaction.attempt == NONE else 0
             self._outbox.effects.append(StoreMoves(transaction, revision))
 
