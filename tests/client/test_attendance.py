@@ -18,12 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import flightedl as fe
-from flightedl.client.data.attendance import is_own_failure
+from flightedl.client.data.attendance import GroupAttendance, is_own_failure
 from flightedl.client.data.start_name import start_name
 from flightedl.client.session import Job
 from flightedl.config import child_environment
 from flightedl.errors import FencedError, UsageError
 from flightedl.launch.cluster import LocalCluster
+from flightedl.messages.groups import GroupPlaceReply
+from flightedl.testing.clock import FakeClock
 
 RECORDS = 60
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]
@@ -273,3 +275,18 @@ def test_rank_0_publishes_its_generation_through_the_coordinator_of_jax(monkeypa
 )
 def test_errors_caused_by_another_rank_are_not_blamed_on_this_rank(error: BaseException, is_own: bool) -> None:
     assert is_own_failure(error) == is_own
+
+
+def test_a_rank_counts_as_confirmed_since_its_request_and_not_since_the_reply() -> None:
+    clock = FakeClock()
+    attendance: Any = object.__new__(GroupAttendance)
+    attendance._process = SimpleNamespace(clock=clock)
+
+    def answer_slowly(*_: object) -> GroupPlaceReply:
+        clock.advance(3.0)
+        return GroupPlaceReply(is_current=True)
+
+    attendance._once = answer_slowly
+    asked_at = clock.now()
+    attendance._confirm(None, 5.0)
+    assert attendance._confirmed_at == asked_at

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from flightedl.client.participation import Participation
+from flightedl.client.probe import DATA, SCRIPT, StepProbe
 from flightedl.client.progress import ProgressReporter, metrics_page
 from flightedl.client.session import has_process_group
 from flightedl.config import TrainerSettings
@@ -42,6 +43,30 @@ def test_idle_batches_are_reported_and_survive_a_lost_message() -> None:
     reporter.batch(10, is_idle=True)
     reporter.close()
     assert [(each.batches, each.idle_batches) for each in sent] == [(3, 2)]
+
+
+def test_times_of_a_lost_report_are_in_the_next_one() -> None:
+    sent: list[LogRequest] = []
+    failures = [UnavailableError("no master")]
+    now = 0.0
+
+    def send(body: bytes) -> bytes:
+        if failures:
+            raise failures.pop()
+        sent.append(decode(body, LogRequest))
+        return encode(LogReply())
+
+    probe = StepProbe(lambda: now)
+    probe.turn(DATA)
+    now = 2.0
+    probe.turn(SCRIPT)
+    reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None, lambda: now, probe)
+    for _ in range(2):
+        reporter.batch(1)
+        reporter._flush()
+    reporter.close()
+    assert not failures
+    assert sum(each.profile.get(DATA, 0.0) for each in sent) == 2.0
 
 
 def test_the_last_report_of_a_script_says_that_it_had_a_process_group() -> None:

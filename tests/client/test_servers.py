@@ -106,6 +106,18 @@ def test_a_call_to_a_frozen_server_ends_when_it_is_replaced(
         assert time.monotonic() - start < LONG_S / 6
 
 
+def test_calls_go_to_the_server_that_has_replaced_another(place: Place, servers: Servers) -> None:
+    before = place.connection(servers)
+    assert place.connection(servers) is before
+    place.publish(place.server.address)
+    newest = place._coordinator.list("/").revision
+    assert servers._directory.wait_until(lambda d: d.revision >= newest or None, LONG_S)
+    after = place.connection(servers)
+    assert after is not before
+    place.release.set()
+    assert after.action("wait", b"x", timeout_s=LONG_S) == b"x"
+
+
 def test_no_server_is_called_after_a_rollback_of_etcd(
     place: Place, servers: Servers, coordinator: MemoryCoordinator
 ) -> None:

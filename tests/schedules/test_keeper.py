@@ -8,6 +8,7 @@ import pytest
 
 from flightedl.coordination import keeper
 from flightedl.coordination.keeper import HeldKey
+from flightedl.ports import Absent, Delete, Put
 from flightedl.testing import memory_coordinator
 from flightedl.testing.memory_coordinator import MemoryCoordinator, MemoryLease
 from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, swaps
@@ -131,12 +132,33 @@ def half_moved(run: Run) -> None:
     assert not holder.held.is_held
 
 
+def replaced(run: Run) -> None:
+    """A holder that moves its key never overwrites the key of its successor."""
+    holder = Holder()
+    rival = holder.coordinator.another()
+
+    def shorten() -> None:
+        holder.held.hold_for(3.0)
+        run.sleep(2.0)
+
+    def replace() -> None:
+        run.sleep(1.0)
+        rival.transact([], [Delete(KEY)])
+        lease = rival.grant(60.0)
+        rival.transact([Absent(KEY)], [Put(KEY, b"rival", lease.id)])
+
+    run.threads(shorten, replace)
+    found = rival.get(KEY)
+    assert found is not None
+    assert found.value == b"rival", "the key of a successor was overwritten"
+
+
 @pytest.mark.usefixtures("slow_renewals")
 def test_a_lease_is_trusted_from_the_moment_of_the_request() -> None:
     assert explore(losing, [keeper], deviations=1).is_complete
 
 
-@pytest.mark.parametrize("program", [releasing, moving, half_moved])
+@pytest.mark.parametrize("program", [releasing, moving, half_moved, replaced])
 def test_a_key_is_released_and_moved_completely(program: Any) -> None:
     assert explore(program, [keeper], deviations=1).is_complete
 
@@ -162,6 +184,7 @@ def test_a_lease_that_is_trusted_from_the_reply_is_found() -> None:
                 rewrites(MOVE, "self._tenure.ttl_s = min(self.ttl_s, lease.ttl_s)", "pass"),
             ),
         ),
+        (replaced, bug("whoever holds it", swaps(MOVE, "transact([unchanged], ", "transact([], "))),
         (moving, bug("former leases stay", drops(MOVE, "each.revoke()"))),
     ],
     ids=lambda value: getattr(value, "what", ""),

@@ -143,7 +143,7 @@ class Stream:
         gradients: Any = Memory()
         exchange: Any = Exchange()
         call: Any = Call()
-        self.line = there
+        self.line, self.ours = there, ours
         self.server = step_stream.StepStream(exchange, call, clock, Meter(), lambda: store, shares_memory=True)
         pair = SharedPair(theirs, ours, there, store, gradients)
         self.server._pair = pair
@@ -246,6 +246,27 @@ def ending(run: Run) -> None:
     run.threads(serve, update, train)
 
 
+def resting(run: Run) -> None:
+    """A trainer that rests between two steps has given back all values."""
+    stream = Stream()
+
+    def serve() -> None:
+        received = stream.server.request()
+        assert received is not None
+        del received
+        with stream.span.lock:
+            piece = stream.span.piece(range(1), 0, Outcome.ACCEPTED)
+        stream.server.write([piece], STEP_END, checksums=False)
+
+    def train() -> None:
+        stream.send(1)
+        stream.receive()
+        stream.client.rest()
+        assert stream.ours.consumed == 1, "values are still lent between two steps"
+
+    run.threads(serve, train)
+
+
 def giving_up(run: Run) -> None:
     """A pserver that still copies when the trainer gives up gets a sound gradient or an error."""
     stream = Stream()
@@ -264,7 +285,7 @@ def giving_up(run: Run) -> None:
     run.threads(serve, train)
 
 
-@pytest.mark.parametrize("program", [stepping, ending, giving_up])
+@pytest.mark.parametrize("program", [stepping, ending, resting, giving_up])
 def test_neither_end_uses_values_that_change(program: Any) -> None:
     modules = [step_stream] if program is ending else MODULES
     assert explore(program, modules, deviations=1 if program is stepping else 2).is_complete
@@ -326,6 +347,7 @@ SERVER, CLIENT = "pserver.step_stream:StepStream", "client.model.step_channel:St
             ),
         ),
         (giving_up, bug("the trainer does not mark its memory", drops(f"{CLIENT}.rest", "self._pair.own.end()"))),
+        (resting, bug("values are not given back at rest", drops(f"{CLIENT}.rest", "self._give_back()"))),
         (
             giving_up,
             bug(

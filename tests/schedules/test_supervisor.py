@@ -106,6 +106,7 @@ def finishing(run: Run) -> None:
 
     run.threads(finish, give_up, wait)
     assert run.now <= 1.2, "a waiter was not woken"
+    assert len(job.children.started) == 2, "a trainer that has finished was started again"
     job.supervisor.stop()
 
 
@@ -127,6 +128,10 @@ def test_a_stopped_job_leaves_nothing_and_has_one_outcome(program: Any) -> None:
                 "ends of trainers are not reported",
                 drops("launch.supervisor:Supervisor._look_at", "self._on_end(child.pid)"),
             ),
+        ),
+        (
+            finishing,
+            bug("a slot stays due", drops("launch.supervisor:Supervisor._fill", "place.due_at = None")),
         ),
         (
             finishing,

@@ -1,0 +1,46 @@
+"""Operations on checkpoint files wait for the state from which they follow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from flightedl.domain.checkpoint.values import Sweep
+from flightedl.domain.master.effects import StoreWork
+from flightedl.master.checkpointing import CheckpointStore
+from flightedl.testing.memory import MemoryStorage
+
+
+def test_files_are_deleted_only_after_the_pointer_is_stored() -> None:
+    """A successor that reads the old pointer from etcd needs the files to which it points."""
+    storage = MemoryStorage()
+    storage.publish("c-1", [b"old"])
+    looked, is_durable, is_done = threading.Event(), threading.Event(), threading.Event()
+    revisions: list[int] = []
+
+    def becomes_durable(is_ending: Callable[[], bool], revision: int) -> bool:
+        revisions.append(revision)
+        looked.set()
+        is_durable.wait(20.0)
+        is_done.set()
+        return revision != 8
+
+    checkpoints = SimpleNamespace(deletable=lambda names: names)
+    core = SimpleNamespace(checkpointing=SimpleNamespace(checkpoints=checkpoints))
+    state: Any = SimpleNamespace(becomes_durable=becomes_durable, lock=threading.RLock(), core=core)
+    store = CheckpointStore(storage, state, "demo")
+    store.do(StoreWork(Sweep(), 7))
+    assert looked.wait(20.0)
+    assert [file.name for file in storage.list("")] == ["c-1"]
+    is_durable.set()
+    assert is_done.wait(20.0)
+    store.do(StoreWork(Sweep(), 8))
+    while len(revisions) < 2:
+        threading.Event().wait(0.01)
+    assert storage.list("") == ()
+    storage.publish("c-2", [b"new"])
+    store.close()
+    assert revisions == [7, 8]
+    assert [file.name for file in storage.list("")] == ["c-2"]
