@@ -64,6 +64,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 class _Counts:
     """Batches in the values of a span of blocks."""
 
+    #: Time at which a process allocated or received the blocks.
+    since: float = 0.0
     #: Batches that the blocks already had when their process received them; None if they had none.
     inherited: AppliedBatches | None = None
     accepted: set[Batch] = field(default_factory=set)
@@ -73,7 +75,7 @@ class _Counts:
     updates: Counter[Batch] = field(default_factory=Counter)
 
     def copied(self) -> _Counts:
-        return _Counts(self.inherited, set(self.accepted), set(self.pushed), Counter(self.updates))
+        return _Counts(self.since, self.inherited, set(self.accepted), set(self.pushed), Counter(self.updates))
 
 
 @dataclass(slots=True)
@@ -129,8 +131,7 @@ class _Reading:
         self.trainers: dict[str, list[_Trainer]] = {}
         #: (time, trainer, batch) for each accepted gradient.
         self.pushes: list[tuple[float, str, Batch]] = []
-        #: (time at which a process allocated its blocks, its spans).
-        self.spans: list[tuple[float, Spans[_Counts]]] = []
+        self.spans: list[Spans[_Counts]] = []
 
     def read(self, recording: Recording) -> None:
         header = recording.header
@@ -148,7 +149,7 @@ class _Reading:
             elif kind == "blocks":
                 if record.name == BEGUN:
                     spans[record.core] = Spans(_Counts, _Counts.copied)
-                    self.spans.append((at, spans[record.core]))
+                    self.spans.append(spans[record.core])
                 self._blocks(at, spans[record.core], record.name, event, effects)
             elif record.name == BEGUN:
                 name = event["about"]["trainer"]
@@ -182,12 +183,16 @@ class _Reading:
 
     def _blocks(self, at: float, spans: Spans[_Counts], name: str, event: Any, effects: Effects) -> None:
         spans.apply(name, event, effects)
-        if name == "restore":
+        if name == BEGUN:
+            for _, counts in spans.all():
+                counts.since = at
+        elif name == "restore":
             for _, counts in spans.all():
                 counts.inherited = _sets(event["applied"])
         elif name == "adopt" and not effects:
             released = released_of(event)
             _, counts = spans[released["numbers"][0]]
+            counts.since = at
             counts.inherited = _sets((released["applied"], list(range(*released["numbers"]))))
         elif name == "push" and "Pushed" in effects[0]:
             self._pushed(at, spans[event["first"]][1], event, effects)
@@ -230,9 +235,10 @@ def account(recordings: Iterable[Recording]) -> Account:
         read.read(recording)
     data = read.data
     owned: dict[int, _Counts] = {}
-    for _, spans in sorted(read.spans, key=lambda each: each[0]):
-        for numbers, counts in spans.all():
-            owned.update(dict.fromkeys(numbers, counts))
+    for numbers, counts in sorted(
+        (each for spans in read.spans for each in spans.all()), key=lambda each: each[1].since
+    ):
+        owned.update(dict.fromkeys(numbers, counts))
     seen: set[Batch] = set().union(*(counts.accepted for counts in owned.values()))
     expected = (seen if data.is_open or data.epochs is None else set(data.batches())) - data.excluded
     lost, double, foreign = set(), set(), {batch for batch in seen if not data.has(batch)}

@@ -201,6 +201,25 @@ def test_blocks_take_their_batches_to_another_pserver(job: Job) -> None:
     assert (found.is_exact, found.blocks) == (True, 3)
 
 
+def test_the_process_that_received_a_block_last_decides(job: Job, tmp_path: Path) -> None:
+    """The killed process's recording may lack the release of the block."""
+    second = job.pserver(Async(), range(4, 5))
+    push(second, ALL)
+    first = job.pserver(Async(), range(2, 3), range(3, 4))
+    push(first, ALL[:3])
+    (file,) = tmp_path.glob("pserver-3*")
+    kept = file.read_bytes()
+    released = first.release(range(3, 4))
+    assert isinstance(released, ReleasedBlocks)
+    file.write_bytes(kept)
+    job.later()
+    assert second.adopt(released) is None
+    third = job.pserver(Async(), range(2, 3))
+    for protocol in (second, third):
+        push(protocol, ALL)
+    assert job.account().is_exact
+
+
 def test_a_batch_that_the_dataset_does_not_have_is_foreign(job: Job) -> None:
     protocol = job.pserver(Async(), range(2, 3))
     push(protocol, [*ALL, Batch(7, 0, 1)])
