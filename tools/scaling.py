@@ -58,7 +58,7 @@ def pservers(
                 reply = _followed(job, timeout_s, is_silent=as_json)
             except KeyboardInterrupt:
                 reply = _asked(job, ScaleRequest(is_cancelled=True), _SLICE_S)
-    click.echo(msgspec.json.encode(reply) if as_json else _sentence(reply))
+    click.echo(msgspec.json.encode(reply) if as_json else reply.text)
     return 0 if not is_change or (reply.is_done and not reply.is_given_up) else EXIT_FAILED
 
 
@@ -90,14 +90,3 @@ def _followed(job: JobStatus, timeout_s: float, *, is_silent: bool) -> ScaleRepl
             progress.update(bar, completed=reply.moved, total=reply.total, description=reply.waiting_for)
             if reply.is_done or clock.now() >= deadline:
                 return reply
-
-
-def _sentence(reply: ScaleReply) -> str:
-    drained = f", without blocks on pserver {', '.join(map(str, reply.drained))}" if reply.drained else ""
-    number = f"{reply.pservers} pserver{'s' * (reply.pservers != 1)}"
-    if reply.is_given_up:
-        return f"the job has {number}; the last change ended early: {reply.waiting_for}"
-    if reply.is_done:
-        return f"the job has {number}{drained}"
-    waits = f"; waiting: {reply.waiting_for}" if reply.waiting_for else ""
-    return f"the change to {reply.wanted} pservers{drained} goes on: {reply.moved} of {reply.total} blocks moved{waits}"

@@ -83,13 +83,18 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         found.append(("time", spent))
     if reply.mode:
         found.append(("mode", described(reply.mode_settings) or reply.mode))
-    if reply.mode_change:
-        found.append(("changing", f"waiting for {reply.mode_change}"))
+    found += changes_of(reply)
     if reply.checkpoint:
         age = "" if reply.checkpoint_age_s is None else f", {reply.checkpoint_age_s:.0f} s old"
         found.append(("checkpoint", reply.checkpoint + age))
     found.extend(("alarm", text) for text in alarms_of(reply))
     return found
+
+
+def changes_of(reply: StatusReply) -> list[tuple[str, str]]:
+    """Return descriptions of the changes of mode and pservers that are in progress."""
+    found = [("changing", f"waiting for {reply.mode_change}")] if reply.mode_change else []
+    return found + ([] if reply.scaling is None else [("pservers", reply.scaling.text)])
 
 
 def group_of(reply: StatusReply) -> list[tuple[str, str]]:

@@ -59,7 +59,7 @@ def describe(
     queue = None if core.work is None else core.work.queue
     membership = None if core.members is None else core.members.membership
     indexing = indexing or core.pservers.waiting_for or core.pservers.refusal
-    desired = len(pservers)
+    desired = core.pservers.count
     waiting_for = _waiting_for(declaration, queue, records, desired, trainers, indexing)
     is_done = core.is_over and core.ending.may_end
     counts = TaskCounts() if queue is None else msgspec.convert(queue.counts(), TaskCounts, from_attributes=True)
@@ -117,6 +117,8 @@ def describe(
         mode_settings={} if model is None else model.present_mode,
         mode_change="" if membership is None else _mode_change(membership),
         plan_hash="" if model is None else model.plan_hash,
+        placement=0 if model is None or model.placement is None else model.placement.version,
+        scaling=None if (change := core.moves.reply()).is_done else change,
         tables=_tables(pservers),
         checkpoint=f"c-{core.checkpointing.latest}" if core.checkpointing.latest else "",
         checkpoint_age_s=core.checkpointing.age_s(now),

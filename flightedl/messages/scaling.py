@@ -38,6 +38,19 @@ class ScaleReply(Reply, frozen=True, kw_only=True):
     waiting_for: str = ""
     is_given_up: bool = False
 
+    @property
+    def text(self) -> str:
+        """The progress as a sentence."""
+        drained = f", without blocks on pserver {', '.join(map(str, self.drained))}" if self.drained else ""
+        number = f"{self.pservers} pserver{'s' * (self.pservers != 1)}"
+        if self.is_given_up:
+            return f"the job has {number}; the last change ended early: {self.waiting_for}"
+        if self.is_done:
+            return f"the job has {number}{drained}"
+        waits = f"; waiting: {self.waiting_for}" if self.waiting_for else ""
+        change = f"to {self.wanted} pserver{'s' * (self.wanted != 1)}{drained}"
+        return f"{change}: {self.moved} of {self.total} blocks moved{waits}"
+
 
 class ScaleRecord(Reply, frozen=True, kw_only=True):
     """Target of the most recent change of the pservers, as stored in etcd."""
@@ -50,3 +63,5 @@ class ScaleRecord(Reply, frozen=True, kw_only=True):
     is_done: bool = False
     #: Reason why the change was given up; empty if it was not.
     given_up: str = ""
+    #: (index, generation) of processes whose pservers have left the job. They are about to end, so they cannot return.
+    left: list[tuple[int, int]] = []

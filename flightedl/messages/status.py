@@ -6,6 +6,7 @@ from typing import Any
 
 from flightedl.messages.base import Natural, Reply, Request
 from flightedl.messages.hosts import HostFacts
+from flightedl.messages.scaling import ScaleReply
 
 #: Error codes of refusals that occur whenever a process starts or is replaced, or a block moves.
 USUAL_REFUSALS = frozenset(
@@ -239,6 +240,10 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     #: Processes or rounds for which a pending change of the mode waits; empty without a pending change.
     mode_change: str = ""
     plan_hash: str = ""
+    #: Number of times that the distribution of the blocks has changed, plus 1; 0 without a model.
+    placement: int = 0
+    #: Progress of a change of the pservers; None if there is no change in progress.
+    scaling: ScaleReply | None = None
     #: Sums over the most recent reports of all pservers.
     tables: list[TableCounts] = []
     checkpoint: str = ""

@@ -31,6 +31,7 @@ from flightedl.examples.ledger import CLOCKS, PARAMETERS, ROWS, SHARED_ROWS, bat
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.status import JobStatus
+from flightedl.messages.scaling import ScaleReply, ScaleRequest
 from flightedl.messages.status import StatusReply
 from flightedl.messages.tasks import ModeReply, ModeRequest
 from flightedl.ports import Delete, Entry
@@ -247,6 +248,46 @@ def test_the_mode_changes_during_kills(ledger: Callable[..., Ledger]) -> None:
         found = job.status()
         assert found is None or found.mode_settings == mode.to_json()
     job.check()
+
+
+def scale(job: Ledger, pservers: int) -> ScaleReply:
+    """Change the number of pservers as ``flightedl scale`` does, and wait until the blocks have moved."""
+    deadline, request = time.monotonic() + 90.0, ScaleRequest(pservers=pservers, wait_s=0.5)
+    while True:
+        try:
+            with job.cluster.status() as status:
+                reply = status.change("scale", request, ScaleReply, 10.0)
+        except FlightedlError as error:
+            reply, reason = None, str(error)
+        else:
+            reason = reply.waiting_for
+        if reply is not None and reply.is_done:
+            assert (reply.pservers, reply.is_given_up) == (pservers, False)
+            return reply
+        assert time.monotonic() < deadline, (reason, job.events)
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "victim"),
+    [("async", None), ("sync", "pserver"), ("bounded", "trainer"), ("accumulated", "master"), ("deterministic", None)],
+)
+def test_pservers_change_from_2_to_4_to_1_to_3(ledger: Callable[..., Ledger], mode: str, victim: str | None) -> None:
+    job = ledger(mode, checkpoints=True, tables=True, hold=True)
+    job.until_status(lambda found: found.checkpoint != "")
+    for count in (4, 1, 3):
+        at = job.done()
+        if victim is not None:
+            job.cluster.kill(victim)
+        scale(job, count)
+        job.until_status(lambda found, count=count: len(found.pservers) == count)
+        if at < TASKS - 2 * TRAINERS:
+            job.until(lambda at=at: job.done() > at, "work after the change")
+    job.check()
+    counts = np.load(job.directory / "ledger.npz")
+    assert np.array_equal(counts[ROWS], np.ones((EPOCHS, RECORDS)))
+    assert counts[SHARED_ROWS].sum() == EPOCHS * RECORDS
+    assert " ".join(job.events).count("has left the job") == 3
 
 
 def test_a_standby_takes_over_from_a_killed_master(ledger: Callable[..., Ledger], tmp_path: Path) -> None:

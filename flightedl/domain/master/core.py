@@ -379,8 +379,10 @@ class MasterCore:
         """Adopt the newest placement, and let the other parts know the pservers."""
         director = self.moves.director
         assert director is not None, "blocks are placed without a model"
-        newest, owners = director.newest, {*director.placement.owners, *director.newest.owners}
-        self.pservers.placed(newest.version, owners, is_certain=director.pending is None)
+        indexes = range(max(director.newest.pservers, director.placement.pservers))
+        placements = {index: director.placement_for(index) for index in indexes}
+        certain = director.placement.version if director.pending is None else None
+        self.pservers.placed(placements, certain)
         self.pservers.is_moving = self.moves.is_moving
         self._declarations.place(director.placement)
         if (count := director.placement.pservers) != self._count:

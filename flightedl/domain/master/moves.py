@@ -12,7 +12,7 @@ be combined with an answer for another one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -122,7 +122,7 @@ class Moves:
                 "cancel it"
             )
         self._require_possible(count, drained, plan.block_count + plan.bucket_count)
-        target = ScaleRecord(pservers=count, drained=drained)
+        target = ScaleRecord(pservers=count, drained=drained, left=[] if record is None else record.left)
         self.record = replace(target, total=self._distance(target))
         self._failures, self._not_before, self._waiting_for = 0, now, ""
         text = "the pservers change: %s blocks_to_move=%d"
@@ -268,7 +268,7 @@ class Moves:
             elif count != placement.pservers:
                 begun = director.resize(
                     count,
-                    facts.present,
+                    _without(facts.present, record.left),
                     facts.settled,
                     is_audit_open=is_audit_open,
                     is_checkpoint_open=is_checkpoint_open,
@@ -280,6 +280,9 @@ class Moves:
             self._waiting_for = str(error)
             return None
         self._waiting_for = ""
+        if not moves:
+            left = [each for each in facts.present.items() if each[0] >= count]
+            self.record = replace(record, left=[*(each for each in record.left if each[0] < count), *left])
         return begun
 
     def _finish(self, record: ScaleRecord) -> None:
@@ -303,6 +306,10 @@ class Moves:
             total += sum(move.count for move in moves)
             placement = placement.moved([(move.blocks, move.destination) for move in moves], 1)
         return total
+
+
+def _without(present: Mapping[int, int], left: Sequence[tuple[int, int]]) -> dict[int, int]:
+    return {index: generation for index, generation in present.items() if (index, generation) not in left}
 
 
 def _wanted(record: ScaleRecord) -> list[int]:

@@ -7,7 +7,7 @@ the end of an epoch, the master asks all pservers for their applied batches (``r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec.structs import replace
@@ -55,9 +55,8 @@ class Pservers:
         self._ask_at: dict[int, float] = {}
         #: Index -> (generation, first epoch whose size the process does not know yet).
         self._sealed: dict[int, tuple[int, int]] = {}
-        #: Newest placement that may be stored, and the pservers that may have blocks in it or in the previous one.
-        self._placement = 0
-        self._owners: frozenset[int] = frozenset()
+        #: Index -> newest placement that may be stored; see ``placed``.
+        self._placements: Mapping[int, int] = {}
         #: True while blocks may move. No audit begins then.
         self.is_moving = False
         #: Highest version that any pserver has reported.
@@ -79,23 +78,19 @@ class Pservers:
         self._outbox.note(Kind.PSERVER_CAME, pserver_named(index), text, index, generation)
         if generation != self._recovery.generation_of(index):
             self._refused.pop(index, None)
-        self._recovery.seen(index, generation, self._placement_of(index))
+        self._recovery.seen(index, generation, self._placements.get(index, 0))
         self._outbox.wake(index)
 
-    def _placement_of(self, index: int) -> int:
-        return self._placement if index in self._owners else 0
-
-    def placed(self, placement: int, owners: Collection[int], *, is_certain: bool) -> None:
+    def placed(self, placements: Mapping[int, int], certain: int | None) -> None:
         """Record the owners of blocks (see ``domain.recovery.replacements``).
 
         Args:
-            placement: Newest placement that may be stored.
-            owners: Pservers that may have blocks in it or in the one before.
-            is_certain: True if this placement is stored.
+            placements: Index -> newest placement that may be stored, or 0; see ``Director.placement_for``.
+            certain: Version of the stored placement; None while a transaction is in progress.
         """
-        self._placement, self._owners = placement, frozenset(owners)
-        if is_certain:
-            self._recovery.placement_read(placement)
+        self._placements = dict(placements)
+        if certain is not None:
+            self._recovery.placement_read(certain)
 
     def resize(self, count: int) -> None:
         """Change the number of pservers. The added ones that are present register."""
@@ -210,7 +205,7 @@ class Pservers:
                 0 if queue is None else queue.begun_epochs,
                 (lambda _epoch: 0) if queue is None else queue.epoch_size,
                 reply.checkpoint,
-                self._placement_of(index),
+                self._placements.get(index, 0),
             )
         except NotFoundError as error:
             self._refuse(index, reply.checkpoint, error)

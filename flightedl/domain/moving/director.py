@@ -56,9 +56,13 @@ class Director:
         return (self.pending.placement if self.pending is not None else None) or self.placement
 
     def placement_for(self, index: int) -> int:
-        """Return the newest version of the placement that may be stored, or 0 if the pserver has no blocks in it."""
+        """Return the newest version of the placement that may be stored.
+
+        Return 0 if the pserver has no blocks in it, or if no block has ever moved.
+        """
         newest = self.newest
-        return newest.version if index in newest.owners or index in self.placement.owners else 0
+        has_blocks = index in newest.owners or index in self.placement.owners
+        return newest.version if has_blocks and newest.attempts else 0
 
     def begin(
         self,

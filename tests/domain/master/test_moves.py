@@ -199,9 +199,9 @@ def test_pservers_are_added_and_removed_while_the_job_trains() -> None:
     assert cluster.scale().is_done
     assert cluster.core.pservers.is_everybody_settled
 
-    cluster.pservers = {0: cluster.pservers[0]}
-    cluster.see()
     cluster.scale(pservers=3)
+    cluster.tick(3)
+    assert cluster.scale().waiting_for == "there is no pserver 1", "processes that are about to end do not return"
     cluster.start(1, 2)
     cluster.tick(20)
     assert set(cluster.shares) == {0, 1, 2}
