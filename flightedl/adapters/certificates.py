@@ -47,7 +47,7 @@ class Member:
     """Owner of a certificate.
 
     Attributes:
-        name: Name of its directory, and its common name.
+        name: Name of the member's directory, and its common name.
         proof: URI that is the first alternative name.
         hosts: Further alternative names: host names and IP addresses.
     """
@@ -70,13 +70,13 @@ def create(directory: Path, members: Sequence[Member], *, days: int, authority_d
     """Create an authority, and a certificate for each member.
 
     Args:
-        directory: Created if it does not exist.
+        directory: Directory of the certificates. Created if it does not exist.
         members: Owners of the certificates.
-        days: Validity of the certificates.
-        authority_days: Validity of the authority.
+        days: Validity of the certificates, in days.
+        authority_days: Validity of the authority, in days.
 
     Raises:
-        UsageError: there is an authority already, or the directory is not writable.
+        UsageError: an authority already exists, or the directory is not writable.
     """
     if (directory / "ca.pem").exists():
         raise UsageError(f"{directory} has an authority already: renew its certificates with `flightedl certs renew`")
@@ -88,7 +88,7 @@ def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Life
     """Issue new certificates and keys, signed by the newest authority. Running processes keep their old ones.
 
     Raises:
-        UsageError: there is no authority, or it expires before the certificates would.
+        UsageError: there is no authority, or it would expire before the certificates.
     """
     return _issue(directory, members, days)
 

@@ -29,7 +29,7 @@ class EtcdAccess:
     Attributes:
         endpoints: ``host:port``, or a comma-separated list.
         tls_dir: Directory with ca.pem, cert.pem and key.pem; empty for plain text.
-        user: Name of a user with a password, or empty.
+        user: Name of a user with a password; empty if there is none.
         password_file: File with the user's password.
     """
 
@@ -51,7 +51,7 @@ class EtcdAccess:
         """Return a new gRPC channel to one endpoint, with the credentials of this process.
 
         Raises:
-            UsageError: a file cannot be read; names it.
+            UsageError: a file cannot be read. The message names it.
         """
         # Imported lazily: launchers create this object long before their first call to etcd.
         import grpc  # type: ignore[import-untyped]

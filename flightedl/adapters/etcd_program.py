@@ -25,10 +25,10 @@ def find_etcd(version: Callable[[str], Version] | None = None) -> tuple[str, Ver
     """Return the path and the version of an etcd program.
 
     Args:
-        version: Returns a program's version.
+        version: Returns the version of a program.
 
     Raises:
-        UsageError: there is none; the message says what to install.
+        UsageError: there is no program. The message states how to install it.
     """
     of_wheel = _etcd_of_wheel()
     on_path = filter(None, (shutil.which("etcd", path=folder) for folder in os.get_exec_path()))
@@ -52,11 +52,11 @@ def member_arguments(name: str, data: str, client: str, peer: str, cluster: str,
 
     Args:
         name: The member's name.
-        data: Its data directory.
-        client: URL at which it listens for clients.
-        peer: URL at which it listens for other members.
+        data: Data directory of the member.
+        client: URL at which the member listens for clients.
+        peer: URL at which the member listens for other members.
         cluster: Names and peer URLs of all members.
-        advertised: Scheme and host by which others reach it, if not those of the URLs.
+        advertised: Scheme and host by which others reach the member, if they differ from those of the URLs.
     """
     client_port, peer_port = client.rpartition(":")[2], peer.rpartition(":")[2]
     return [

@@ -26,10 +26,10 @@ class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterce
     """Adds a token to each call. Requests a token before the first call, and after etcd has rejected one.
 
     Args:
-        channel: Channel for requests of tokens.
+        channel: Channel for token requests.
         user: Name of the user.
         password: Password of the user.
-        timeout_s: Time limit of each such request.
+        timeout_s: Time limit of each token request.
     """
 
     def __init__(self, channel: Any, user: str, password: str, timeout_s: float) -> None:

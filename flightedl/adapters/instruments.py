@@ -18,7 +18,7 @@ class PrometheusInstruments:
     Args:
         registry: Registry of the page that shows the metrics.
         labels: Labels of all metrics: the job, and the process's name.
-        measures: All measures to record; others are ignored.
+        measures: All measures to record. Others are ignored.
     """
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str], measures: Iterable[Measure]) -> None:

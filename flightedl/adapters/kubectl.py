@@ -63,8 +63,8 @@ def run_command(command: Sequence[str], given: str, timeout_s: float) -> Ended:
     """Run a command on this machine.
 
     Raises:
-        UsageError: it is not installed.
-        DeadlineError: it exceeded the time limit.
+        UsageError: the program is not installed.
+        DeadlineError: the command exceeded the time limit.
     """
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -81,9 +81,9 @@ class Kubectl:
     """Implementation of ``ports.Cluster``.
 
     Args:
-        namespace: Namespace; empty for the context's.
-        context: Context of the kubeconfig; empty for the current one.
-        run: Runs kubectl.
+        namespace: Namespace; empty for the context's namespace.
+        context: Context of the kubeconfig; empty for the current context.
+        run: Function that runs kubectl.
     """
 
     def __init__(self, namespace: str = "", context: str = "", run: Run = run_command) -> None:

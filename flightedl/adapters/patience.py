@@ -30,8 +30,8 @@ class Persistence:
 
     Args:
         patience: The policy.
-        clock: Measures.
-        stop: Ends the wait for another attempt.
+        clock: Clock of the retries.
+        stop: Ends the wait for the next attempt.
     """
 
     def __init__(self, patience: Patience, clock: Clock, stop: threading.Event | None = None) -> None:

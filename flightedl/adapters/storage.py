@@ -65,7 +65,7 @@ def open_storage(url: str) -> FsspecStorage:
 
     Raises:
         UsageError: the URL's protocol is unknown, or its package is not installed.
-        UnavailableError: its server cannot be reached.
+        UnavailableError: the URL's server is unreachable.
     """
     return FsspecStorage(url)
 
@@ -74,7 +74,7 @@ class FsspecStorage:
     """Implementation of ``ports.Storage``. Opens and creates nothing before the first call that needs it.
 
     Args:
-        url: A directory, as a URL or a plain path.
+        url: URL or plain path of a directory.
     """
 
     def __init__(self, url: str) -> None:

@@ -36,13 +36,13 @@ def write_model(
 
     Args:
         output: Path or URL of the file.
-        kind: "safetensors", "npz" or "arrow"; empty: implied by the file's name.
-        specs: The specs of ``parameters``.
-        parameters: Consumed one by one.
-        require: Called before the file appears. If it raises, nothing has changed.
+        kind: "safetensors", "npz" or "arrow"; empty to derive it from the file's name.
+        specs: Specs of the ``parameters``.
+        parameters: Parameters with their values, consumed one at a time.
+        require: Called before the file appears. If it raises an error, nothing has changed.
 
     Raises:
-        UsageError: the format is unknown, or the URL cannot be used.
+        UsageError: the format is unknown, or the URL is unusable.
         UnavailableError: the file could not be written.
     """
     return write_file(output, WRITERS[format_of(output, kind)](specs, parameters), require)
@@ -62,7 +62,7 @@ def export_model(
     """Write a checkpoint's parameters to one file. Return the file's URL. See ``write_model``.
 
     Raises:
-        UsageError, UnavailableError: see ``write_model``.
+        UsageError, UnavailableError: as for ``write_model``.
         CorruptError, NotFoundError: the checkpoint is damaged.
     """
     specs = specs_of(manifest)
@@ -81,8 +81,8 @@ def export_table(
     """Write the rows of a table in a checkpoint to a Parquet file. Return its URL. See ``write_model``.
 
     Raises:
-        UsageError: the checkpoint has no such table; also see ``write_model``.
-        UnavailableError: see ``write_model``.
+        UsageError: the table is not in the checkpoint, or as for ``write_model``.
+        UnavailableError: as for ``write_model``.
         CorruptError, NotFoundError: the checkpoint is damaged.
     """
     # Imported lazily: the Parquet writer is slow to import, and most jobs export no tables.

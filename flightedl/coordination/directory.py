@@ -42,9 +42,9 @@ class Directory:
     """Follows a job's keys from ``start`` until ``close``. Thread-safe.
 
     Args:
-        coordinator: Access to the keys; not closed by the directory.
+        coordinator: Access to the keys. The directory does not close it.
         keys: The job's keys.
-        clock: Measures ``wait_until``.
+        clock: Clock of ``wait_until``.
     """
 
     def __init__(self, coordinator: Coordinator, keys: JobKeys, clock: Clock) -> None:

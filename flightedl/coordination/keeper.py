@@ -95,16 +95,16 @@ class HeldKey:
 
         Args:
             coordinator: Access to etcd.
-            clock: Decides when the key counts as lost.
+            clock: Clock that decides when the key counts as lost.
             key: The key.
-            value: Its value.
-            ttl_s: Requested time to live; the granted one, ``.ttl_s``, may be longer.
-            on_lost: Called once, with the reason, from the renewal thread, when the key is lost; not after
-                ``release``. Must not raise. None if the loss has no consequences.
+            value: Value of the key.
+            ttl_s: Requested time to live. The granted one, ``.ttl_s``, may be longer.
+            on_lost: Called once by the renewal thread, with the reason, when the key is lost, but not after
+                ``release``. Must not raise an error. None if the loss has no consequences.
             also_when: Further conditions.
 
         Raises:
-            UnavailableError: nothing was claimed; retry.
+            UnavailableError: nothing was claimed. Retry.
         """
         sent_at = clock.now()
         lease = coordinator.grant(ttl_s)
@@ -184,10 +184,10 @@ class HeldKey:
         """Execute a transaction on condition that this process still holds the key.
 
         Returns:
-            The result; ``committed`` is False only because of ``extra_conditions``.
+            The result. ``committed`` is False only if one of ``extra_conditions`` was not met.
 
         Raises:
-            FencedError: the key is lost; nothing was done.
+            FencedError: the key was lost. Nothing was done.
             UnavailableError: nothing was done.
             OutcomeUnknownError: the transaction may have been executed.
         """
@@ -206,7 +206,7 @@ class HeldKey:
         """Wait until etcd confirms that this process holds the key. Retry until etcd answers or the key is lost.
 
         Raises:
-            FencedError: the key is lost.
+            FencedError: the key was lost.
         """
         while True:
             try:
@@ -273,8 +273,8 @@ class HeldKey:
 
         Raises:
             LeaseLostError: another process deleted the key.
-            UnavailableError: it was not moved; retry.
-            OutcomeUnknownError: it may have been moved; retry.
+            UnavailableError: the key was not moved. Retry.
+            OutcomeUnknownError: the key may have been moved. Retry.
         """
         sent_at = self._clock.now()
         found = self._coordinator.get(self.key)

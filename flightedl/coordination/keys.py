@@ -19,7 +19,7 @@ class JobKeys:
     """The keys of one job.
 
     Args:
-        job_name: The job's name, validated by the settings.
+        job_name: The job's name, which the settings have validated.
     """
 
     def __init__(self, job_name: str) -> None:

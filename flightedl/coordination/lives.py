@@ -46,9 +46,9 @@ class JobCoordinator:
     """See ``ports.Coordinator``.
 
     Args:
-        inner: The coordinator; closed together with this one.
+        inner: The coordinator, which is closed together with this one.
         keys: The job's keys.
-        on_over: Called once, by the thread that detects that this process cannot continue. Must not raise.
+        on_over: Called once, by the thread that detects that this process cannot continue. Must not raise an error.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class JobCoordinator:
         """Allow calls to etcd inside the block. Yield the revision that is to be added to etcd's revisions.
 
         Raises:
-            RolledBackError, BegunAnewError: this process is over.
+            RolledBackError, BegunAnewError: this process cannot continue.
         """
         if self._over is not None:
             raise self._over

@@ -216,13 +216,13 @@ class Update:
         """Update a block in place, from ``version`` to ``version + 1``.
 
         Args:
-            values: (n,) of the dtype, aligned and contiguous.
-            gradient: (n,) of the dtype, contiguous; may be read-only and unaligned. Must be finite.
+            values: (n,) values of the dtype, aligned and contiguous.
+            gradient: (n,) gradient of the dtype, contiguous. It may be read-only and unaligned, and must be finite.
             slots: One (n,) array for each of ``optimizer.slots``.
-            version: Updates applied to the block before this one.
-            scale: Factor of the gradient: 1 / total weight, for a mean.
+            version: Number of earlier updates of the block.
+            scale: Factor of the gradient, for example 1 / total weight for a mean.
             rate_factor: Factor of the learning rate, for stale gradients.
-            after_piece: Called with the new values, piece by piece, while each piece is in the processor's cache.
+            after_piece: Called with each piece of the new values while the piece is in the processor's cache.
         """
         size = values.size
         if gradient.size != size or len(slots) != self.rule.slot_count:

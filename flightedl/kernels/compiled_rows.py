@@ -190,13 +190,13 @@ class RowUpdate:
 
         Args:
             handles: Handles of all tables.
-            work: Sections of ids and gradients, see ``row_handles``. All are of tables with this rule.
+            work: Sections of ids and gradients; see ``row_handles``. All of their tables have this rule.
             ids: Ids of all sections.
-            gradients: Gradients of all sections, flat.
-            scales: Factors of gradients; ``CONSTANTS`` in ``work`` is an index of them.
-            push: Arguments that all rows share.
-            missing: As long as ``ids``, filled with the places of ids without a row, see ``rows.gather``.
-            is_beside: True in the second of two threads that work at the same time, which has its own scratch memory.
+            gradients: Flattened gradients of all sections.
+            scales: Factors of gradients. ``CONSTANTS`` in ``work`` is an index into this array.
+            push: Arguments that are common to all rows.
+            missing: Filled with the positions of ids without a row; as long as ``ids``. See ``rows.gather``.
+            is_beside: True in the second of two threads that work at the same time. It has its own scratch memory.
 
         Returns:
             The number of ids without a row.

@@ -50,14 +50,14 @@ def number_ids(ids: Ids, counts: Places, index: npt.NDArray[np.int32], distinct:
     """Number the distinct ids of several tables in order of appearance, separately for each table.
 
     Args:
-        ids: (n,), the ids of all tables, table after table.
-        counts: (tables,), the number of ids of each table; replaced by the number of distinct ids.
-        index: Scratch memory of ``index_size`` of the largest count.
-        distinct: (n,), filled with the distinct ids, table after table.
-        places: (n,), filled with the number of each id.
+        ids: (n,) ids of all tables, one table after the other.
+        counts: (tables,) number of ids of each table. Replaced by the numbers of distinct ids.
+        index: Scratch memory with ``index_size`` elements for the largest count.
+        distinct: (n,) Filled with the distinct ids, one table after the other.
+        places: (n,) Filled with the number of each id.
 
     Returns:
-        The number of distinct ids of all tables.
+        The total number of distinct ids of all tables.
     """
     at = total = 0
     for table in range(counts.size):
@@ -74,12 +74,12 @@ def add_up(gradients: Floats, bits: npt.NDArray[np.uint32], places: Places, sums
 
     Args:
         gradients: (n, dim).
-        bits: The same memory.
-        places: (n,), from ``number_ids``.
-        sums: (m, dim), filled.
+        bits: The same memory, as bits.
+        places: (n,) output of ``number_ids``.
+        sums: (m, dim) Filled with the sums.
 
     Returns:
-        The number of the first row with NaN or infinity; -1 if there is none.
+        The index of the first row with NaN or infinity, or -1 if there is none.
     """
     dim, new = gradients.shape[1], 0
     for i in range(places.size):
@@ -112,12 +112,12 @@ def spread_tables(rows: Floats, starts: Places, widths: Places, counts: Places, 
     """Copy rows of several tables to ``out``; see ``spread``.
 
     Args:
-        rows: Rows of all tables, flat.
-        starts: (tables,), the offset in ``rows`` of each table's first row.
-        widths: (tables,), the number of elements of a row.
-        counts: (tables,), the number of ``places`` of each table.
-        places: (n,), row numbers, table after table.
-        out: Filled, table after table.
+        rows: Flattened rows of all tables.
+        starts: (tables,) offset in ``rows`` of each table's first row.
+        widths: (tables,) number of elements in a row.
+        counts: (tables,) number of ``places`` of each table.
+        places: (n,) row numbers, one table after the other.
+        out: Filled with the rows, one table after the other.
     """
     at = target = 0
     for table in range(counts.size):
@@ -141,8 +141,8 @@ def first_not_finite(bits: npt.NDArray[np.uint32], width: int) -> int:
     """Return the index of the first row that contains NaN or infinity, or -1 if none does.
 
     Args:
-        bits: (n * width,), float32 numbers as bits.
-        width: Number of elements of a row.
+        bits: (n * width,) float32 numbers, as bits.
+        width: Number of elements in a row.
     """
     largest = np.uint32(0)
     for i in range(bits.size):

@@ -44,7 +44,7 @@ def array_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype that corresponds to a parameter's dtype.
 
     Raises:
-        UsageError: the dtype is bfloat16, and the package that adds it to NumPy is not installed.
+        UsageError: the dtype is bfloat16, and the package that adds this type to NumPy is not installed.
     """
     if name != "bfloat16":
         return np.dtype(name)

@@ -54,12 +54,12 @@ def write_handle(
     """Write the handle of a table.
 
     Args:
-        handle: (HANDLE_SIZE,), filled.
-        table: The table; its arrays must outlive the handle.
-        beside: ``tags`` and ``places`` of a second thread.
+        handle: (HANDLE_SIZE,) Filled with the handle.
+        table: The table. Its arrays must outlive the handle.
+        beside: ``tags`` and ``places`` of the second thread.
         salt: Salt of the table's ids.
-        dim: Elements of a row.
-        words: Words of a row's values.
+        dim: Number of elements in a row.
+        words: Number of words that a row's values take.
     """
     arrays = [*(getattr(table, name) for name in Table._fields), *beside]
     handle[:SALT] = [number for array in arrays for number in (array.ctypes.data, array.size)]

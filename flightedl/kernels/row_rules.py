@@ -173,12 +173,12 @@ def combine(
     """Add a contribution to the sums of a round, by id.
 
     Args:
-        ids: (n,), the ids of the contribution.
+        ids: (n,) ids of the contribution.
         gradients: (n, dim).
         weight: Factor of the gradients.
-        index: Places in ``unique`` by hash, -1 if free. Its size is a power of two, greater than the number of ids.
-        unique: The ids so far; the first ``count`` entries are valid.
-        sums: (places, dim), the sums of these ids.
+        index: Positions in ``unique`` by hash; -1 if free. Its size is a power of two that exceeds the number of ids.
+        unique: The ids so far, of which the first ``count`` are valid.
+        sums: (places, dim) sums of these ids.
         count: Number of ids so far.
 
     Returns:

@@ -109,16 +109,16 @@ def loop_of(step: Loop, rule: Loop | None = None, get: Loop | None = None, put: 
 
         Args:
             handles: Handles of all tables.
-            work: (sections, WORK_SIZE); ``VALUES`` is a place in ``g``, and ``MISSED`` is filled.
+            work: (sections, WORK_SIZE). ``VALUES`` is a position in ``g``. ``MISSED`` is filled.
             ids: Ids of all sections.
-            g: Gradients of all sections, flat.
-            version: Version that the update makes.
+            g: Flattened gradients of all sections.
+            version: Version after the update.
             epoch: Epoch of the update.
             constants: (n, fields of ``rules.Constants``).
-            first: Bias corrections of the average, by a row's number of updates so far.
-            second: Likewise, of the average of squares.
-            missing: Filled with the places of ids without a row, see ``rows.gather``.
-            is_beside: True in the second of two threads that work at the same time, which has its own scratch memory.
+            first: Bias corrections of the average, by a row's number of earlier updates.
+            second: Bias corrections of the average of squares, likewise.
+            missing: Filled with the positions of ids without a row; see ``rows.gather``.
+            is_beside: True in the second of two threads that work at the same time. It has its own scratch memory.
             half: A ``Half`` for 16-bit values; None for float32.
 
         Returns:

@@ -70,11 +70,11 @@ def gather(handles: Handles, work: Work, ids: Ids, out: Words, missing: npt.NDAr
 
     Args:
         handles: Handles of all tables.
-        work: (sections, WORK_SIZE); ``VALUES`` is a place in ``out``, and ``MISSED`` is filled.
+        work: (sections, WORK_SIZE). ``VALUES`` is a position in ``out``. ``MISSED`` is filled.
         ids: Ids of all sections.
-        out: Filled with the values, as words. Ids without a row leave a gap.
-        missing: As long as ``ids``; filled, from each section's ``FIRST`` on, with the places of ids without a row.
-        is_beside: True in the second of two threads that work at the same time, which has its own scratch memory.
+        out: Filled with the values, as words. Ids without a row leave gaps.
+        missing: Filled, from each section's ``FIRST`` on, with the positions of ids without a row; as long as ``ids``.
+        is_beside: True in the second of two threads that work at the same time. It has its own scratch memory.
 
     Returns:
         The number of ids without a row.
@@ -115,12 +115,12 @@ def count_in_sketch(
     """Count pushes in a count-min sketch, by conservative update (Estan & Varghese 2002).
 
     Args:
-        t: The table, which counts the pushes that were not admitted.
+        t: The table, which counts pushes of ids that have not been admitted.
         sketch: Four rows of counters for each bucket.
         ids: Ids of the push.
         salt: Salt of the table.
-        admit_after: The push of an id that admits it.
-        places: Places in ``ids`` of the ids to count; reduced to those of ids admitted now, a few of them too early.
+        admit_after: Number of the push with which an id is admitted.
+        places: Positions in ``ids`` of the ids to count. Reduced to the ids admitted now, a few of them too early.
 
     Returns:
         The number of admitted ids.
@@ -160,12 +160,12 @@ def wait(
         w: The table of waiting ids.
         ids: Ids of the push.
         salt: Salt of the table.
-        version: Version that the push makes.
+        version: Version after the push.
         epoch: Epoch of the push.
-        oldest_version: Waiting ids of lower versions have expired.
-        oldest_epoch: Waiting ids of lower epochs have expired.
-        admit_after: The push of an id that admits it.
-        places: Places in ``ids`` of the ids to count; reduced to those of the ids that are admitted now.
+        oldest_version: Waiting ids with lower versions have expired.
+        oldest_epoch: Waiting ids with lower epochs have expired.
+        admit_after: Number of the push with which an id is admitted.
+        places: Positions in ``ids`` of the ids to count. Reduced to the ids that are admitted now.
 
     Returns:
         The number of admitted ids.
@@ -204,10 +204,10 @@ def make(
         t: The table.
         ids: Ids of the push.
         salt: Salt of the table.
-        version: Version that the push makes.
+        version: Version after the push.
         epoch: Epoch of the push.
-        places: Places in ``ids`` of the ids that need a row; reduced to those for which there was room.
-        records: Filled with the records of the new rows, whose slots and values the caller has to fill.
+        places: Positions in ``ids`` of the ids that need a row. Reduced to the ids for which there was room.
+        records: Filled with the records of the new rows. The caller must fill their slots and values.
 
     Returns:
         The number of new rows.
@@ -246,9 +246,9 @@ def give_up(t: Table, version: int, oldest: Records, most: int, limit: int) -> N
     Args:
         t: The table.
         version: Version of the store. Only buckets with rows of this version are limited, and these rows remain.
-        oldest: (buckets,), the lowest version of each bucket's rows that exist; rows of lower versions go.
-        most: Buckets with at most so many rows are skipped.
-        limit: Limit of a bucket's rows; the oldest versions go until it is met.
+        oldest: (buckets,) lowest version of each bucket's existing rows. Rows with lower versions are evicted.
+        most: Buckets with at most this many rows are skipped.
+        limit: Maximum number of rows in a bucket. The oldest versions are evicted until it is met.
     """
     size = t.runs.size // (2 * BUCKETS)
     for bucket in range(BUCKETS):
@@ -366,20 +366,20 @@ def received(
     """Decode and check a trainer's message about rows; see ``wire.table_rows``.
 
     Args:
-        words: The whole message.
-        ids: The same memory, beginning with the first id.
-        dims: (tables,).
-        salts: (tables,).
-        buckets: The pserver's first bucket, and its last bucket plus 1.
+        words: The entire message.
+        ids: The same memory, from the first id on.
+        dims: (tables,) number of elements in a row.
+        salts: (tables,) salt of each table.
+        buckets: The pserver's first bucket, and the number after its last bucket.
         may_push: True if the message may contain gradients.
         is_finite: True if the values are known to be finite.
-        seen: Scratch memory of ``index_size`` of the largest number of ids in a section.
-        found: (RECEIVED_SIZE, 2 * tables), filled for each section with its table, dim, number of ids, the place of its
-            first id among all ids, and the place of its first value: among all values, or in the answer.
+        seen: Scratch memory with ``index_size`` elements for the largest section.
+        found: (RECEIVED_SIZE, 2 * tables) Filled for each section with its table, dim, number of ids, the position of
+            its first id among all ids, and the position of its first value, among all values or in the answer.
 
     Returns:
-        n * (tables + 1) + m for n sections with gradients and m sections of wanted rows; -1 if the message is
-        malformed, has an id twice or of another pserver's bucket, or has values that are not finite.
+        n * (tables + 1) + m for n sections with gradients and m sections of wanted rows. -1 if the message is
+        malformed, contains an id twice or of another pserver's bucket, or contains values that are not finite.
     """
     tables = dims.size
     pushed, asked, values_at = _sections(words, dims, may_push, found)

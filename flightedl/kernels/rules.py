@@ -69,18 +69,18 @@ def update_element(
     The loop is in the caller, because LLVM vectorizes only loops in the outermost function.
 
     Args:
-        w: Values; element ``at + i`` changes.
-        at: Offset. For rows it is unsigned, as all offsets, which saves the check for negative indexes.
-        g: Gradients; the gradient of the element is ``g[row + i]``.
+        w: Values, of which element ``at + i`` is updated.
+        at: Offset. For rows it is unsigned, like all offsets, which avoids the check for negative indexes.
+        g: Gradients, of which ``g[row + i]`` belongs to the element.
         row: Offset of the gradients.
         i: Number of the element.
-        s: Tuple of arrays with the slots, updated. Slot n begins at ``slot + n * stride`` of array n.
+        s: Tuple of arrays with the slots, which are updated. Slot n begins at ``slot + n * stride`` of array n.
         slot: See ``s``.
         stride: See ``s``.
         c: Constants.
         rule: A rule of this module.
-        get: Function that reads the rule's slots, from ``GETS``.
-        put: Function that writes them, from ``PUTS``.
+        get: Function in ``GETS`` that reads the rule's slots.
+        put: Function in ``PUTS`` that writes the rule's slots.
     """
     one = gradient_at(w, at, g, row, i, c)
     w[at + i], new = rule(w[at + i], one, get(s, slot, stride, i), c)

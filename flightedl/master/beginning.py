@@ -19,8 +19,8 @@ def delete_election(held: HeldKey, keys: JobKeys, step: Reinitialize) -> None:
     """Delete the election, so that trainers hold a new one. Repeat this until the pservers' answers have changed.
 
     Raises:
-        FencedError: another master leads.
-        UnavailableError, OutcomeUnknownError: etcd cannot be written now.
+        FencedError: another master holds the lock.
+        UnavailableError, OutcomeUnknownError: etcd temporarily cannot be written.
     """
     conditions = [CreatedAt(keys.pserver(index), each) for index, each in step.generations.items()]
     result = held.write(

@@ -37,7 +37,7 @@ def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, key
 
     Raises:
         RolledBackError: the state is older than the newest checkpoint, or belongs to another cluster.
-        FencedError: the lock is lost.
+        FencedError: the lock was lost.
     """
     # Read the manifest first. A deposed predecessor may write a manifest at any time, with its latest observation of
     # etcd. So only answers that etcd gives after the manifest has been read are at least as new as that observation.

@@ -25,9 +25,9 @@ class Declaring:
         """Declare the dataset. The first declaration is adopted; in a resumed job, it may change the order of tasks.
 
         Raises:
-            DataError: a file cannot be used.
-            DeclarationError: the job has another dataset.
-            NotReadyError: the index is being built, or etcd cannot be written; ask again.
+            DataError: a file is unusable.
+            DeclarationError: the job has a different dataset.
+            NotReadyError: the index is being built, or etcd cannot be written. Repeat the request.
             UsageError: the resumed job has already passed the new last epoch.
         """
         state, index = self._state, self._indexing.index
@@ -41,8 +41,8 @@ class Declaring:
 
         Raises:
             UsageError: a parameter, the optimizer or the mode is invalid.
-            DeclarationError: the job has another model.
-            NotReadyError: etcd cannot be written; ask again.
+            DeclarationError: the job has a different model.
+            NotReadyError: etcd cannot be written. Repeat the request.
         """
         reply = self._state.declare(declared, lambda: self._state.apply(self._planned(declared)))
         assert isinstance(reply, DeclaredModel), "a planned model is declared"

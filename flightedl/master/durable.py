@@ -74,7 +74,7 @@ class DurableState:
         """Wait until the state with this ``revision`` or a later one is durable.
 
         Raises:
-            NotReadyError: the timeout has expired; the request may be repeated.
+            NotReadyError: the timeout has expired. The request may be repeated.
         """
         waiter = threading.Lock()
         with self._changed:

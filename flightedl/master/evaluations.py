@@ -23,8 +23,8 @@ class EvaluationDatasets:
         """Return the index of an evaluation's dataset.
 
         Raises:
-            NotReadyError: it is being indexed; ask again.
-            DataError: a file cannot be used, or has changed since a predecessor indexed it.
+            NotReadyError: the dataset is being indexed. Repeat the request.
+            DataError: a file is unusable, or has changed since a predecessor indexed it.
         """
         declaration = wanted.dataset if isinstance(wanted, EvaluationDeclaration) else wanted.declaration
         if declaration.follow:

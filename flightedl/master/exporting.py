@@ -34,9 +34,9 @@ class ModelExports:
     Args:
         storage: Storage of the job's checkpoints.
         job: Name of the job.
-        checkpoint: Orders a checkpoint, or waits for one.
-        require: Called right before a file is published; raises if another master leads, whose file must be kept.
-        clock: Clock by which retries are delayed while a store fails.
+        checkpoint: Orders a checkpoint, or waits for an existing order.
+        require: Called right before a file is published. Raises an error if another master leads, to keep its file.
+        clock: Clock for the delays between retries while a store fails.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ModelExports:
         """Begin an export, or return the progress of one that has begun.
 
         Raises:
-            UsageError: the job keeps no checkpoints, or the format is unknown.
+            UsageError: the job writes no checkpoints, or the format is unknown.
         """
         if self._storage is None:
             if request.table:

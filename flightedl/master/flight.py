@@ -130,7 +130,7 @@ class MasterFlight:
         """Decode a request that changes the job, and check that it names this job.
 
         Raises:
-            MessageError: it has another kind, or does not name this job.
+            MessageError: the request has another type, or does not name this job.
         """
         request = decode(body, kind)
         if request.job != self._service.job:

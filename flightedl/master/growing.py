@@ -81,7 +81,7 @@ class Growing:
         Raises:
             UnregisteredError: the trainer's lease has ended.
             UsageError: the dataset does not grow.
-            NotReadyError: the last files are being added; ask again.
+            NotReadyError: the last files are being added. Repeat the request.
         """
         with self._state.lock:
             self._state.core.leases.require(sender)

@@ -100,9 +100,9 @@ class DatasetIndexing:
         """Return the indexed dataset.
 
         Raises:
-            NotReadyError: it is being indexed; ask again.
-            DataError: a file cannot be used.
-            DeclarationError: another dataset is being indexed for this job.
+            NotReadyError: the dataset is being indexed. Repeat the request.
+            DataError: a file is unusable.
+            DeclarationError: a different dataset is being indexed for this job.
         """
         with self._lock:
             work = self._work
@@ -191,7 +191,7 @@ def look(
     """List the files of a followed dataset. It is complete if a trainer has declared this, or if all end markers exist.
 
     Raises:
-        DataError: they cannot be listed.
+        DataError: the files cannot be listed.
     """
     is_marked = is_declared_complete or all(files.stat(url) is not None for url in marker_urls(urls))
     return following.look(files.expand(urls, may_be_empty=True), is_marked=is_marked)

@@ -60,7 +60,7 @@ class ModelLocations:
         """Return a command for each parameter and table whose name begins with the criteria.
 
         Raises:
-            NotReadyError: there is no model yet.
+            NotReadyError: the model has not been declared yet.
         """
         plan, prefix = self._plan(), criteria.decode(errors="replace")
         names = [("parameter", spec.name) for spec in plan.parameters] + [("table", spec.name) for spec in plan.tables]
@@ -70,9 +70,9 @@ class ModelLocations:
         """Return where a parameter or table can be read.
 
         Raises:
-            MessageError: the command is not valid.
-            NotFoundError: there is no such parameter or table, or no checkpoint.
-            NotReadyError: there is no model, or a pserver is missing.
+            MessageError: the command is invalid.
+            NotFoundError: the parameter or table does not exist, or there is no checkpoint.
+            NotReadyError: the model has not been declared, or a pserver is missing.
         """
         from flightedl.formats.columns import parameter_schema, table_schema
 
@@ -120,8 +120,8 @@ class ModelLocations:
         """Return rows of a parameter whose elements are on several pservers.
 
         Raises:
-            MessageError: the ticket is not valid, or asks for more than a row.
-            NotFoundError: there is no such parameter.
+            MessageError: the ticket is invalid, or requests more than a row.
+            NotFoundError: the parameter does not exist.
             UnavailableError: a pserver does not answer.
         """
         from flightedl.formats.columns import parameter_schema

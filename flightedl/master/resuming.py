@@ -47,9 +47,9 @@ def begin(
     """If the job should resume and etcd has no state for it, write the state in the newest checkpoint to etcd.
 
     Raises:
-        UsageError: there are checkpoints but the job should not resume, or it should but there are none.
+        UsageError: there are checkpoints but the job should not resume, or it should resume but there are none.
         UnavailableError: the storage cannot be read.
-        FencedError: the lock is lost.
+        FencedError: the lock was lost.
     """
     if storage is None or coordinator.get(keys.job) is not None or coordinator.get(keys.checkpoint_latest) is not None:
         return
@@ -106,7 +106,7 @@ def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manife
     """Return the newest checkpoint that is complete by a list of files, its manifest, and newer unusable numbers.
 
     Raises:
-        UsageError: there is no such checkpoint; the message says why.
+        UsageError: the checkpoint does not exist. The message states the reason.
     """
     reasons: list[str] = []
     rejected: list[int] = []
@@ -132,7 +132,7 @@ def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
     """Return the checkpoint's declaration, adapted to the number of pservers, which may have changed.
 
     Raises:
-        UsageError: this version cuts the parameters into other blocks.
+        UsageError: this version divides the parameters into different blocks.
     """
     declaration = decode(manifest.declaration, JobDeclaration)
     if declaration.model is None:

@@ -110,7 +110,7 @@ class MasterService:
 
         Raises:
             DataError: the declared dataset cannot be indexed again, or has changed.
-            UnavailableError: its store has failed for longer than a moment.
+            UnavailableError: the dataset's store has failed for longer than a moment.
         """
         state, stored = self._state, recovered.stored
         declared, dataset = stored.declaration.dataset, None
@@ -194,7 +194,7 @@ class MasterService:
         """Return the plan hash and the pservers' addresses, for any Flight client.
 
         Raises:
-            NotReadyError: there is no model yet.
+            NotReadyError: the model has not been declared yet.
         """
         model = self._state.core.declaration.model
         if model is None:
@@ -216,7 +216,7 @@ class MasterService:
         """Return the stack traces of a trainer's threads, which the trainer sends with its next report.
 
         Raises:
-            NotFoundError: there is no such trainer.
+            NotFoundError: the trainer does not exist.
         """
         state = self._state
         with state.lock:

@@ -156,7 +156,7 @@ class JobState:
         """Start from a predecessor's state. ``dataset`` is the index of the dataset declared in that state.
 
         Raises:
-            UsageError: the stored queue belongs to other tasks.
+            UsageError: the stored queue belongs to different tasks.
             FencedError: a newer master stored the state.
         """
         tasks = None if dataset is None else self._tasks_of(dataset)
@@ -207,7 +207,7 @@ class JobState:
 
         Raises:
             FlightedlError: the answer is an error.
-            NotReadyError: etcd cannot be written; the request may be repeated.
+            NotReadyError: etcd cannot be written. The request may be repeated.
         """
         slot = _Slot()
         with self.lock:
@@ -304,7 +304,7 @@ class JobState:
         """Give the job an indexed dataset unless it already has one. The caller must not hold the lock.
 
         Raises:
-            UsageError: there are no tasks.
+            UsageError: the dataset has no tasks.
         """
 
         def keep() -> None:
@@ -338,7 +338,7 @@ class JobState:
         """Wait until the state with this revision is in etcd. The caller must not hold the lock.
 
         Raises:
-            NotReadyError: etcd cannot be written; the request may be repeated.
+            NotReadyError: etcd cannot be written. The request may be repeated.
         """
         if revision:
             assert self._durable is not None

@@ -37,7 +37,7 @@ class Tasks:
         Raises:
             UnregisteredError: the trainer's lease has ended.
             JobFailedError: too many pieces have failed, or pservers still lack repeated tasks.
-            NotReadyError: there is no dataset yet, or etcd cannot be written.
+            NotReadyError: no dataset has been declared yet, or etcd cannot be written.
         """
         state = self._state
         if ticket.evaluation:
@@ -65,7 +65,7 @@ class Tasks:
         The index is encoded only once, because every rank requests it, and encoding a million chunks takes two seconds.
 
         Raises:
-            NotReadyError: there is no dataset yet.
+            NotReadyError: no dataset has been declared yet.
         """
         dataset = self._state.dataset
         if dataset is None:
@@ -80,9 +80,9 @@ class Tasks:
         """Declare an evaluation. For each name, the first declaration is adopted.
 
         Raises:
-            DataError: a file cannot be used.
-            DeclarationError: the evaluation of this name has another dataset.
-            NotReadyError: the index is being built; ask again.
+            DataError: a file is unusable.
+            DeclarationError: the evaluation with this name has a different dataset.
+            NotReadyError: the index is being built. Repeat the request.
         """
         reply = self._state.declare(request, lambda: self._begin_evaluation(request.name, request))
         assert isinstance(reply, DeclaredDataset), "an indexed evaluation is declared"

@@ -75,7 +75,7 @@ def decode(data: bytes, kind: type[Message]) -> Message:
     """Decode a message.
 
     Raises:
-        MessageError: ``data`` is not JSON, or not of this kind; names the field.
+        MessageError: ``data`` is not JSON, or has another type. The message names the field.
     """
     try:
         return from_json(data, kind)

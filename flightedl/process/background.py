@@ -21,9 +21,9 @@ class Background(Generic[Result]):
     Errors other than FlightedlError are logged and converted to InternalError.
 
     Args:
-        what: Name of the work, and of its thread.
-        work: Returns the result.
-        ended: Called on the thread with the result or the error, before ``result`` returns it.
+        what: Name of the work and of its thread.
+        work: Function that returns the result.
+        ended: Called on the thread, with the result or the error, before ``result`` returns.
     """
 
     def __init__(

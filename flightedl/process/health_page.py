@@ -40,7 +40,7 @@ class Health:
     """State of a process, reported by the process itself. Thread-safe.
 
     Args:
-        now: Returns seconds that never go back.
+        now: Returns the time in seconds, which never decreases.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -62,11 +62,11 @@ class HttpPage:
     """Answers requests on a port until it is closed.
 
     Args:
-        name: Its name, for errors.
+        name: Name of the page, for error messages.
         bind: Numeric address.
-        port: Port; 0 for any free one.
-        answer: Called in the request's thread.
-        tls: Paths of the authorities, the certificate and the key for TLS, for members only. None: plain text.
+        port: Port; 0 for any free port.
+        answer: Called in the thread of the request.
+        tls: Paths of the authorities, the certificate and the key for TLS among members only; None for plain text.
 
     Raises:
         UsageError: the port is in use, or the files are unusable.

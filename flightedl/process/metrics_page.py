@@ -42,7 +42,7 @@ class Metrics(Collector):
     Args:
         labels: Labels of all metrics: the job, and the server's name.
         read: Returns the current metrics.
-        gathered: Registry of collected metrics, or None.
+        gathered: Registry of collected metrics; None if there is none.
     """
 
     def __init__(

@@ -103,10 +103,10 @@ class SharedMemory:
 
         Args:
             descriptor: The received descriptor.
-            nonce: Nonce of the stream; None: the memory belongs to a process, not to a stream, and has any size.
+            nonce: Nonce of the stream; None if the memory belongs to a process, not to a stream, and has any size.
 
         Raises:
-            MessageError: the memory is not valid; nothing stays mapped.
+            MessageError: the memory is invalid. It does not stay mapped.
         """
         try:
             status = os.fstat(descriptor)

@@ -38,7 +38,7 @@ def abort_connections(local_port: int, remote_port: int | None = None) -> int:
 
     Args:
         local_port: Port of the server.
-        remote_port: Port of the peer whose connection is shut down; None: all connections.
+        remote_port: Port of the peer whose connection to shut down; None to shut down all connections.
     """
 
     def matches(connection: socket.socket) -> bool:

@@ -54,7 +54,7 @@ def apply() -> tuple[bool, bool]:
     """Tune this process. Must be the first call in ``main`` or ``connect``; repeated calls are harmless.
 
     Returns:
-        True if the allocator is tuned, and True if gRPC is. The platform or the import order may prevent it.
+        True if the allocator is tuned, and True if gRPC is tuned. The platform or the import order may prevent either.
     """
     tuned = _tune_allocator(), set_grpc_experiments()
     if os.environ.get(GRPC_EXPERIMENTS) == tuned_environment()[GRPC_EXPERIMENTS]:
@@ -164,7 +164,7 @@ def avoid_preemption() -> bool:
     takes 5 % longer.
 
     Returns:
-        False if this is not Linux, if it is not permitted, or if the process was given another policy.
+        False if this is not Linux, the system does not permit it, or the process has been given another policy.
     """
     try:
         if os.sched_getscheduler(0) != os.SCHED_OTHER:

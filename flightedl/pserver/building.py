@@ -22,7 +22,7 @@ class SpanMaker:
     Args:
         plan: Shard plan of the model.
         optimizer: Optimizer of the model.
-        wire: "bfloat16" or "float16" if float32 elements are shortened to it on the wire, otherwise "".
+        wire: "bfloat16" or "float16" if float32 elements are sent with 16 bits; otherwise empty.
         arena: Memory allocator.
     """
 

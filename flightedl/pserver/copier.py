@@ -60,8 +60,8 @@ class SnapshotCopier:
         numbers: Numbers of the shard's blocks and buckets.
         memory: Memory of the copies.
         command: The master's order.
-        after: The file on which the snapshot is an increment; empty if it is not an increment.
-        replaces: Copies in the same memory, which are dropped when these begin; None if there are none.
+        after: The file on which the snapshot builds if it is an increment; otherwise empty.
+        replaces: Copies in the same memory, which are dropped when these copies begin; None if there are none.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SnapshotCopier:
             place: The block's position in its parameter.
             copy: The protocol's decision.
             arrays: Current values and slots.
-            lead: Number of following blocks that are left to an approaching push; None for the default.
+            lead: Number of following blocks that are left for an approaching push; None for the default.
         """
         lead = _LEAD if lead is None else lead
         number = place.number
@@ -155,7 +155,7 @@ class SnapshotCopier:
         """Wait until a block is due, all blocks are copied, or time is up. Return True if all are copied.
 
         Raises:
-            UnavailableError: The copies were given up.
+            UnavailableError: The copies were abandoned.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.is_complete.is_set() or self._given_up or 1 in self._due, timeout_s)

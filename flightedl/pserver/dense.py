@@ -31,7 +31,7 @@ class DenseStore:
         plan: Shard plan of the model.
         index: Index of the pserver.
         optimizer: Optimizer of the model.
-        wire: "bfloat16" or "float16" if float32 elements are shortened to it on the wire, otherwise "".
+        wire: "bfloat16" or "float16" if float32 elements are sent with 16 bits; otherwise empty.
         shares_memory: True to place values in memory that trainers on the same host can map.
     """
 
@@ -59,8 +59,8 @@ class DenseStore:
         """Return the span of a block.
 
         Raises:
-            StalePlacementError: Another pserver owns the block, or is about to.
-            MessageError: There is no such block here.
+            StalePlacementError: Another pserver owns the block, or is about to own it.
+            MessageError: The block is not on this pserver.
         """
         span = self.spans.get(number)
         if span is None:
@@ -90,7 +90,7 @@ class DenseStore:
             span: Span of the blocks.
             numbers: Numbers of the blocks.
             data: Bytes of the blocks' elements.
-            is_finite: True if the message's words are known to be finite as floats of the values' size.
+            is_finite: True if the message's words, read as floats of the values' size, are known to be finite.
 
         Raises:
             GradientError: An element is NaN or infinite.

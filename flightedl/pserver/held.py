@@ -28,10 +28,10 @@ class Held:
     Args:
         dense: Store of parameters.
         rows: Store of tables.
-        first_bucket: Smallest number of a bucket; smaller numbers are blocks of parameters.
+        first_bucket: Lowest number of a bucket. Blocks of parameters have lower numbers.
         mode: Initial mode of the blocks.
         soundness: Guard of the stores and the protocol.
-        recorder: Recorder of the protocol's calls; None to record nothing.
+        recorder: Recorder of the protocol's calls; None to disable recording.
         pserver: (index, generation) of the process, for recordings.
     """
 

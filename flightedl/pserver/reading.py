@@ -38,7 +38,7 @@ class Reading:
         job: Name of the job.
         plan: Plan of the model.
         shard: The pserver's blocks and rows.
-        storage: Storage of the checkpoints; None if the job keeps none.
+        storage: Storage of the checkpoints; None if the job writes no checkpoints.
     """
 
     def __init__(self, job: str, plan: ShardPlan, shard: Shard, storage: Storage | None) -> None:
@@ -52,7 +52,7 @@ class Reading:
 
         Raises:
             MessageError: the ticket requests rows, columns or blocks that are not here.
-            NotFoundError: there is no such parameter, table or checkpoint.
+            NotFoundError: the parameter, table or checkpoint does not exist.
             StalePlacementError: the rows have moved to another pserver.
         """
         about: dict[str, object] = {"job": self._job, "plan": self._shard.plan_hash}

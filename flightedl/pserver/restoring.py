@@ -56,12 +56,12 @@ def load_newest(
         parameters: The declared parameters.
         plan: The current shard plan.
         index: Index of the pserver.
-        shard: Destination of the blocks; not in use yet.
-        loadable: Numbers of the checkpoints that etcd allows; None allows all.
-        rejected: Numbers of checkpoints that some pserver failed to load.
+        shard: Destination of the blocks, which is not in use yet.
+        loadable: Numbers of the checkpoints that etcd permits; None to permit all.
+        rejected: Numbers of the checkpoints that any pserver has failed to load.
 
     Raises:
-        UnavailableError: The storage cannot be read at the moment; retry.
+        UnavailableError: The storage temporarily cannot be read. Retry.
     """
     search = CheckpointSearch(job, loadable, rejected)
     step = search.begin()

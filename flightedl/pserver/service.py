@@ -86,15 +86,15 @@ class PserverService:
     Args:
         directory: Copy of the job's state in etcd.
         keys: The job's keys.
-        fail: Called to end the process because the job cannot continue.
-        start_again: Called to end the process so that a successor starts without its values.
+        fail: Called to end the process, because the job cannot continue.
+        start_again: Called to end the process, so that a successor starts without its values.
         storage: Storage of the checkpoints; None if there is none.
         clock: Clock for measurements and retries.
-        recorder: Recorder of the decisions; None to record nothing.
-        row_bytes: Limit of the memory for rows of tables; 0 for no limit but the available memory.
+        recorder: Recorder of the decisions; None to disable recording.
+        row_bytes: Memory limit of the tables' rows; 0 to use all available memory.
         shares_memory: True to place values in memory that trainers on the same host can map.
-        peers: Access to the other pservers, for moves; None if no blocks move.
-        retire: Called to end the process because the job no longer has a pserver of this index.
+        peers: Access to the other pservers, for moves; None if blocks never move.
+        retire: Called to end the process, because the job no longer has a pserver with this index.
     """
 
     def __init__(

@@ -86,12 +86,12 @@ class Shard:
         index: Index of the pserver.
         optimizer: Optimizer of the model.
         mode: Initial mode of the blocks.
-        wire: "bfloat16" or "float16" if float32 elements are shortened to it on the wire, otherwise "".
-        on_lost: Called with the reason when the blocks have become inconsistent; ends the process.
-        recorder: Recorder of the protocol's calls; None to record nothing.
+        wire: "bfloat16" or "float16" if float32 elements are sent with 16 bits; otherwise empty.
+        on_lost: Called with the reason when the blocks have become inconsistent. Ends the process.
+        recorder: Recorder of the protocol's calls; None to disable recording.
         generation: Generation of the pserver's process, for recordings.
-        meter: Counters; None for counters of this shard alone.
-        row_bytes: Limit of the memory for rows; 0 for no limit but the available memory.
+        meter: Counters; None to create counters for this shard alone.
+        row_bytes: Memory limit of the rows; 0 to use all available memory.
         shares_memory: True to place values in memory that trainers on the same host can map.
     """
 
@@ -184,7 +184,7 @@ class Shard:
         """Return the numbers of all blocks. Used for senders that do not name blocks.
 
         Raises:
-            StalePlacementError: Blocks were adopted or released after the sender's placement.
+            StalePlacementError: Blocks were adopted or released after the placement that the sender knows.
         """
         if placement_of_hash(plan_hash) < self._placement + self._has_moved:
             raise StalePlacementError("blocks have moved: read the job's placement again")
@@ -231,8 +231,8 @@ class Shard:
             The answers, in the order of the parts.
 
         Raises:
-            MessageError: A block is not here, a size is wrong, a base version is in the future, or the mode allows no
-                sums of several batches. Earlier parts were applied.
+            MessageError: A block is not here, a size is wrong, a base version is in the future, or the mode does not
+                permit sums of several batches. Earlier parts were applied.
             GradientError: A gradient is not finite. Earlier parts were applied.
         """
         if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self._most_blocks:
@@ -479,7 +479,7 @@ class Shard:
         """Yield the rows of a table, in their state at the time of the first iteration.
 
         Raises:
-            BusyError: Other callers are reading tables, or there is no memory for concurrent changes; retry.
+            BusyError: Other callers are reading tables, or there is not enough memory for concurrent changes. Retry.
         """
         if not self._reading.acquire(blocking=False):
             raise BusyError(f"pserver {self._index} is being read by {_READERS} others: try again later")
@@ -521,10 +521,10 @@ class Shard:
         """Remove adjacent blocks or buckets that form a span or a part of a span.
 
         Returns:
-            Their state, and their values for ``adopt``; ``Unmovable`` if nothing was changed.
+            The released state, and the values for ``adopt``; ``Unmovable`` if nothing was changed.
 
         Raises:
-            MessageError: They are not in one span of this pserver.
+            MessageError: The blocks are not in one span of this pserver.
         """
         with self._held.all_locked(), self._soundness:
             with self._deciding:
@@ -544,9 +544,9 @@ class Shard:
         """Add blocks or buckets released by another pserver. Returns ``Unmovable`` if nothing was changed.
 
         Raises:
-            CorruptError: They are damaged, or belong to another job.
-            MessageError: They are here already, or do not match the epochs here.
-            BusyError, MemoryError: There is not enough memory; nothing was changed.
+            CorruptError: The released blocks are damaged, or belong to another job.
+            MessageError: The blocks are already here, or do not match the epochs here.
+            BusyError, MemoryError: There is not enough memory. Nothing was changed.
         """
         return self.adopt_span(released, self._held.store(released.numbers.start).prepared(released, values))
 
@@ -671,7 +671,7 @@ class Shard:
         """Set the number of tasks in ``epochs``, given as (epoch, tasks); see ``AppliedBatches.set_task_count``.
 
         Raises:
-            MessageError: An epoch has more tasks.
+            MessageError: An epoch has more tasks than stated.
         """
         with self._deciding:
             self._protocol.set_task_counts(epochs)

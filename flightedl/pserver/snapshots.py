@@ -50,12 +50,12 @@ class Snapshots:
 
     Args:
         copying: The shard's copies of blocks.
-        storage: Storage of the files; None if this pserver was started without one.
+        storage: Storage of the files; None if this pserver was started without a storage.
         job: The job's name.
         index: Index of this pserver.
         pserver_count: Number of the job's pservers.
         clock: Clock for measurements.
-        recorder: Recorder of the decisions; None to record nothing.
+        recorder: Recorder of the decisions; None to disable recording.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class Soundness:
     """Context manager for every change of blocks, used under their locks. It may be nested.
 
     Args:
-        on_lost: Called once with the reason when a change was interrupted. It ends the process and must return quickly.
+        on_lost: Called once, with the reason, if a change was interrupted. It must end the process and return quickly.
     """
 
     __slots__ = ("lost_because", "on_lost")

@@ -54,7 +54,7 @@ class ArraySpan(SpanPlace):
     """Arrays and state of adjacent blocks, guarded by ``lock``.
 
     Args:
-        numbers: Block numbers of the plan.
+        numbers: Numbers of the blocks in the plan.
         places: The blocks' positions in their parameters.
         values: (n,) concatenated values of all blocks.
         slots: (n,) arrays of the optimizer.
@@ -62,7 +62,7 @@ class ArraySpan(SpanPlace):
         kernels: Kernels of the dtype.
         arena: Memory allocator.
         lock: Lock of the span.
-        wire: "bfloat16" or "float16" if float32 elements are shortened to it on the wire, otherwise "".
+        wire: "bfloat16" or "float16" if float32 elements are sent with 16 bits; otherwise empty.
     """
 
     __slots__ = (

@@ -61,7 +61,7 @@ class StepStream(Channel):
         call: The stream's call.
         clock: Clock for waits.
         meter: Counters of streams.
-        store: Returns the shared memory of the values, or None if they are not shared.
+        store: Returns the shared memory of the values; None if the values are not shared.
         shares_memory: True if trainers on the same host may map the values' memory.
     """
 
@@ -176,7 +176,7 @@ class StepStream(Channel):
         """Send an answer on the line without waiting. Return False if it is too large; then use ``write``.
 
         Raises:
-            MessageError: The line is full of unread answers, which never happens with a correct trainer.
+            MessageError: The line is full of unread answers, which a correct trainer never causes.
             UnavailableError: The trainer has disconnected.
         """
         line, size_bytes = self._line, 0

@@ -36,7 +36,7 @@ class StepSession:
     Args:
         shard: The blocks.
         header: The trainer's request.
-        waiting: Requested values, if the step's messages were already pushed; None if they were not.
+        waiting: Requested values, if the step's messages have already been pushed; otherwise None.
     """
 
     def __init__(self, shard: Shard, header: PushHeader, waiting: Iterable[Wanted] | None = None) -> None:
@@ -73,11 +73,11 @@ class StepSession:
         """Push the parts of one message.
 
         Returns:
-            The outcomes, and values of some blocks. The outcomes of the last message wait a short time for values, to
+            The outcomes, and the values of some blocks. The outcomes of the last message wait briefly for values, to
             save a separate message.
 
         Raises:
-            FlightedlError: As ``Shard.push``. A MessageError if there are more rows than announced.
+            FlightedlError: As for ``Shard.push``. A MessageError if there are more rows than announced.
         """
         shard, left, received_bytes = self._shard, self._left, 0
         for part in parts:
@@ -157,13 +157,13 @@ def awaited_values(
     Args:
         shard: The blocks.
         member: The client's membership; 0 for read-only clients.
-        waiting: Requested values. Found values are removed; it is empty when the last message is yielded.
+        waiting: Requested values. Values that have been found are removed; none are left at the last message.
         clock: Clock of the deadline.
         deadline: Time at which to give up on unavailable values.
 
     Yields:
-        Values to send now. An empty list after a while without changes, so that the caller can check whether the client
-        is still waiting.
+        Values to send now. An empty list after a while without changes, so that the caller can check if the client is
+        still waiting.
     """
     seen = -1
     while waiting:

@@ -60,8 +60,8 @@ class Span(Protocol):
 
         Args:
             effect: The protocol's decision.
-            received: Checked contents of the push; None if the effect has no push.
-            has_checksum: True if the new values are going to be sent with a checksum.
+            received: Validated contents of the push; None if the effect has no push.
+            has_checksum: True if the new values will be sent with a checksum.
         """
         ...
 
@@ -97,8 +97,8 @@ class Store(Protocol):
         """Return the span of a block.
 
         Raises:
-            StalePlacementError: Another pserver owns the block, or is about to.
-            MessageError: There is no such block here.
+            StalePlacementError: Another pserver owns the block, or is about to own it.
+            MessageError: The block is not on this pserver.
         """
         ...
 
@@ -110,7 +110,7 @@ class Store(Protocol):
         """Return a span with the values of released blocks. Clients cannot see it until ``adopt``.
 
         Raises:
-            CorruptError: The values do not match such blocks in this job.
+            CorruptError: The values do not match these blocks of this job.
             BusyError, MemoryError: There is not enough memory.
         """
         ...

@@ -22,9 +22,9 @@ class Turns:
     """Machine-wide semaphore shared by one user's processes.
 
     Args:
-        stop: Set to stop waiting for turns.
-        at_once: Number of simultaneous turns; None for the number of processors.
-        patience_s: Longest wait for a turn, in seconds.
+        stop: Set to end the wait for a turn.
+        at_once: Number of simultaneous turns; None to use the number of processors.
+        patience_s: Maximum wait for a turn, in seconds.
         purpose: Name of the semaphore. Turns with different purposes are independent.
     """
 
@@ -68,7 +68,7 @@ def _bind(name: str) -> socket.socket | None:
     """Return a socket that holds the name, or None if another process holds it.
 
     Raises:
-        OSError: This system has no abstract names.
+        OSError: This system does not support abstract names.
     """
     if not hasattr(socket, "AF_UNIX"):
         raise OSError("this system has no abstract socket names")

@@ -27,10 +27,10 @@ class Admission:
     """Admits calls while the server is serving. Thread-safe.
 
     Args:
-        identity: Job, role and index; the generation may still be 0.
+        identity: Job, role and index. The generation may still be 0.
         clock: Clock of the deadlines.
-        limits: Limits of one call, and of all of them.
-        is_secured: True if peers prove their role by mutual TLS.
+        limits: Limits on each call, and on all calls together.
+        is_secured: True if peers prove their roles by mutual TLS.
     """
 
     def __init__(self, identity: ServerIdentity, clock: Clock, limits: Limits, *, is_secured: bool) -> None:

@@ -61,7 +61,7 @@ def proven_role(identity: bytes, job: str) -> Role:
 
     Args:
         identity: First subject alternative name of the peer's certificate, from Flight.
-        job: The server's job.
+        job: Name of the server's job.
 
     Raises:
         AuthenticationError: the certificate proves no role in this job.
@@ -88,11 +88,11 @@ class Credentials:
         """Read ca.pem, cert.pem and key.pem. If ``directory`` is empty, return None, which disables TLS.
 
         Args:
-            directory: Directory with the three files, or with a subdirectory for the role that contains them.
+            directory: Directory with the three files, or with a subdirectory for the role that contains the files.
             role: Role of this process.
 
         Raises:
-            UsageError: a file is missing or is not PEM; names the file.
+            UsageError: a file is missing, or is not PEM. The message names it.
         """
         if not directory:
             return None

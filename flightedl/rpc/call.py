@@ -46,12 +46,12 @@ class Call:
 
     Attributes:
         verb: Verb of the request.
-        caller: The caller, by its own statement.
-        role: Role that the caller has proven; None without TLS.
+        caller: The caller, according to its own header.
+        role: Role that the caller has proved; None without TLS.
         peer: Address of the peer in gRPC's notation.
         headers: Headers of the request.
-        deadline: Instant of the server's clock, from the client's timeout and the server's limits.
-        closing: Set when the server is about to stop. Handlers that wait also wait for this event.
+        deadline: Time by the server's clock, derived from the client's timeout and the server's limits.
+        closing: Set when the server is about to stop. A waiting handler must also wait for this event.
     """
 
     __slots__ = (

@@ -107,8 +107,8 @@ class Connection:
         expected: The expected server. Generation 0 accepts any generation; None accepts any server.
         caller: Name of this process.
         credentials: Credentials for mutual TLS; None for plain text.
-        has_checksums: True if values carry checksums, see ``rpc.integrity``.
-        shares_memory: True to ask the server for shared memory, see ``rpc.same_host``.
+        has_checksums: True if values have checksums; see ``rpc.integrity``.
+        shares_memory: True to request shared memory from the server; see ``rpc.same_host``.
     """
 
     def __init__(
@@ -200,11 +200,11 @@ class Connection:
 
         Args:
             ticket: A JSON object with a verb.
-            timeout_s: Time limit of the whole stream.
-            schema: Required schema; None to accept any.
+            timeout_s: Time limit of the entire stream.
+            schema: Required schema; None to accept any schema.
 
         Raises:
-            MessageError: the stream has another schema, or an invalid batch.
+            MessageError: the stream has a different schema, or contains an invalid batch.
             FlightedlError: the server's error, or a failure of the connection.
         """
         call = self._start("get", timeout_s, ticket)
@@ -230,9 +230,9 @@ class Connection:
 
         Args:
             descriptor: A JSON object with a verb.
-            schema: Schema of all batches; flat columns only.
-            batches: Batches, each with its metadata or None.
-            timeout_s: Time limit of the whole upload.
+            schema: Schema of all batches, which may contain only flat columns.
+            batches: Pairs of a batch and its metadata, which may be None.
+            timeout_s: Time limit of the entire upload.
 
         Raises:
             FlightedlError: the server's error, or a failure of the connection.
@@ -247,8 +247,8 @@ class Connection:
 
         Args:
             descriptor: A JSON object with a verb.
-            schema: Schema of the client's batches; flat columns only.
-            timeout_s: Time limit of the whole stream.
+            schema: Schema of the client's batches, which may contain only flat columns.
+            timeout_s: Time limit of the entire stream.
         """
         call = self._start("exchange", timeout_s, descriptor)
         target = flight.FlightDescriptor.for_command(descriptor)

@@ -217,9 +217,10 @@ class ClientExchange:
         """Send a batch. Return the size of its values in bytes. Blocks while the server does not read.
 
         Args:
-            batch: A batch of the stream's schema.
+            batch: A batch with the stream's schema.
             metadata: Metadata of the batch.
-            size_bytes: Bytes of its values, if the caller guarantees the schema; then neither is computed or checked.
+            size_bytes: Bytes of the batch's values, if the caller guarantees the schema. Then neither is computed or
+                checked.
         """
         if size_bytes is None:
             check_fits(batch, self._schema)

@@ -21,9 +21,9 @@ class Connector:
     Args:
         caller: Name of this process, for the servers' logs.
         role: Role of this process, which determines its certificate.
-        tls_dir: Directory of its certificate, see ``Credentials.load``; empty for plain text.
-        integrity: This process's setting for checksums of values, see ``rpc.integrity``.
-        same_host: "never" to share no memory with servers on the same host, see ``rpc.same_host``.
+        tls_dir: Directory of the certificate (see ``Credentials.load``); empty for plain text.
+        integrity: This process's setting for checksums of values; see ``rpc.integrity``.
+        same_host: "never" to disable shared memory with servers on the same host; see ``rpc.same_host``.
 
     Raises:
         UsageError: a file in the directory is missing or is not PEM.

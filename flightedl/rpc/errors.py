@@ -74,8 +74,8 @@ def to_wire(error: BaseException, *, doing: str) -> flight.FlightError:
     """Return the FlightError to send to the client. Log the details that the client must not see.
 
     Args:
-        error: Exception of a handler.
-        doing: The server's operation, for the log.
+        error: Exception that a handler raised.
+        doing: Operation of the server, for the log.
     """
     if not isinstance(error, FlightedlError):
         incident = uuid.uuid4().hex[:12]
@@ -104,7 +104,7 @@ def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
 
     Args:
         error: One of ``FOREIGN_ERRORS``.
-        doing: The client's operation and the server, for the beginning of the text.
+        doing: Operation of the client, and the server, for the beginning of the text.
     """
     answered = decoded(error)
     if answered is not None:

@@ -21,8 +21,8 @@ def has_checksums(ours: str, theirs: str, *, is_protected: bool) -> bool:
 
     Args:
         ours: "auto", "always" or "never".
-        theirs: Setting of the peer. An unknown one is of a newer version, and counts as "always".
-        is_protected: True if TLS protects the bytes, or they never leave the host.
+        theirs: Setting of the peer. An unknown setting belongs to a newer version, and counts as "always".
+        is_protected: True if TLS protects the bytes, or if they never leave the host.
     """
     wishes = {ours, theirs}
     if wishes == {"never"}:

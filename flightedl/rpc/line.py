@@ -53,7 +53,7 @@ class Line:
     """One end of a line. Only one thread may use it, but any thread may call ``shut``.
 
     Args:
-        connection: A Unix socket that preserves message boundaries. The line closes it.
+        connection: A Unix socket that preserves message boundaries. The line owns and closes it.
     """
 
     __slots__ = ("_buffer", "_connection", "_memory", "_writable")
@@ -82,9 +82,9 @@ class Line:
         """Send a message. An empty header without values announces a message on the stream.
 
         Args:
-            values: Values of the message; None if it cannot have any.
+            values: Values of the message; None if it cannot have values.
             header: Header of the message.
-            is_over: Returns True if there is no reason to wait for room any longer. None: do not wait.
+            is_over: Returns True if there is no reason to wait for room any longer. None to not wait at all.
 
         Returns:
             False if the peer has closed the line, or ``is_over`` has returned True.
@@ -113,8 +113,8 @@ class Line:
         """Receive the next message.
 
         Returns:
-            The message, whose values are valid until the next call. ``(None, b"")`` if it follows on the stream. None
-            if the peer has closed the line, or ``is_over`` has returned True.
+            The message, whose values are valid until the next call. ``(None, b"")`` if the message follows on the
+            stream. None if the peer has closed the line, or ``is_over`` has returned True.
 
         Raises:
             MessageError: the message is invalid.

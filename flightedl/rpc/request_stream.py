@@ -32,9 +32,9 @@ class RequestStream:
         """Send a request and return its reply.
 
         Args:
-            connection: Connection to the server. If it differs from the last one, the old stream is closed.
+            connection: Connection to the server. If it differs from the previous one, the old stream is closed.
             request: The encoded request.
-            timeout_s: Time limit of the request. If the server freezes, it takes up to five seconds longer.
+            timeout_s: Time limit of the request. If the server is frozen, the request takes up to five seconds longer.
 
         Raises:
             FlightedlError: the server's error, or a failure of the connection.

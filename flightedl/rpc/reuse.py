@@ -68,7 +68,7 @@ class ReusableExchange(Generic[HeldKind]):
         verb: Verb with which the stream is opened. Requests are messages on the stream.
         schema: Schema of the client's messages.
         clock: Clock of the stream's deadline.
-        make: Creates the kept object from a stream that was just opened. Takes the fields of ``Held`` in their order.
+        make: Creates the kept object from a newly opened stream. Its arguments are the fields of ``Held``, in order.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class ReusableExchange(Generic[HeldKind]):
         """Yield an open stream for one request, which must be answered completely before the block ends.
 
         Args:
-            connection: Connection to the server. A stream on another connection is closed.
-            timeout_s: Time limit of the request. If the server freezes, it takes up to five seconds longer.
+            connection: Connection to the server. If a stream on another connection is open, it is closed.
+            timeout_s: Time limit of the request. If the server is frozen, the request takes up to five seconds longer.
         """
         held = self.begin(connection, timeout_s=timeout_s)
         try:

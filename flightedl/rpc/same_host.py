@@ -79,7 +79,7 @@ def ask_to_share(exchange: ClientExchange, gradients: SharedMemory | None = None
         gradients: See ``SharedPair``.
 
     Raises:
-        NotSharedError: memory cannot be shared; the stream remains usable.
+        NotSharedError: memory cannot be shared. The stream remains usable.
         FlightedlError: the stream has failed.
     """
     mark = host_mark()
@@ -131,13 +131,13 @@ def share(exchange: Exchange, request: bytes, clock: Clock, store: SharedMemory 
     """Accept a client's request and wait until the client has connected.
 
     Args:
-        exchange: The stream of the request.
+        exchange: The stream on which the request arrived.
         request: The received request.
         clock: Clock of the time limit.
         store: See ``SharedPair``.
 
     Raises:
-        NotSharedError: memory cannot be shared. The client knows this or will find out; the stream remains usable.
+        NotSharedError: memory cannot be shared. The client knows this, or will detect it. The stream remains usable.
         FlightedlError: the request is invalid.
     """
     asked = decode(unsealed(request), ShareRequest)

@@ -50,16 +50,16 @@ class FlightServer:
     """A running Flight server.
 
     Args:
-        routes: Verbs and handlers.
-        identity: Job, role and index; the generation may still be 0.
+        routes: Verbs and their handlers.
+        identity: Job, role and index. The generation may still be 0.
         clock: Clock of the deadlines.
-        host: Numeric address to bind. With a name, a second server could bind the same port unnoticed.
-        port: Port to bind; 0 for any free one.
-        limits: Limits of calls.
-        credentials: Credentials for mutual TLS. None for plain text, which gives everyone full access.
+        host: Numeric address to bind. With a host name, a second server could bind the same port unnoticed.
+        port: Port to bind; 0 for any free port.
+        limits: Limits on calls.
+        credentials: Credentials for mutual TLS; None for plain text, which gives everyone full access.
 
     Raises:
-        UsageError: the host is not numeric, the port is taken, or this process was forked.
+        UsageError: the host is not numeric, the port is in use, or this process was forked.
     """
 
     def __init__(

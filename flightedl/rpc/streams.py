@@ -72,7 +72,7 @@ class _Upload:
         """Return the client's next message. Return None after the commit record.
 
         Raises:
-            MessageError: wrong schema, invalid batch, or the stream broke off.
+            MessageError: the schema is wrong, a batch is invalid, or the stream broke off.
             DeadlineError: the deadline has passed.
         """
         call, reader = self._call, self._reader
@@ -196,7 +196,7 @@ class Exchange(_Upload):
         No request is in progress at this point, so it is not an error if the client disconnects or the deadline passes.
 
         Raises:
-            MessageError: invalid batch.
+            MessageError: a batch is invalid.
         """
         call = self._call
         call.is_resting = True
@@ -233,7 +233,7 @@ class Exchange(_Upload):
         """Send a batch. When this returns, the batch's memory may be reused.
 
         Raises:
-            UnavailableError: the client is gone.
+            UnavailableError: the client has disconnected.
         """
         call, writer = self._call, self._writer
         if writer is None:

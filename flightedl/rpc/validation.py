@@ -143,7 +143,7 @@ def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[i
         not_null: Numbers of the columns that are declared without nulls.
 
     Raises:
-        MessageError: the batch exceeds a limit, is invalid, or has nulls in these columns.
+        MessageError: the batch exceeds a limit, is invalid, or contains nulls in these columns.
     """
     if batch.num_rows > limits.batch_rows:
         raise MessageError(f"a batch has {batch.num_rows} rows, at most {limits.batch_rows} are allowed")

@@ -113,7 +113,7 @@ def encode_message(
         attached: Attached bytes.
         checksums: True to add checksums of the values.
         outbox: Accepts large values if it has room; None if no memory is shared.
-        inline: True to put the values of a message of up to ``INLINE_BYTES`` behind its header.
+        inline: True to append the values to the header if they have at most ``INLINE_BYTES``.
     """
     if len(pieces) == 1 and not inline:
         # Fast path for most messages on a line: a single part, whose values follow the header.
@@ -198,11 +198,11 @@ def decode_message(
     """Decode a received message and verify its checksums.
 
     Args:
-        batch: A received batch, validated against ``STEP_SCHEMA``, or values received from a line; None if the message
-            has neither.
+        batch: A received batch that was validated against ``STEP_SCHEMA``, or values that were received from a line;
+            None if the message has neither.
         header: The app_metadata.
-        columns: The batch's columns, if the caller has read them already.
-        inbox: Reads values in shared memory; None if no memory is shared.
+        columns: The batch's columns, if the caller has already read them.
+        inbox: Reads values from shared memory; None if no memory is shared.
 
     Returns:
         The parts, and the attached bytes.
@@ -303,7 +303,7 @@ def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[Recei
 
     Args:
         rows: The received rows.
-        run_of: Run of each block. A part does not extend over two runs.
+        run_of: Run of each block. A part never spans two runs.
     """
     blocks, versions, outcomes, offsets = rows.blocks, rows.versions, rows.outcomes, rows.offsets
     count = len(blocks)

@@ -143,8 +143,8 @@ def encode_rows(
     Args:
         blocks: Block numbers.
         versions: Version of each block.
-        values: A C-contiguous (n,) array for each block, or None for an empty row. If only one row has values, they are
-            not copied and must not change until the batch is sent.
+        values: A C-contiguous (n,) array for each block; None for an empty row. If only one row has values, they are
+            not copied, and must not change until the batch has been sent.
         outcomes: Outcome of each block.
     """
     offsets = array("i", [0])
@@ -227,10 +227,10 @@ def decode_batch(batch: pa.RecordBatch, checked: Sequence[pa.Array] = ()) -> Row
 
     Args:
         batch: A batch that was validated against its schema.
-        checked: The batch's columns, if they are known to have no nulls.
+        checked: The batch's columns, if they are known to contain no nulls.
 
     Raises:
-        MessageError: a row has a null.
+        MessageError: a row contains a null.
         DamagedError: a row's values do not match its checksum.
     """
     columns = checked or batch.columns

@@ -42,9 +42,9 @@ class Outbox:
     """The sender's end, which tracks values that the receiver has not consumed. Not thread-safe.
 
     Args:
-        memory: (n,) bytes that both sides map.
-        least_bytes: Size of the values from which they are placed in the memory.
-        store: (n,) bytes that both sides map, from which values are lent; None if there is no store.
+        memory: (n,) bytes that both ends map.
+        least_bytes: Minimum size of values that are placed in the memory.
+        store: (n,) bytes that both ends map, from which values are lent; None if there is no store.
     """
 
     def __init__(self, memory: Bytes, least_bytes: int = SHARED_FROM_BYTES, store: Bytes | None = None) -> None:
@@ -62,10 +62,10 @@ class Outbox:
 
         Args:
             values: Bytes-like values.
-            size_bytes: Their total size.
+            size_bytes: Total size of the values.
 
         Returns:
-            Their offset; None if there is no room now, or they are less than ``least_bytes``.
+            Offset of the values; None if there is no room at present, or if they have fewer than ``least_bytes``.
         """
         start = self._free_place(size_bytes) if size_bytes >= self.least_bytes else None
         if start is None:
@@ -145,7 +145,7 @@ class Inbox:
         """Return the values that begin at an offset.
 
         Raises:
-            MessageError: they extend beyond the end of the memory.
+            MessageError: the values extend beyond the end of the memory.
         """
         return self._place(start, size_bytes).data.cast("B")
 
@@ -165,9 +165,9 @@ class CopyingInbox(Inbox):
 
     Args:
         memory: See ``Inbox``.
-        copy: ``copy(target, source)`` copies bytes. It returns True if the target is known to contain finite floats.
+        copy: ``copy(target, source)`` copies bytes. Returns True if the target is known to contain only finite floats.
         store: See ``Inbox``.
-        is_over: Returns True if the sender has revoked what it lent: the values may have changed during the copy.
+        is_over: Returns True if the sender has revoked its loans, so that the values may have changed during the copy.
     """
 
     def __init__(

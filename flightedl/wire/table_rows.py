@@ -154,10 +154,10 @@ def decode_sections(data: memoryview, dims: Numbers, kinds: Iterable[int]) -> Se
     Args:
         data: The received bytes, possibly unaligned.
         dims: Number of elements in a row of each table, by table number.
-        kinds: Kinds of sections that are allowed.
+        kinds: Kinds of sections that are permitted.
 
     Raises:
-        MessageError: the payload is invalid, or has a section of another kind, or two of one kind for a table.
+        MessageError: the payload is invalid, or has a section of another kind, or two of one kind for the same table.
     """
     if len(data) < START.size:
         raise MessageError(f"rows of tables have only {len(data)} bytes, less than their header")

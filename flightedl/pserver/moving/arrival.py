@@ -20,10 +20,10 @@ class Arrival:
     Args:
         shard: The shard that will adopt the blocks.
         numbers: Numbers of the blocks.
-        size_bytes: Size of the rows, as announced by the source.
+        size_bytes: Size of the rows, as stated by the source.
 
     Raises:
-        BusyError: There is no memory for the rows.
+        BusyError: There is not enough memory for the rows.
     """
 
     def __init__(self, shard: Shard, numbers: range, size_bytes: int) -> None:
@@ -44,7 +44,7 @@ class Arrival:
         """Add a part of the content. The caller holds ``lock``.
 
         Raises:
-            CorruptError: It does not belong to the unit.
+            CorruptError: The content does not belong to the unit.
         """
         content, arrays = parcel
         match content:
@@ -76,9 +76,9 @@ class Arrival:
         """Build the unit's spans from the complete content. The caller holds ``lock``.
 
         Raises:
-            NotReadyError: The source has another view of the members.
+            NotReadyError: The source has a different view of the members.
             CorruptError: Blocks are missing.
-            BusyError, MemoryError: There is no memory for the blocks.
+            BusyError, MemoryError: There is not enough memory for the blocks.
         """
         self.drop()
         states = [self._states[first] for first in sorted(self._states)]

@@ -77,13 +77,13 @@ class Mover:
 
     Args:
         index: Index of the pserver.
-        generation: Generation of its process.
-        state: Blocks that the process has loaded.
+        generation: Generation of the pserver's process.
+        state: State of the blocks that the process has loaded.
         shard: The shard.
         peers: Access to etcd and to the other processes.
         clock: Clock for deadlines.
-        placed: Called with a newer placement once the shard has the blocks that it assigns to this pserver.
-        end: Ends the process, for this reason.
+        placed: Called with a newer placement when the shard has all blocks that the placement assigns to this pserver.
+        end: Ends the process, for the given reason.
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class Mover:
 
         Raises:
             CorruptError: The content does not belong to the unit.
-            BusyError, MemoryError: There is no memory for it.
+            BusyError, MemoryError: There is not enough memory for the content.
         """
         try:
             match header.kind:

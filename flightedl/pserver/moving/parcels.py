@@ -125,7 +125,7 @@ def decode(columns: Sequence[pa.Array], metadata: bytes | None) -> Parcel:
     """Decode the output of ``encode``. The arrays are copies.
 
     Raises:
-        CorruptError: for anything else.
+        CorruptError: The data is not the output of ``encode``.
     """
     try:
         header = from_msgpack(metadata or b"", _Header)

@@ -37,7 +37,7 @@ class Peers:
     Args:
         directory: Copy of the job's state in etcd.
         keys: The job's keys.
-        coordinator: Access to etcd, for transactions.
+        coordinator: Access to etcd for transactions.
         connector: Opens connections to the other servers.
     """
 

@@ -21,7 +21,7 @@ class RowCalls:
 
     Args:
         tables: The tables, by number.
-        handles: Their handles, (tables, HANDLE_SIZE).
+        handles: Handles of the tables, (tables, HANDLE_SIZE).
     """
 
     def __init__(self, tables: Sequence[RowTable], handles: npt.NDArray[np.int64]) -> None:
@@ -48,7 +48,7 @@ class RowCalls:
         """Read rows into the flat array ``out``; see ``RowTables.read``.
 
         Returns:
-            (n,): number of ids of each table that had a row.
+            (n,) Number of ids of each table that had a row.
         """
         work = self._work(wanted, version, epoch)
         found = wanted.counts.copy()
@@ -94,7 +94,7 @@ class RowCalls:
         """Update the rows that exist.
 
         Yields:
-            Tables with ids that have no row, their gradients, and the places of these ids.
+            Each table with ids without a row, the gradients of these ids, and their positions.
         """
         work = self._work(push, common.version - 1, common.epoch)
         numbers = push.tables.tolist()
@@ -137,7 +137,7 @@ class RowCalls:
         """Run ``call`` for these tables, in two threads if there are many ids.
 
         Returns:
-            Table -> places of its ids without a row among all ids; only tables that have some.
+            Table -> positions of its ids without a row, among all ids. Tables without such ids are omitted.
         """
         widths = whole.dims
         if not chosen.all():

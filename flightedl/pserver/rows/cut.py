@@ -158,12 +158,12 @@ class RowCut:
         line: Number of this cut among those that are being read.
         version: Version of the span.
         epoch: Highest epoch of all batches applied so far.
-        changes: Content of the cut; None for everything.
-        most_bytes: Memory of each part for rows that change before they are read; None for the size of all of them.
+        changes: Changes that the cut contains; None if it contains everything.
+        most_bytes: Memory of each part for old contents of rows that change before they are read; None to fit all rows.
         only: Tables whose rows are read, without their waiting ids; None for everything.
 
     Raises:
-        MemoryError: there is no memory for the copies; nothing was done.
+        MemoryError: there is not enough memory for the copies. Nothing was changed.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class RowCut:
         A chunk may be empty. Its arrays are copies of the store's memory.
 
         Raises:
-            UnavailableError: the memory for copies was not sufficient; the cut is incomplete.
+            UnavailableError: the memory for copies was insufficient, so the cut is incomplete.
         """
         while self._left:
             chunk = self._left[0].next_rows(max_bytes)

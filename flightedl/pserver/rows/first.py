@@ -27,8 +27,8 @@ def load_first_rows(span: RowSpan, files: Files, clock: Clock) -> None:
     """Load the declared initial rows of a span's tables. Must be called before the span is used.
 
     Raises:
-        DataError: a file cannot be read, or has no rows for its table.
-        UsageError: the rows need too much memory.
+        DataError: a file cannot be read, or contains no rows for its table.
+        UsageError: the rows require too much memory.
     """
     for number, spec in enumerate(span.rows.specs):
         if not spec.first_rows:

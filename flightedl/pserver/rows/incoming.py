@@ -42,8 +42,8 @@ class IncomingRows:
         """Return the content of a push to these buckets. Set ``is_finite`` if the values have been checked.
 
         Raises:
-            MessageError: the content is damaged, or has an unknown table, an id in another bucket, or an id twice.
-            GradientError: the content has NaN or infinity.
+            MessageError: the content is damaged, or contains an unknown table, an id of another bucket, or an id twice.
+            GradientError: the content contains NaN or infinity.
         """
         return self._received(data, buckets, may_push=True, is_finite=is_finite)
 

@@ -34,8 +34,8 @@ def new_table(
         memory_bytes: Maximum memory of the records.
         shifts: Shifts of the store's buckets.
         ages: Ages of the table's buckets.
-        limit: Maximum number of rows in a bucket; 0 for no limit, and for waiting ids.
-        is_counted_by_age: True to count the records that may expire by age.
+        limit: Maximum number of rows in a bucket; 0 for no limit. Always 0 for waiting ids.
+        is_counted_by_age: True to count records by age, because they may expire.
     """
     words = reserved(memory_bytes, np.uint32, may_be_less=True)
     most = words.size // layout[row_records.STRIDE]

@@ -69,7 +69,7 @@ class RowMemory:
     """A limit on the memory of rows, and its current use. Stores that share it must also share a lock.
 
     Args:
-        limit_bytes: Maximum memory; 0 for the memory of the machine.
+        limit_bytes: Maximum memory; 0 to use the memory of the machine.
         available: Returns the available memory of the machine.
     """
 
@@ -96,8 +96,8 @@ def reserved(size_bytes: int, dtype: npt.DTypeLike, *, may_be_less: bool = False
 
     Args:
         size_bytes: Size of the array.
-        dtype: Type of its elements.
-        may_be_less: Reserve less if the system does not allow as much.
+        dtype: Type of the array's elements.
+        may_be_less: True to reserve less if the system does not permit as much.
 
     Raises:
         MemoryError: The address space cannot be reserved.

@@ -51,7 +51,7 @@ class RowSpan(SpanPlace):
         numbers: Positions of the buckets in the plan.
         first_bucket: Position of the plan's first bucket.
         rows: Rows of the tables.
-        lock: Held during all calls.
+        lock: Lock that is held during all calls.
     """
 
     #: Buckets have no fixed positions in a message.

@@ -40,7 +40,7 @@ class RowStore:
     Args:
         plan: Plan of the job, with the owners of all buckets.
         index: Index of the pserver.
-        row_bytes: Memory limit of the rows; 0 for what the machine has.
+        row_bytes: Memory limit of the rows; 0 to use the memory of the machine.
     """
 
     def __init__(self, plan: ShardPlan, index: int, row_bytes: int = 0) -> None:
@@ -156,8 +156,8 @@ class RowStore:
         """Return a span with the rows of released buckets. Clients cannot see it until ``adopt``.
 
         Raises:
-            CorruptError: the rows are of other buckets or tables.
-            BusyError: the memory is not enough.
+            CorruptError: the rows belong to other buckets or tables.
+            BusyError: there is not enough memory.
         """
         buckets = self._buckets(released.numbers)
         if moved.buckets != tuple(buckets) or len(moved.sketches) != len(self.tables):

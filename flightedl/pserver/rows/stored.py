@@ -23,7 +23,7 @@ class CutRows:
     Args:
         span: Span of the rows.
         version: Version of the rows in the file.
-        updates: Number of the optimizer's updates so far.
+        updates: Number of updates by the optimizer so far.
         command: Request for the checkpoint.
         is_base: True if the file is a base, False if it is an increment.
     """

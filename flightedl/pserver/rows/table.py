@@ -65,8 +65,8 @@ class RowTable:
         spec: Declaration of the table.
         number: Number of the table.
         memory_bytes: Maximum memory of the rows.
-        handle: Filled with the table's handle, see ``kernels.row_handles``.
-        shifts: Shifts of the store's buckets, see ``kernels.row_records``.
+        handle: Filled with the table's handle; see ``kernels.row_handles``.
+        shifts: Shifts of the store's buckets; see ``kernels.row_records``.
     """
 
     def __init__(
@@ -157,13 +157,13 @@ class RowTable:
         """Create rows for newly admitted ids, with initial values and slots.
 
         Args:
-            ids: (n,), ids of a push.
-            push: Common parameters of the push.
-            missing: Places of ids that have no row.
-            room_bytes: Memory that the rows may take.
+            ids: (n,) ids of a push.
+            push: Parameters of the push that are common to all tables.
+            missing: Positions of ids without a row.
+            room_bytes: Maximum memory of the new rows.
 
         Returns:
-            Places of the ids whose rows were created.
+            Positions of the ids for which rows were created.
         """
         self.allow(room_bytes)
         return self._make(ids, push, self.oldest(push.version - 1, push.epoch), missing)

@@ -83,7 +83,7 @@ class RowTables:
     Args:
         specs: The tables, by number.
         buckets: Buckets of the span.
-        memory: Limit on the memory of rows. Copies for a cut and restored rows are not subject to it.
+        memory: Limit on the memory of rows. It does not apply to copies for a cut and to restored rows.
     """
 
     def __init__(self, specs: Sequence[TableSpec], buckets: range, memory: RowMemory | None = None) -> None:
@@ -123,7 +123,7 @@ class RowTables:
         """Read the rows of (n,) ids into ``out``, (n, dim) float32. For ids without a row see ``spec.unknown``.
 
         Returns:
-            The number of ids that had a row. With ``unknown`` "error", ids without one get zeros.
+            The number of ids that had a row. If ``unknown`` is "error", ids without a row read as zeros.
         """
         wanted = TableRows.of([TableGradients(table, ids, np.empty((0, self.specs[table].dim), np.float32))])
         return int(self.read_all(wanted, version, epoch, out.reshape(-1))[0])
@@ -155,11 +155,11 @@ class RowTables:
         Args:
             push: Gradients by table.
             version: Version after this update.
-            epoch: Highest epoch of all batches applied so far, including these.
-            number: Number of the span's updates before this one.
-            scale: Factor of the gradients; or a factor for each table in the push.
+            epoch: Highest epoch of all batches applied so far, including the batches of this update.
+            number: Number of the span's earlier updates.
+            scale: Factor of the gradients, or one factor for each table in the push.
             rate_factor: Factor of the learning rate.
-            seed: Seed of stochastic rounding: ``batch_seed`` of the batch.
+            seed: Seed of stochastic rounding: the ``batch_seed`` of the batch.
         """
         pushed = push if isinstance(push, TableRows) else TableRows.of(push)
         common = RowPush(version, epoch, number, rate_factor, seed)
@@ -192,10 +192,10 @@ class RowTables:
         """Store a contribution to the open round.
 
         Args:
-            push: Gradients by table. They are not copied.
+            push: Gradients by table, which are not copied.
             batch: Batch of the gradients.
             weight: Factor of the gradients.
-            is_first: True to drop earlier contributions, which belong to an older round.
+            is_first: True to drop earlier contributions, because they belong to an older round.
         """
         if is_first:
             self._round.clear()
@@ -218,12 +218,12 @@ class RowTables:
         Args:
             version: Version after this update.
             epoch: Highest epoch of all batches applied so far.
-            number: Number of the span's updates before this one.
-            scale: Factor of the gradients; or a factor for each table in the round, because a mean is over the batches
-                that pushed to the table.
+            number: Number of the span's earlier updates.
+            scale: Factor of the gradients, or one factor for each table in the round, because a mean includes only
+                batches that pushed to the table.
             rate_factor: Factor of the learning rate.
             seed: Seed of stochastic rounding.
-            is_ordered: True to sum in the order of the batches, False in the order of arrival.
+            is_ordered: True to sum in the order of the batches, False to sum in the order of arrival.
         """
         contributions, self._round = self._round, []
         if not contributions:
@@ -278,17 +278,17 @@ class RowTables:
         Args:
             version: Version of the span.
             epoch: Highest epoch of all batches applied so far.
-            file: Name of the file that the cut is written to; later cuts refer to it. Empty for a cut without a file,
-                which removes no small rows and is not the start of later increments.
-            after: The newest file in a complete checkpoint. The cut contains the changes since then, or everything if
-                they are unknown.
+            file: Name of the file to which the cut is written, by which later cuts refer to it. Empty for a cut without
+                a file, which does not remove rows with a small norm, and on which no increment builds.
+            after: The newest file in a complete checkpoint. The cut contains the changes since this file, or everything
+                if the changes are unknown.
             is_base: True to cut everything.
-            most_bytes: As for ``RowCut``.
+            most_bytes: As in ``RowCut``.
             only: As for ``RowCut``.
 
         Raises:
-            MemoryError: there is no memory for the copies that the cut may need; no cut is made.
-            UnavailableError: the maximum number of cuts is being read.
+            MemoryError: there is not enough memory for the copies that the cut may need. No cut was made.
+            UnavailableError: the maximum number of cuts are being read.
         """
         line = self._free_line()
         changes = None
@@ -396,7 +396,7 @@ class RowTables:
             epoch: Highest epoch of all batches applied so far.
 
         Raises:
-            BusyError: a round is open; retry when it has closed.
+            BusyError: a round is open. Retry when it has closed.
         """
         self._require_no_round()
         those = list(buckets)
@@ -463,11 +463,11 @@ class RowTables:
         """Add buckets that another store released. Their rows behave as they would have behaved in that store.
 
         Args:
-            moved: The released buckets. Their epoch also applies to the span from now on.
+            moved: The released buckets. From now on, their epoch also applies to the span.
             version: Version of the span.
 
         Raises:
-            BusyError: a round is open, or there is no memory for the rows; nothing was done.
+            BusyError: a round is open, or there is not enough memory for the rows. Nothing was changed.
         """
         self._require_no_round()
         room_bytes = self.memory.room_bytes()
@@ -514,7 +514,7 @@ class RowTables:
 
         Args:
             chunk: The rows.
-            counting: (buckets,): the buckets whose rows are added; None for all of the store.
+            counting: (buckets,) True for the buckets whose rows to add; None for all buckets of the store.
         """
         if counting is None:
             counting = np.isin(np.arange(BUCKETS), self.buckets)
@@ -537,7 +537,7 @@ class RowTables:
         Args:
             table: Number of the table.
             cut: State of the table at the cut.
-            buckets: Buckets of the store that was cut.
+            buckets: Buckets of the store from which the cut was made.
         """
         self._tables[table].restore_table(cut, buckets)
 
