@@ -38,7 +38,7 @@ from flightedl.rpc.request_stream import RequestStream
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
-#: Interval in seconds at which a thread that waits for a change in etcd checks if it should still wait.
+#: Polling interval, in seconds, of a thread that waits for a change in etcd.
 _LOOK_S = 0.5
 #: Maximum seconds between the end of a dead master's lease and the start of its successor.
 _TAKEOVER_S = 1.5

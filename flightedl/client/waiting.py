@@ -69,7 +69,7 @@ class Waiting:
         self.reported = self._printed = ""
         self._ended = ended
         self._job_over = job_over
-        #: Server that the current attempt is calling, and the time at which the call began; None between attempts.
+        #: Server that the current attempt is calling, and the time when the call began; None between attempts.
         self._called: tuple[str, float] | None = None
         #: Held while a reason is reported, because the waiting thread and the checking thread both report.
         self._lock = threading.Lock()

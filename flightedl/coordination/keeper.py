@@ -175,7 +175,7 @@ class HeldKey:
 
     @property
     def slack_s(self) -> float:
-        """Seconds for which this process may still act if no further renewal succeeds."""
+        """Seconds that this process may still act if no further renewal succeeds."""
         now = self._clock.now()
         with self._lock:
             return self._tenure.left_s(now)

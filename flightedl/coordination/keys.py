@@ -70,7 +70,7 @@ class JobKeys:
         self.scaling = f"{state}scaling"
         #: The membership view.
         self.membership = f"{state}membership"
-        #: For each pserver on which the queue's state relies, the process. Written together with the queue.
+        #: The pserver processes that the queue's state relies on. Written together with the queue.
         self.pserver_recovery = f"{state}pserver_recovery"
 
     @property

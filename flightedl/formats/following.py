@@ -73,7 +73,7 @@ class DirectoryFollower:
         #: Files that have been seen only once, or that have changed since the previous scan.
         self._unstable: dict[str, FileStat] = {}
         self._refused: dict[str, tuple[FileStat, str]] = {}
-        #: Temporarily unreadable files, each with the time at which it was first unreadable, and the reason.
+        #: Temporarily unreadable files, each with the time when it was first unreadable, and the reason.
         self._unreadable: dict[str, tuple[float, str]] = {}
         self._is_marked = False
         self._lost: list[str] = []

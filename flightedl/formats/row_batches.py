@@ -11,7 +11,7 @@ Each record batch has one row with the file's schema. ``dtype`` states the kind 
 
 Columns of a ``table`` batch:
 
-* ``ids``: ids of rows that were removed since the files on which this increment builds
+* ``ids``: ids of rows that were removed since the files that this increment builds on
 * ``stop``: version below which rows are expired
 * ``values``: counters of the table's sketch
 * ``row_versions``: *shifts* of all buckets (1024 int32), which are the differences between the versions of a bucket's
@@ -67,7 +67,7 @@ class StoredRowSpan(msgspec.Struct, frozen=True, array_like=True):
     updates: int
     #: Highest epoch of any batch applied to the rows.
     epoch: int
-    #: Positions of the buckets of which an increment contains every row. A base contains all rows.
+    #: Positions of the buckets whose rows are all in an increment. A base contains all rows.
     complete: list[int] = []
 
     @property
@@ -81,7 +81,7 @@ _NUMBERS = (*((pa.int32(), "i"),) * 2, *((pa.int64(), "q"),) * 4)
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Some rows of a table in the form in which files contain them.
+    """Some rows of a table, as stored in files.
 
     Attributes:
         span: Position of the first bucket of the rows' span.

@@ -86,7 +86,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One block, in the form in which files contain it.
+    """One block, as stored in files.
 
     Attributes:
         number: Number of the block in the plan.

@@ -125,7 +125,7 @@ def distinct_kernels() -> Any:
 
 
 def all_row_kernels() -> list[Callable[..., Any]]:
-    """Return functions, each of which compiles a kernel that pservers need."""
+    """Return functions that each compile a kernel for pservers."""
     return list(_SIGNATURES)
 
 

@@ -29,7 +29,7 @@ Snapshot = Callable[[], tuple[int, Mapping[str, bytes]]]
 _RETRY_S = 0.1
 #: Maximum seconds to wait until as many requests are waiting as the last transaction served.
 _GATHER_S = 0.005
-#: Minimum number of requests for which this wait is worthwhile.
+#: Minimum number of requests in the last transaction for which the writer waits.
 _CROWD = 8
 
 
@@ -62,7 +62,7 @@ class DurableState:
         self._waiters: list[tuple[int, threading.Lock]] = []
         self._wanted = 0
         self._durable = 0
-        #: Number of waiting requests at which the writer is woken.
+        #: The writer is woken when this many requests are waiting.
         self._enough = 1
         self._trouble = ""
         self._is_stopping = False

@@ -27,7 +27,7 @@ class RecoveredState:
 
     #: Initial state of its core.
     stored: StoredState
-    #: Files of a followed dataset, in the order in which they were added.
+    #: Files of a followed dataset, in the order they were added.
     arrivals: tuple[ArrivalRecord, ...]
     #: Key -> (value, mod_revision). Later writes compare the revision.
     known: Mapping[str, tuple[bytes, int]]

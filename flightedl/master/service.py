@@ -44,9 +44,9 @@ _log = logging.getLogger(__name__)
 
 #: Maximum seconds to wait for a trainer's stack traces.
 _STACKS_S = 15.0
-#: Interval in seconds at which a wait checks if a trainer's stack traces have arrived.
+#: Polling interval, in seconds, of a wait for a trainer's stack traces.
 _LOOK_S = 0.1
-#: Seconds for which a new master waits for the job's keys before it checks that it still holds the lock.
+#: A new master waits this many seconds for the job's keys before it checks that it still holds the lock.
 _KEYS_S = 3.0
 
 

@@ -89,7 +89,7 @@ class WrittenFile(Reply, frozen=True, kw_only=True):
     highest_version: int
     #: Size of the tables' rows in the file, in bytes.
     row_bytes: int = 0
-    #: File to which this one is an increment; empty if it contains all rows.
+    #: File that this increment builds on; empty if the file contains all rows.
     after: str = ""
 
 
@@ -105,7 +105,7 @@ class SnapshotReply(Reply, frozen=True):
     file: WrittenFile | None = None
     #: Cause of the failure.
     reason: str = ""
-    #: Upper bound on the seconds by which copying delayed training, and seconds that writing took.
+    #: Maximum seconds that copying may have delayed training, and seconds that writing took.
     copied_s: float = 0.0
     written_s: float = 0.0
 

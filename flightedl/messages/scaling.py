@@ -18,7 +18,7 @@ class ScaleRequest(OfJob, frozen=True, kw_only=True):
     drain: list[Natural] = []
     #: True to cancel the current change. Blocks that have already moved remain on their new pservers.
     is_cancelled: bool = False
-    #: Seconds for which the master may wait for progress.
+    #: Maximum seconds that the master waits for progress.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 0.0
 
 

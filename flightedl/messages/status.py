@@ -50,7 +50,7 @@ class ServerStatus(PserverFigures, frozen=True, kw_only=True):
     generation: int
     state: str
     pid: int = 0
-    #: Trainers for which this server's rounds are waiting.
+    #: Trainers that this server's rounds are waiting for.
     waits_for: list[str] = []
 
 
@@ -151,7 +151,7 @@ class RaisedError(Reply, frozen=True, kw_only=True):
     place: str
     #: Text of the newest one.
     error: str
-    #: Number of batches at which the error was raised, and number of these at which it was raised more than once.
+    #: Number of batches that raised the error, and number of these that raised it more than once.
     batches: int
     repeated: int
 
@@ -216,7 +216,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     records: int = 0
     #: Number of batches that trainers have finished since this master started, including repeated ones.
     batches: int = 0
-    #: Number of batches among them for which the script pushed no gradient to the declared model.
+    #: Number of these batches for which the script pushed no gradient to the declared model.
     idle_batches: int = 0
     #: Number of trainers that were training separate models at the same time; 0 if any trainer shared its model.
     own_models: int = 0
@@ -237,7 +237,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     mode: str = ""
     #: The complete mode, as a tagged object.
     mode_settings: dict[str, Any] = {}
-    #: Processes or rounds for which a pending change of the mode waits; empty without a pending change.
+    #: Processes or rounds that a pending change of the mode waits for; empty if no change is pending.
     mode_change: str = ""
     plan_hash: str = ""
     #: Number of times that the distribution of the blocks has changed, plus 1; 0 without a model.

@@ -40,7 +40,7 @@ class FinishedTask(OfPiece, frozen=True, kw_only=True):
 
     #: Index of a pserver -> oldest generation that acknowledged a batch of this piece; 0 if it has no blocks.
     pservers: list[Natural] = []
-    #: Oldest placement of blocks according to which a batch of this piece was pushed; 0 if none is stored.
+    #: Oldest placement of blocks that was used to push a batch of this piece; 0 if none is stored.
     placement: Natural = 0
     #: Name of a metric -> [weighted sum, weight] over the piece (evaluations only).
     metrics: Metrics = {}
@@ -202,7 +202,7 @@ class LogRequest(Sender, frozen=True, kw_only=True):
 
     records: Natural = 0
     batches: Natural = 0
-    #: Number of the batches for which no gradient was pushed to the declared model.
+    #: Number of these batches for which the script pushed no gradient to the declared model.
     idle_batches: Natural = 0
     #: Number of records skipped in corrupt chunks, if the dataset's policy is to skip such chunks.
     skipped_records: Natural = 0

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from flightedl.process.http_page import Answer, Asked
 
-#: Seconds for which `flightedl run` tolerates a frozen process.
+#: `flightedl run` tolerates a frozen process for this many seconds.
 STANDS_STILL_S = 30.0
 PATHS = ("/started", "/live", "/ready")
 

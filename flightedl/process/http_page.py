@@ -182,7 +182,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    #: Seconds of inactivity after which a connection is closed.
+    #: Connections are closed after this many seconds of inactivity.
     timeout = _SILENCE_S
     server: _Server
 

@@ -68,7 +68,7 @@ class SpanMaker:
 def kernels_of(
     parameters: Sequence[ParameterSpec], tables: Sequence[TableSpec], optimizer: Optimizer, wire: str
 ) -> list[Callable[[], object]]:
-    """Return functions, each of which compiles one of a model's kernels or loads it from numba's cache.
+    """Return functions that each compile one of a model's kernels, or load it from numba's cache.
 
     Together, the functions cover all kernels that a pserver runs, including those for checkpoints, recovery and
     eviction.

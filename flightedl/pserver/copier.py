@@ -23,7 +23,7 @@ from flightedl.pserver.rows.stored import CutRows
 if TYPE_CHECKING:
     from flightedl.pserver.rows.span import RowSpan
 
-#: Number of blocks by which the copying thread stays ahead of a push, so that it need not wait for the push's locks.
+#: Number of blocks that the copying thread stays ahead of a push, so that it need not wait for the push's locks.
 _LEAD = 4
 Array = npt.NDArray[np.generic]
 

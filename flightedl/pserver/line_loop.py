@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-#: Seconds for which the loop waits for messages while no step is parked.
+#: Seconds that the loop waits for messages while no step is parked.
 _LONG_S = 3600.0
 
 

@@ -136,7 +136,7 @@ class Meter:
         return dict(self._staleness)
 
     def waits_s(self, what: object) -> float:
-        """Return the number of seconds for which the blocks have been waiting for ``what``."""
+        """Return how many seconds the blocks have been waiting for ``what``."""
         now = self.now()
         with self._lock:
             if self._waits[0] != what:

@@ -454,7 +454,7 @@ class Shard:
 
     @property
     def placement(self) -> int:
-        """Version of the placement according to which the blocks are here."""
+        """Version of the placement that describes the blocks on this pserver."""
         return self._placement + self._has_moved
 
     def feed_cuts(

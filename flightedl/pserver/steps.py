@@ -20,13 +20,13 @@ from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import TARGET_BYTES, OutgoingBlocks
 
 SLICE_S = 0.25
-#: Number of reads after which a search for available values stops if it has found none.
+#: A search for available values stops after this many reads if it has found none.
 _LOOK_AHEAD = 4
-#: Seconds for which the outcomes of a small step wait for its values, to save a message.
+#: Seconds that the outcomes of a small step wait for its values, to save a message.
 MOMENT_S = 0.002
 #: Maximum bytes of values in a small step.
 LITTLE_BYTES = 64 << 10
-#: Maximum number of reads for which a small step waits.
+#: Maximum number of reads that a small step waits for.
 _FEW = 4
 
 

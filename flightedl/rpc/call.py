@@ -14,7 +14,8 @@ from flightedl.rpc.authentication import Role
 from flightedl.rpc.identity import Caller
 from flightedl.rpc.validation import BatchLimits
 
-#: Seconds by which a call may exceed its deadline before the server ends it. Normally, the client ends it first.
+#: Grace period, in seconds, before the server ends a call that exceeds its deadline. Normally, the client ends it
+#: first.
 _CALLER_FIRST_S = 0.25
 
 #: A batch with or without metadata, or metadata without a batch.

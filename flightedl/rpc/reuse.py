@@ -25,8 +25,8 @@ from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
 
-#: Seconds for which an open stream accepts new requests. If the server is frozen, a caller may wait for this long
-#: beyond its timeout.
+#: Seconds that an open stream accepts new requests. If the server is frozen, a caller may wait for this long beyond its
+#: timeout.
 _LIFETIME_S = 5.0
 
 

@@ -37,7 +37,7 @@ from flightedl.rpc.service import Service
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which gRPC may send the replies of ended calls, before idle connections are closed.
+#: Seconds that gRPC is given to send the replies of ended calls, before idle connections are closed.
 _SENDING_S = 0.2
 _SHUTDOWN_WAIT_S = 5.0
 _WATCH_INTERVAL_S = 0.25

@@ -1,4 +1,4 @@
-"""Show values to the user's function in the memory in which they arrive, without copying them in this process.
+"""Show values to the user's function in the memory where they arrive, without copying them in this process.
 
 A script that trains on a device keeps the model there, so a second copy in host memory would be useless. If the trainer
 and a pserver share memory, the function reads the values in the pserver's memory, and they are never copied.

@@ -53,7 +53,7 @@ class _Declared:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    #: The 16-bit float type in which the gradient is declared or sent; empty if neither uses one.
+    #: The gradient's 16-bit float type, declared or as sent; empty if there is none.
     kind: str
 
     @property

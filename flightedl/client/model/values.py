@@ -87,7 +87,7 @@ class ModelValues:
         return self._bounds[blocks[-1]][1] - self._bounds[blocks[0]][0]
 
     def sent_bytes(self, blocks: range) -> int:
-        """Return the bytes of adjacent blocks' values in the form in which they are sent."""
+        """Return the bytes of adjacent blocks' values as they are sent."""
         return self.nbytes(blocks) // 2 if self._halves_of(blocks) else self.nbytes(blocks)
 
     def _halves_of(self, blocks: range) -> HalfKernels | None:

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 _COPY_S = 3600.0
 _FROZEN_S = 5.0
-#: Seconds for which a unit may be frozen before this pserver deletes the intent.
+#: Seconds that a unit may be frozen before this pserver deletes the intent.
 _GIVE_UP_S = 0.2
 _ACKNOWLEDGE_S = 0.05
 #: Maximum number of changed rows that are left when a unit is frozen, and maximum number of updates before that.

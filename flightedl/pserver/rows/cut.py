@@ -180,7 +180,7 @@ class RowCut:
         self.epoch = epoch
         self.line = line
         self.is_base = changes is None
-        #: Buckets of which an incremental cut contains all rows.
+        #: Buckets whose rows are all in an incremental cut.
         self.complete: list[int] = [] if changes is None else np.flatnonzero(changes.adopted).tolist()
         #: True if all rows have been read.
         self.is_over = False
