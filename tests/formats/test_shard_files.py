@@ -5,15 +5,26 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import CorruptError, NotFoundError, UnavailableError
-from flightedl.formats.shard_files import ShardHeader, StoredBlock, load_shard, read_blocks, write_shard
+from flightedl.formats.shard_files import (
+    _LARGE_BYTES,
+    ShardHeader,
+    StoredBlock,
+    _hashed,
+    load_shard,
+    read_blocks,
+    write_shard,
+)
 from flightedl.testing.memory import MemoryStorage
 
 NAME = "c-1/shard-0-of-1-5-1.arrow"
@@ -190,3 +201,18 @@ def test_a_checkpoint_does_not_wait_for_pandas_to_be_imported():
         "write(MemoryStorage(), make_blocks(1)); assert 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def test_a_part_is_hashed_before_the_next_one_is_requested() -> None:
+    """Otherwise its memory could be reused first, or parts could be hashed in another order."""
+
+    class Later:
+        """An executor that works only while its result is awaited."""
+
+        def submit(self, work: Callable[[bytes], None], part: bytes) -> SimpleNamespace:
+            return SimpleNamespace(result=lambda: work(part))
+
+    parts = [memoryview(bytes([number]) * size) for number, size in enumerate((_LARGE_BYTES, 10, 2 * _LARGE_BYTES))]
+    digest, later = xxhash.xxh3_128(), Later()
+    assert list(_hashed(parts, digest, later)) == parts  # type: ignore[arg-type]
+    assert digest.hexdigest() == xxhash.xxh3_128(b"".join(parts)).hexdigest()
