@@ -48,7 +48,7 @@ def load_newest(
     loadable: range | None = None,
     rejected: Container[int] = (),
 ) -> Restored:
-    """Loads the blocks of one pserver from the newest readable checkpoint.
+    """Load the blocks of one pserver from the newest readable checkpoint.
 
     Args:
         storage: Storage of the checkpoints.

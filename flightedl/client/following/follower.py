@@ -54,7 +54,7 @@ _REST_FACTOR = 20
 
 
 class FollowedTable:
-    """A table of a follower's copy, which can be read by id or completely.
+    """A table in a follower's copy. Its rows can be read by id, or all at once.
 
     Args:
         follower: The follower.
@@ -69,7 +69,7 @@ class FollowedTable:
         """Return the values of rows.
 
         Args:
-            ids: (n,) integers or texts, as for ``Table.pull``.
+            ids: (n,) integers or strings, as in ``Table.pull``.
 
         Returns:
             (n, dim) float32. For ids without a row, what the table's ``unknown`` determines.
@@ -105,12 +105,12 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
     read the parameter again. ``tables`` maps names to tables.
 
     Args:
-        etcd: ``host:port`` of etcd; default ``FLIGHTEDL_ETCD``.
-        job: The job's name; default ``FLIGHTEDL_JOB``.
+        etcd: ``host:port`` of etcd. The default is ``FLIGHTEDL_ETCD``.
+        job: The job's name. The default is ``FLIGHTEDL_JOB``.
         **more: Other fields of :class:`flightedl.config.CommonSettings`, for example ``tls_dir``.
 
     Raises:
-        UsageError: a setting is wrong.
+        UsageError: a setting is invalid.
     """
 
     def __init__(self, etcd: str | None = None, job: str | None = None, **more: Any) -> None:
@@ -288,7 +288,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         has_changes = header.position != since
         with self._changed:
             self._answered[server] = asked
-            # Without changes, the pserver had nothing new until it answered.
+            # If there are no changes, the pserver had nothing new until it answered.
             self._fresh[server] = asked if has_changes else self._clock.now()
             self._trouble = ""
             self._changed.notify_all()

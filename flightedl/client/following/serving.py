@@ -41,7 +41,7 @@ class LookupTicket(Request, frozen=True, kw_only=True):
 
 
 class LookupService:
-    """Answers of a lookup server.
+    """The requests that a lookup server answers.
 
     Args:
         follower: The copy of the model.
