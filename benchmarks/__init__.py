@@ -7,6 +7,6 @@
 * ``checkpoint``: a checkpoint of one big shard under pushes, against np.save and fsync.
 * ``memory``: peak memory of a pserver with many trainers.
 * ``data_restarts``: records that restarts within an epoch lose or repeat, against torchdata.
-* ``following``: freshness of a follower, and its cost to training.
+* ``following``: freshness of a follower, and its cost to training; ``followed_evictions``: its rows under kills.
 * ``start``: a whole command: the first batch, short tasks.
 """

@@ -130,11 +130,13 @@ class _Answer:
 
     def messages(self) -> Iterator[Message]:
         count = 0
-        for changes in self._changes():
-            count += len(changes)
-            yield encode_changes(changes), None
-        yield encode_changes([Change("end", block=count)]), None
-        self.end()
+        try:
+            for changes in self._changes():
+                count += len(changes)
+                yield encode_changes(changes), None
+            yield encode_changes([Change("end", block=count)]), None
+        finally:
+            self._end()
 
     def _changes(self) -> Iterator[list[Change]]:
         while self._values:
@@ -193,18 +195,23 @@ class _Answer:
                     versions=np.ascontiguousarray(oldest),
                 )
 
-    def end(self) -> None:
-        """Drop the cuts."""
-        for span, cut in self._cuts:
-            with span.lock:
-                cut.drop()
-        self._cuts, self._values = [], []
-        if self._place is not None:
-            self._place.release()
-            self._place = None
+    def _end(self) -> None:
+        cuts, place = self._cuts, self._place
+        self._cuts, self._values, self._place = [], [], None
+        if place is not None:
+            _drop(cuts, place)
 
     def __del__(self) -> None:
-        self.end()
+        if self._place is not None:
+            # Never sent. The thread in which garbage is collected may hold the lock of a span.
+            threading.Thread(target=_drop, args=(self._cuts, self._place), name="flightedl-feed-end").start()
+
+
+def _drop(cuts: Sequence[tuple[RowSpan, RowCut]], place: threading.BoundedSemaphore) -> None:
+    for span, cut in cuts:
+        with span.lock:
+            cut.drop()
+    place.release()
 
 
 def _ranges(buckets: Sequence[int]) -> list[range]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -256,3 +259,21 @@ def _is_same(follower: Follower, model: Any, users: fe.Table) -> bool:
     every = np.arange(-5, 2200)
     is_same = np.array_equal(follower["w"], model["w"])
     return is_same and np.array_equal(follower.tables["users"].lookup(every), users.pull(every))
+
+
+def test_the_example_serves_what_it_trains_on_arriving_clicks(tmp_path: Path) -> None:
+    arguments = ["run", "flightedl.examples.online", "--pservers", "2", "--no-page", "--output", str(tmp_path / "out")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "flightedl", *arguments, "--", "--files", "25", "--pause-s", "0.2"],
+        env={**os.environ, "FLIGHTEDL_FOLLOW_EVERY_S": "0.3"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    logged = pq.read_table(tmp_path / "out" / "metrics.parquet").to_pylist()
+    found = {name: [each["value"] for each in logged if each["name"] == name] for name in ("auc", "age_ms", "items")}
+    assert found["auc"][-1] > 0.55
+    assert 0 < found["items"][-1] < 25 * 10 + 200
+    assert max(found["age_ms"]) < 20_000
