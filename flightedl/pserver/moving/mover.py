@@ -52,8 +52,9 @@ _log = logging.getLogger(__name__)
 
 _COPY_S = 3600.0
 _FROZEN_S = 5.0
-#: Seconds that a unit may be frozen before this pserver deletes the intent.
-_GIVE_UP_S = 0.2
+#: Seconds for which a unit is frozen before this pserver deletes the intent. The time doubles with each attempt that
+#: fails on a busy machine, up to the second number, and falls again when a unit has moved.
+_GIVE_UP_S, _LONGEST_GIVE_UP_S = 0.2, 5.0
 _ACKNOWLEDGE_S = 0.05
 #: Maximum number of changed rows that are left when a unit is frozen, and maximum number of updates before that.
 _FEW_ROWS = 6_000
@@ -111,6 +112,7 @@ class Mover:
         self._pinned: set[int] = set()
         #: Time at which the newest unit was frozen.
         self._frozen_at = 0.0
+        self._give_up_s = _GIVE_UP_S
         #: First block of a unit -> its staged content.
         self._arrivals: dict[int, Arrival] = {}
         self._acknowledged: dict[int, Acknowledged] = {}
@@ -280,12 +282,13 @@ class Mover:
             try:
                 self._upload(connection, last, (), digest)
             except NotReadyError:
-                if self._clock.now() - frozen_at > _GIVE_UP_S:
+                if self._clock.now() - frozen_at > self._give_up_s:
                     raise
                 self._clock.sleep(_EDGE_S)
             else:
                 break
-        self._wait_while_leaving(leaving, frozen_at + _GIVE_UP_S)
+        is_over = self._wait_while_leaving(leaving, frozen_at + self._give_up_s)
+        self._give_up_s = _GIVE_UP_S if is_over else min(2 * self._give_up_s, _LONGEST_GIVE_UP_S)
 
     def _upload(
         self,
