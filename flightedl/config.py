@@ -205,6 +205,9 @@ class PserverSettings(ServerSettings):
 
     #: Limit, in MiB, on the memory of tables' rows, including their slots and index; 0 disables the limit.
     table_memory_mb: Count = 0
+    #: Maximum number of seconds for which a pserver that receives SIGTERM moves its blocks to other pservers before it
+    #: ends. 0 leaves them to its successor.
+    leave_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

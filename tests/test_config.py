@@ -109,7 +109,7 @@ def test_a_container_quota_limits_the_cores(tmp_path: Path, quota: str, cores: i
         *((MasterSettings, name, 0) for name in ("attempts_limit", "checkpoint_keep", "task_timeout_factor")),
         *((MasterSettings, name, 0) for name in ("task_timeout_floor_s", "follow_every_s", "stuck_after_s")),
         (MasterSettings, "pservers", -2),
-        (PserverSettings, "table_memory_mb", -1),
+        *((PserverSettings, name, -1) for name in ("table_memory_mb", "leave_s")),
         *((TrainerSettings, name, -1) for name in ("give_up_s", "say_after_s", "metrics_port")),
     ],
 )

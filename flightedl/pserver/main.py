@@ -11,6 +11,7 @@ acquired index.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
@@ -20,7 +21,7 @@ from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.process import ServerProcess, run_server
-from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError
+from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError, NotReadyError, UnavailableError
 from flightedl.ports import Coordinator
 from flightedl.process.tuning import avoid_preemption
 from flightedl.pserver.flight import PserverFlight
@@ -98,7 +99,8 @@ class PserverProcess(ServerProcess[PserverSettings]):
                     if not held.is_held:
                         self.lost("its lease could not be renewed")
             self._health.waiting("it is ending")
-            self._drain(service)
+            if not self._leave(service):
+                self._drain(service)
             if self._exit_code:
                 _log.error("pserver ends: %s", self._reason)
                 sys.stderr.write(f"flightedl pserver: {self._reason}\n")
@@ -108,6 +110,22 @@ class PserverProcess(ServerProcess[PserverSettings]):
             server.stop(self._settings.drain_s)
             if held is not None:
                 held.release()
+
+    def _leave(self, service: PserverService) -> bool:
+        """Move all blocks to other pservers, if the settings allow it and the time suffices. True if none is left."""
+        if self._exit_code or not self._settings.leave_s or not service.is_serving:
+            return False
+        deadline = self._clock.now() + self._settings.leave_s
+        try:
+            while not service.is_empty and self._clock.now() < deadline:
+                with contextlib.suppress(UnavailableError, NotReadyError):
+                    service.leave()
+                self._clock.sleep(_POLL_S)
+            if not service.is_empty:
+                service.leave(is_cancelled=True)
+        except FlightedlError as error:
+            _log.warning("blocks stay here: %s", error)
+        return service.is_empty
 
     def _drain(self, service: PserverService) -> None:
         """Wait at most ``drain_s`` seconds for a checkpoint that contains everything pushed so far."""

@@ -50,6 +50,7 @@ from flightedl.messages.control import (
 )
 from flightedl.messages.declarations import DeclaredModel, ElectionRecord, JobDeclaration, Placement
 from flightedl.messages.moving import MoveHeader, MoveReply
+from flightedl.messages.scaling import ScaleRequest
 from flightedl.messages.status import PserverStatusReply, TableCounts
 from flightedl.ports import Clock, Files, Storage
 from flightedl.process import tracing
@@ -305,6 +306,23 @@ class PserverService:
     @property
     def doing(self) -> str:
         return self._life.state.value
+
+    @property
+    def is_empty(self) -> bool:
+        """True if all blocks have moved to other pservers."""
+        return self._mover is not None and self._mover.is_empty
+
+    def leave(self, *, is_cancelled: bool = False) -> None:
+        """Ask the master to move all blocks to other pservers, or to stop that. May be repeated.
+
+        Raises:
+            UsageError: No other pserver can have the blocks, or the pservers are being changed in another way.
+            UnavailableError: The master cannot be reached.
+        """
+        if self._peers is None or self._mover is None:
+            raise UsageError("the blocks of this job do not move")
+        drain = [] if is_cancelled else [self._life.index]
+        self._peers.scale(ScaleRequest(job=self._keys.job_name, drain=drain, is_cancelled=is_cancelled))
 
     def drain(self) -> None:
         """Announce that this pserver will end soon, so that the master orders a checkpoint."""

@@ -184,7 +184,7 @@ def _servers(job: ClusterJob, role: str, replicas: int) -> list[Object]:
             "readinessProbe": probe("/ready", period_s=1, failures=1),
         },
         spec={
-            "terminationGracePeriodSeconds": job.drain_s + _CLOSING_S,
+            "terminationGracePeriodSeconds": job.leave_s * (role == "pserver") + job.drain_s + _CLOSING_S,
             "topologySpreadConstraints": spread(job, role),
         },
         certificates="server",

@@ -120,6 +120,8 @@ class ClusterJob:
     keep_s: int = 600
     #: Maximum number of seconds that a server has, after SIGTERM, for its part of a last checkpoint.
     drain_s: int = 30
+    #: Maximum number of seconds for which a pserver moves its blocks to others before its pod ends; 0: not at all.
+    leave_s: int = 0
     #: Seconds for which a server must be ready before the next one is replaced. A spare uses them to claim an index.
     settled_s: int = 5
 
@@ -180,6 +182,8 @@ class ClusterJob:
             "FLIGHTEDL_LEASE_TTL_S": 5,
             "FLIGHTEDL_DRAIN_S": self.drain_s,
         }
+        if self.leave_s:
+            found["FLIGHTEDL_LEAVE_S"] = self.leave_s
         if self.resume:
             found["FLIGHTEDL_RESUME"] = self.resume
         if self.insecure:

@@ -142,6 +142,11 @@ class Mover:
                 raise NotReadyError("blocks are about to move: send the view again")
             yield
 
+    @property
+    def is_empty(self) -> bool:
+        """True if all blocks are on other pservers."""
+        return not self._core.state.blocks
+
     # reading etcd
 
     def look(self) -> None:

@@ -13,6 +13,7 @@ from flightedl.errors import NotReadyError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import JobDeclaration, Placement
 from flightedl.messages.moving import MovedRequest
+from flightedl.messages.scaling import ScaleReply, ScaleRequest
 from flightedl.ports import Coordinator, CreatedAt, Delete
 from flightedl.rpc.client import Connection
 from flightedl.rpc.connector import Connector
@@ -76,6 +77,15 @@ class Peers:
             raise NotReadyError("there is no master")
         request = MovedRequest(attempt=acknowledged.attempt, block=acknowledged.block, generation=generation)
         self._connection("master", 0, record).action("moved", encode(request), timeout_s=_ACTION_S)
+
+    def scale(self, request: ScaleRequest) -> ScaleReply:
+        """Ask the master to change the pservers. Raises the errors of an action."""
+        record = self._directory.master()
+        if record is None:
+            raise NotReadyError("there is no master")
+        return decode(
+            self._connection("master", 0, record).action("scale", encode(request), timeout_s=_ACTION_S), ScaleReply
+        )
 
     def give_up(self, transaction: Transaction) -> None:
         """Delete the intent if it still belongs to the attempt. Raises UnavailableError if etcd is unreachable."""

@@ -1,0 +1,37 @@
+"""A pserver that gets SIGTERM moves its blocks to the others. Nothing is lost, although the job has no checkpoints."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import flightedl as fe
+from flightedl.launch.programs import TrainerProgram
+from flightedl.testing.contracts.coordinator import eventually
+
+_WAIT_S = 120.0
+
+
+def test_a_pserver_that_gets_sigterm_moves_its_blocks_away(tmp_path: Path) -> None:
+    arguments = ("--data", str(tmp_path / "data"), "--tables", "--records", "8000", "--epochs", "2", "--pause", "0.02")
+    logs = tmp_path / "out" / "logs"
+
+    def text(name: str) -> str:
+        return (logs / f"{name}.log").read_text() if (logs / f"{name}.log").exists() else ""
+
+    with fe.local(
+        pservers=2,
+        output_dir=tmp_path / "out",
+        leave_s=60.0,
+        trainers=TrainerProgram("flightedl.examples.ledger", arguments, 2),
+    ) as cluster:
+        with cluster.status() as status:
+            eventually(lambda: status.read(5.0).tasks.done > 2, timeout_s=_WAIT_S)
+            before = cluster.kill("pserver", 1, signal.SIGTERM)
+            eventually(lambda: cluster.pid("pserver", 1) not in {None, before}, timeout_s=_WAIT_S)
+            eventually(lambda: status.read(5.0).tasks.done > 12 or None, timeout_s=_WAIT_S)
+        outcome = cluster.outcome(_WAIT_S)
+    assert outcome is not None
+    assert "0 lost, 0 double" in text("trainer-0") + text("trainer-1")
+    assert "released blocks" in text("pserver-1")
+    assert "values are lost" not in text("pserver-1") + text("master")
