@@ -23,7 +23,7 @@ def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
         place = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
         function_type = ir.FunctionType(ir.VoidType(), [place.type, _INT32, _INT32, _INT32])
         function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
-        # Constant arguments of the prefetch instruction: for reading, into all levels of the cache, and of data.
+        # Constant arguments of the prefetch instruction: data is prefetched for reading, into all levels of the cache.
         builder.call(function, [place, _INT32(0), _INT32(3), _INT32(1)])
         return context.get_dummy_value()
 

@@ -1,8 +1,8 @@
 """Check that a new master may continue from the state in etcd, which may have been restored from an older backup.
 
-The master makes this check after it has acquired the lock, and before it reads the job's state. It refuses to continue
-from a state that is older than the newest checkpoint. With ``--resume``, it deletes that state, and the job begins a
-new life from the checkpoint (see ``domain.recovery.store_history``). The new life is written last: if the master dies
+The master checks etcd after it has acquired the lock, and before it reads the job's state. It refuses to continue from
+a state that is older than the newest checkpoint. With ``--resume``, it deletes that state, and the job begins a new
+life from the checkpoint (see ``domain.recovery.store_history``). The new life is written last: if the master dies
 before that, its successor detects the older state again.
 
 Limitations: without checkpoints, an older state is detected only if the cluster id has changed. While the checkpoint

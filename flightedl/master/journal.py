@@ -16,7 +16,7 @@ from flightedl.ports import Clock
 #: Maximum number of kept events.
 _KEPT = 2_000
 _TEXT_LIMIT = 500
-#: Polling interval, in seconds, of a waiting request, which checks if the server is closing.
+#: Polling interval, in seconds, of waiting requests, which check if the server is closing.
 _LOOK_S = 0.5
 _WAIT_LIMIT_S = 15.0
 

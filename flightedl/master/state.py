@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 _DURABLE_S = 3.0
 #: Seconds to pause before waiting for etcd again.
 _DURABLE_PAUSE_S = 0.1
-#: Polling interval, in seconds, of a waiting request, which checks if the server is closing.
+#: Polling interval, in seconds, of waiting requests, which check if the server is closing.
 _LOOK_S = 0.5
 
 #: Names of requests in metrics.

@@ -39,7 +39,7 @@ class BatchIdentity(Request, frozen=True, kw_only=True):
 
 
 class PushHeader(Sender, frozen=True, kw_only=True):
-    """Request of a push (DoPut), or of a step (first message of a DoExchange): identity and weight of the rows."""
+    """Request to push (DoPut), or to begin a step (first message of a DoExchange): identity and weight of the rows."""
 
     verb: str = "step"
     plan_hash: Name
@@ -64,7 +64,7 @@ class PushHeader(Sender, frozen=True, kw_only=True):
 
 
 class LookupHeader(OfPlan, frozen=True, kw_only=True):
-    """Request of a lookup, sent in its only message on a stream for steps. ``wire.table_rows`` defines the ids."""
+    """Request to look up rows, sent in its only message on a stream for steps. ``wire.table_rows`` defines the ids."""
 
     verb: str = "lookup"
     #: Membership id of the reader; 0 for clients that only read.
@@ -138,7 +138,7 @@ class TableTicket(Request, frozen=True, kw_only=True):
 
 
 class InitHeader(Sender, frozen=True, kw_only=True):
-    """Request of an upload of initial values (DoPut). The trainer that won the election sends it."""
+    """Request to upload initial values (DoPut). The trainer that won the election sends it."""
 
     verb: str = "init"
     plan_hash: Name

@@ -140,7 +140,7 @@ class TasksReply(Reply, frozen=True, kw_only=True):
 
 
 class JoinRequest(Sender, frozen=True, kw_only=True):
-    """Request of a trainer that holds work to become a member, so that rounds wait for it."""
+    """Request to become a member, from a trainer that holds work, so that rounds wait for it."""
 
     #: Attempt on which the trainer is about to work; None for any attempt that it holds.
     attempt: Natural | None = None

@@ -109,7 +109,7 @@ class Admission:
         with self._lock:
             self._refusals[code] += 1
             if isinstance(error, MessageError | AuthenticationError):
-                # Return memory to the system twice: the first time, this call itself still holds its memory.
+                # Return memory to the system twice, because the first time, the call itself still holds its memory.
                 self._givings_left = 2
 
     @property

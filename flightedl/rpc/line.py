@@ -35,7 +35,7 @@ from flightedl.errors import MessageError
 LIMIT_BYTES = 64 << 10
 #: Maximum bytes of a client's unanswered messages, including the kernel's overhead per message.
 AHEAD_BYTES = 80 << 10
-#: Polling interval, in milliseconds, of a side that waits, which checks if there is still a reason to wait.
+#: Polling interval, in milliseconds, of a waiting side, which checks if there is still a reason to wait.
 _LOOK_MS = 100
 _TIME = Struct("@ll")
 _NO_DATA: tuple[()] = ()

@@ -2,12 +2,12 @@
 
 Each process owns one memory per stream, and may lend from further memory. A process writes only to its own memory:
 
-* **Values** of a message: before the message is sent, to a range that no open message uses. The peer reads them from
-  the arrival of the message until it counts the message as consumed.
-* **The counter** ``consumed``: after the last read of a message's values. The owner of the values frees the range when
-  it sees the counter; an answer to the message has the same effect. A wrong counter harms only its writer.
-* **The flag** ``over``: when a stream ends with open messages, before any lent value changes. The peer looks at it
-  after its last read of lent values, and does not use them if it is set.
+* **Values** of a message are written before the message is sent, to a range that no open message uses. The peer reads
+  them between receiving the message and counting it as consumed.
+* **The counter** ``consumed`` is increased after the last read of a message's values. The owner of the values then
+  frees their range, as it also does when the message is answered. A wrong counter harms only its writer.
+* **The flag** ``over`` is set when a stream ends with open messages, before any lent value changes. After its last read
+  of lent values, the peer checks the flag, and discards the values if it is set.
 
 A fence separates the reads of values from the counter or the flag, and the counter or the flag from later writes. With
 sockets, everything before the sending of a message happens before everything after its receipt.

@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 #: Default limit on the memory used by batches that were read ahead.
 READ_AHEAD_MB = 64
-#: Polling interval, in seconds, of a waiting thread, which checks if it should stop.
+#: Polling interval, in seconds, of waiting threads, which check if they should stop.
 SLICE_S = 0.5
 _REFILL_AT = 2
 #: Bytes counted per batch in addition to its values. Limits the number of small batches that are read ahead.

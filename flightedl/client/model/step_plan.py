@@ -1,14 +1,12 @@
 """Plans for pushes: how to validate a given set of gradients, and how to arrange them in messages.
 
-A loop pushes the same parameters step after step, so their names are resolved only once. A :class:`StepPlan` holds the
-shapes and dtypes of the gradients, and determines which gradients share a message and which blocks each message
-contains. With a plan, a step takes one pass over the gradients: gradients that match their declarations are recognized
-without a Python call for each, gradients that share a message are copied into one array, and every line is checked for
-non-finite values. Before anything is sent, gradients that do not match are converted, or rejected with an error that
-names the parameter.
+A loop pushes the same parameters step after step, so their names are resolved only once, in a :class:`StepPlan`. The
+plan holds the shapes and dtypes of the gradients, and determines which blocks and gradients each message contains.
 
-Large gradients are sent from the user's memory. Small gradients are joined before they are checked, because checking a
-thousand small arrays takes longer than sending them.
+With a plan, a step takes one pass over the gradients. Gradients that match their declarations need no Python call each.
+Others are converted, or rejected with an error that names the parameter, before anything is sent. Large gradients are
+sent from the user's memory. Small gradients are joined before they are checked for non-finite values, because checking
+a thousand small arrays takes longer than sending them.
 """
 
 from __future__ import annotations
