@@ -33,11 +33,11 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "testing": (9_739, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_436, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
-        8_015,
+        8_016,
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),
-    "pictures of the documentation": (378, 378, ("docs",)),
+    "pictures of the documentation": (383, 383, ("docs",)),
     "benchmarks": (1_599, 600, ("benchmarks",)),
 }
 _PARTS = {directory for _, _, directories in BUDGETS.values() for directory in directories}

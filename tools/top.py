@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -93,7 +94,8 @@ class View:
         parts: list[RenderableType] = [Text(self._trouble, style="red")] if self._trouble else []
         if status is None:
             return Group(*parts)
-        parts.append(ProgressBar(total=1.0, completed=progress_of(status)))
+        # Without colors, the bar alone would not end its line.
+        parts.append(Padding(ProgressBar(total=1.0, completed=progress_of(status)), 0))
         parts += [Text(f"{name:<12} {value}", overflow="ellipsis", no_wrap=True) for name, value in facts(status)]
         parts.append(Text(f"{'throughput':<12} {sparkline(self._rates)}", style="cyan"))
         if rounds := list(waits(status)):

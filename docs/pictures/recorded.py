@@ -56,7 +56,7 @@ class Recording:
 
     def svg(self, title: str) -> str:
         """Return an animation. Readers who prefer no motion see all lines at once."""
-        console = Console(record=True, width=_COLUMNS, file=io.StringIO())
+        console = terminal()
         for _, text in self.lines:
             console.print(text, no_wrap=True, overflow="ellipsis")
         shown, at_s = [], 0.0
@@ -69,6 +69,11 @@ class Recording:
         motion = f"@media (prefers-reduced-motion: no-preference) {{\n{rules}\n}}"
         style = f"<style>\n@keyframes appear {{ from {{ opacity: 0; }} to {{ opacity: 1; }} }}\n{motion}\n</style>"
         return without_fonts(console.export_svg(title=title)).replace("</svg>", f"{style}</svg>")
+
+
+def terminal() -> Console:
+    """Return a terminal whose content becomes a picture."""
+    return Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
 
 
 def without_fonts(svg: str) -> str:
@@ -139,7 +144,7 @@ def watch(etcd: str, name: str, page_url: str, is_due: threading.Event) -> None:
         picture = base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
     with Image.open(io.BytesIO(picture)) as image:
         image.convert("P", palette=Image.Palette.ADAPTIVE, colors=32).save(HERE / "page.png", optimize=True)
-    console = Console(record=True, width=_COLUMNS, file=io.StringIO())
+    console = terminal()
     console.print(view.screen())
     (HERE / "top.svg").write_text(without_fonts(console.export_svg(title="flightedl top")), "utf-8")
 

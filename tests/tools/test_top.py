@@ -78,3 +78,11 @@ def test_a_curve_fits_into_one_line() -> None:
     assert sparkline([]) == ""
     assert sparkline([0, 0]) == "  "
     assert sparkline([0, 4, 8]) == " ▄█"
+
+
+def test_the_progress_bar_has_a_line_of_its_own_without_colors() -> None:
+    view = View()
+    view.take(status(), news(1))
+    bar, after = shown(view).splitlines()[:2]
+    assert set(bar.strip()) == {"━"}
+    assert after.startswith("job ")
