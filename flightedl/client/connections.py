@@ -2,8 +2,9 @@
 
 Each call carries the generation of the server for which it is intended. When a server is replaced, its new address and
 generation come from the directory (a watch on etcd), and calls go to the new process. Calls in flight to the old
-process are aborted, because it may be frozen and would block them until their deadlines. All requests are idempotent:
-each carries its identity, so it can safely be repeated if its outcome is unknown.
+process are aborted, because it may be frozen and would block them until their deadlines.
+
+All requests are idempotent: each carries its identity, so it can safely be repeated if its outcome is unknown.
 """
 
 from __future__ import annotations

@@ -160,7 +160,6 @@ class TrainerProcess:
     # the end
 
     def close(self) -> None:
-        """Leave the job and close all components."""
         self._page.close()
         self.progress.close()
         self.registration.close()

@@ -154,10 +154,11 @@ class Job:
         gets as much data as it can process.
 
         With ``follow``, files that match the patterns later are added as new tasks, permanently and in order of
-        arrival. The master scans every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and adds a file only if it has not
-        changed between two scans, so files that are still being written are not added. Names that begin with ``_`` or
-        ``.`` are ignored. The last epoch ends when the directory of each pattern contains a file named ``_END``, or
-        when a trainer calls ``Dataset.end``. Earlier epochs end as soon as all existing tasks are done.
+        arrival. The master scans every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``). It adds a file only if the file has
+        not changed between two scans, so it adds no incomplete files. Names that begin with ``_`` or ``.`` are ignored.
+
+        The last epoch ends when the directory of each pattern contains a file named ``_END``, or when a trainer calls
+        ``Dataset.end``. Earlier epochs end as soon as all existing tasks are done.
 
         Unusable files are excluded and listed by ``flightedl status``; if any are still excluded at the end,
         ``flightedl run`` exits with code 4. ``flightedl status`` also lists files that were removed or changed after

@@ -217,7 +217,6 @@ class Waits:
         self._conversations: Sequence[Conversation] = ()
 
     def watch(self, conversations: Sequence[Conversation]) -> None:
-        """Also check these conversations."""
         self._conversations = conversations
 
     def begin(self) -> Waiting:

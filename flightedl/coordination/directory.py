@@ -1,10 +1,11 @@
 """Directory of a job's processes: a copy of the job's small keys that follows changes in etcd.
 
 Theory of operation. One thread lists the job's prefix, and then watches it from the revision of that listing. Each
-batch of changes creates a new immutable snapshot, wakes the waiting threads, and calls the subscribers. While etcd is
-unreachable, the copy stays unchanged (``trouble`` is the reason), and the watch resumes later. If etcd no longer has
-the events in between, all keys are listed again, and subscribers see all changes at once. After a rollback of etcd, the
-copy never becomes current again (``require_followed``).
+batch of changes creates a new immutable snapshot, wakes the waiting threads, and calls the subscribers.
+
+While etcd is unreachable, the copy stays unchanged (``trouble`` is the reason), and the watch resumes later. If etcd no
+longer has the events in between, all keys are listed again, and subscribers see all changes at once. After a rollback
+of etcd, the copy never becomes current again (``require_followed``).
 
 The copy may be outdated. A process that acts on it sends the generation that it has found there, and if that generation
 has ended, the request is rejected.

@@ -4,9 +4,11 @@ numba is slow to import, so only pservers, and trainers that send 16-bit floats,
 
 Theory of operation: the loops in ``blocks``, which use the ``rules``, are compiled for exact argument types. Values and
 slots are C-contiguous, aligned and writable; gradients may be read-only and unaligned, as network buffers are. The
-signatures convert constants to the block's dtype. A kernel is compiled at its first use. numba caches its machine code
-next to the source files or in ``NUMBA_CACHE_DIR``; if the cache is not writable, every process compiles the kernel
-again. A change to any file in this package invalidates the cache.
+signatures convert constants to the block's dtype.
+
+A kernel is compiled at its first use. numba caches its machine code next to the source files or in ``NUMBA_CACHE_DIR``;
+if the cache is not writable, every process compiles the kernel again. Changing any file in this package invalidates the
+cache.
 
 Guarantees: a kernel accesses only its arguments, keeps no state and takes no locks, so any number of threads may run it
 on different blocks. Results are bit-identical to those of ``flightedl.testing.reference_updates``, with two exceptions:

@@ -2,9 +2,11 @@
 
 Every few seconds, a thread looks for new files by the rules in ``formats.following``. It indexes the new files and adds
 their tasks to the queue, in the transaction that also records their arrival, so that a successor has both or neither.
+When the dataset is complete, the thread informs the queue, so that the last epoch may end, and reports the excluded
+files.
+
 An unusable file does not end the job: ``status`` reports the file, and the thread reads it again when the file has
-changed, or in the next scan if only the store failed briefly. When the dataset is complete, the thread informs the
-queue, so that the last epoch may end, and reports the excluded files.
+changed, or in the next scan if only the store failed briefly.
 """
 
 from __future__ import annotations

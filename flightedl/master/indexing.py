@@ -1,10 +1,11 @@
 """Index a declared dataset in the background, because reading many files takes longer than a call may take.
 
 The first trainer's declaration starts the indexing. Until it is complete, all calls are answered with "not ready" and
-the progress; afterwards, they are answered with the result or the error. An error is dropped after one minute, so that
-the dataset can be declared again once a file has been corrected. If the store fails briefly, indexing retries
-(``domain.retries``). If it fails for longer, the declaration of a new dataset fails, but a job that has already
-declared its dataset continues to wait.
+the progress; after that, with the result or the error. An error is dropped after one minute, so that the dataset can be
+declared again when a file has been corrected.
+
+If the store fails briefly, indexing retries (``domain.retries``). If it fails for longer, the declaration of a new
+dataset fails, but a job that has already declared its dataset continues to wait.
 
 If the job has a storage, the index is stored there, next to the checkpoints, and later jobs with the same data read
 only files that have changed. After a takeover, the master uses the stored index if the job was declared with it, and

@@ -2,9 +2,10 @@
 
 The memory is freed when both processes have ended, however they ended, and the limit of /dev/shm does not apply to it.
 Its owner writes; the other process can map it only for reading. It is sealed against shrinking, because SIGBUS would
-kill a process that reads memory after it has shrunk. Therefore the seals, the size and the file system of a received
-descriptor are checked before it is mapped. The file system must be that of memfds, because pages of other files may be
-missing, for example huge pages that were never reserved.
+kill a process that reads memory after it has shrunk.
+
+Before a received descriptor is mapped, its seals, size and file system are checked. The file system must be that of
+memfds, because pages of other files may be missing, for example huge pages that were never reserved.
 
 The memory begins with the nonce of its stream, which proves to both processes that they map the memory of their Flight
 peer. Two words follow, which the owner writes: the number of the peer's messages that the owner has consumed, and a

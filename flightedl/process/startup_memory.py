@@ -1,10 +1,12 @@
 """Return memory of library code that runs only at startup (the compiler, and half of Arrow and gRPC) to the system.
 
-Dropping these pages saves about 90 MB per pserver. Pages of library code are backed by the library's file, so dropped
-pages are loaded again when they are executed; for example, a kernel can still be compiled later. Linux keeps dropped
-pages in its cache while there is room. A mapping is dropped only if none of its pages has been written (by this
-process, or by its parent before a fork), and only if its library is completely loaded, because a library is mapped
-before it is written. On systems without ``/proc``, this does nothing.
+Dropping these pages saves about 90 MB per pserver. Dropped pages are backed by the library's file, so they are loaded
+again when they are executed; for example, a kernel can still be compiled later. Linux keeps dropped pages in its cache
+while there is room.
+
+A mapping is dropped only if none of its pages has been written (by this process, or by its parent before a fork), and
+only if its library is completely loaded, because a library is mapped before it is written. On systems without
+``/proc``, nothing is dropped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Event loop of a pserver's lifecycle: passes events to ``domain.pserver.life`` and carries out its effects.
 
-Theory of operation. The lifecycle decides under a lock. No thread waits or accesses blocks while holding it. The
-directory is also read under this lock, so the lifecycle never sees an older state after a newer one. Slow effects
-(building, loading, waiting, reading etcd) are carried out by a separate thread, one at a time. Until they are complete,
+Theory of operation. The lifecycle decides under a lock, under which no thread waits or accesses blocks. The directory
+is also read under this lock, so the lifecycle never sees an older state after a newer one.
+
+A separate thread carries out slow effects (building, loading, waiting, reading etcd), one at a time. Meanwhile,
 requests are answered with "not ready". Once the lifecycle permits them, pushes and pulls go directly to the ``Shard``.
 """
 

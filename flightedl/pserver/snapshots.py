@@ -1,10 +1,11 @@
 """Checkpoint orders of a pserver: copies of its blocks, and the thread that writes the copies to files.
 
-Theory of operation. For each order there is a ``SnapshotCopier``. A thread copies the due blocks one at a time, under
-the lock of the block's span, and then writes the file. A push that is about to change a due block copies it first,
-unless the thread has done so; training waits only for these copies. The thread then continues a few blocks beyond that
-block, so that it runs ahead of the push on another processor. The block protocol decides when a block is due, and which
-applied batches the file lists.
+Theory of operation. For each order there is a ``SnapshotCopier``. The block protocol decides when a block is due, and
+which applied batches the file lists. A thread copies the due blocks one at a time, under the lock of the block's span,
+and then writes the file.
+
+A push that is about to change a due block copies it first, unless the thread has done so; training waits only for these
+copies. The thread then continues a few blocks beyond that block, to run ahead of the push on another processor.
 
 The copies' memory is touched before the first checkpoint (``prepare``) and then reused, because faulting it in page by
 page takes several times as long as copying. So a pserver that writes checkpoints needs twice the memory of its blocks.

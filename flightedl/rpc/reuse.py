@@ -3,11 +3,12 @@
 Opening a call takes several times as long as a message on an open stream. Therefore a client that sends many requests
 to a server keeps a stream open for a few seconds. Each request is answered completely before the next one is sent.
 
-Keeping a stream does not change the semantics of a request: the request goes to the same server of the same generation,
-and if its outcome is unknown, it may have been carried out. After an error, the stream is closed, and the next request
-opens a new one. Streams are short-lived, because the server authorizes the caller only when a stream is opened. An idle
-client may call ``close_idle``, but it need not, because a server that stops does not wait for streams that are between
-two requests.
+Keeping a stream does not change the semantics of a request: it goes to the same server of the same generation, and if
+its outcome is unknown, it may have been carried out. After an error, the stream is closed, and the next request opens a
+new one.
+
+Streams are short-lived, because the server authorizes the caller only when a stream is opened. An idle client may call
+``close_idle``, but need not, because a stopping server does not wait for idle streams.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Membership of this rank in the current start of its group: the rank joins, reports its rounds, and leaves.
 
 A rank may start rounds while its lease is valid by its own clock, until the master declares this start of the group
-over. No running master is required for rounds, but a rank that was frozen for seconds asks the master before it starts
-another round. A thread reports the newest round a few times a second. If the previous start ended because a rank died,
-every rank reports each round before starting it, until it has passed the records at which that rank died. This tells
-the master which records kill ranks.
+over. Rounds require no running master, but a rank that was frozen for seconds asks the master before it continues.
+
+A thread reports the newest round a few times a second. If the previous start ended because a rank died, every rank
+reports each round before starting it, until it has passed the records at which that rank died. This tells the master
+which records kill ranks.
 """
 
 from __future__ import annotations

@@ -129,7 +129,6 @@ class FollowedTables:
         return out, count
 
     def rows(self, name: str) -> Iterator[RowChunk]:
-        """Yield all rows of a table."""
         number = self._number(name)
         salt = self._specs[number].salt
         for server, store in self._stores.items():

@@ -157,7 +157,6 @@ class ModelValues:
 
 
 def _widened(data: memoryview, halves: HalfKernels | None) -> memoryview:
-    """Return values in the declared dtype."""
     if halves is None:
         return data
     wide = np.empty(len(data) // 2, np.float32)

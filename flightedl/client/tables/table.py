@@ -227,11 +227,12 @@ class Table:
     def export(self, url: str | Path, *, slots: bool = False) -> bool:
         """Write all rows to one Parquet file. All trainers must call this method; one of them starts the export.
 
-        The rows are read from a new checkpoint or, in a job without checkpoints, from the pservers. In a job without
-        checkpoints, all rows have the same version after the loop has ended, and, in Sync mode without backups, also
-        during the loop, because no round closes while this trainer waits. Otherwise, each pserver's rows have the
-        values of the time at which they are read. As with ``Job.save_model``, the n-th call for a URL within an epoch
-        is the same request in all trainers.
+        The rows are read from a new checkpoint or, in a job without checkpoints, from the pservers. In the latter case,
+        all rows have the same version after the loop has ended, and, in Sync mode without backups, also during the
+        loop, because no round closes while this trainer waits. In other modes, the rows have the versions at which they
+        are read.
+
+        As with ``Job.save_model``, the n-th call for a URL within an epoch is the same request in all trainers.
 
         Args:
             url: Path or URL of the file. Its columns are ``id`` and ``values``.
