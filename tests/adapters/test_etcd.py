@@ -11,6 +11,7 @@ import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.domain.tenure import TRUSTED_PART
 from flightedl.errors import OutcomeUnknownError, RolledBackError, UnavailableError, UsageError
 from flightedl.ports import Coordinator, Put, Written
 from flightedl.testing.contracts.coordinator import (
@@ -120,6 +121,18 @@ def test_a_call_to_a_frozen_etcd_times_out(own_world: EtcdWorld) -> None:
         with pytest.raises(UnavailableError):
             act()
         assert time.monotonic() - start < 5
+    own_world.server.thaw()
+    persistently(lease.renew)
+
+
+@pytest.mark.faults
+def test_a_renewal_is_given_up_while_there_is_time_for_another(own_world: EtcdWorld) -> None:
+    lease = own_world.connect(timeout_s=10.0).grant(4)
+    own_world.server.freeze()
+    start = time.monotonic()
+    with pytest.raises(UnavailableError):
+        lease.renew()
+    assert time.monotonic() - start < 4 * TRUSTED_PART
     own_world.server.thaw()
     persistently(lease.renew)
 

@@ -44,5 +44,6 @@ def test_a_part_is_hashed_before_its_memory_is_reused() -> None:
     assert digest.hexdigest() == xxhash.xxh3_128(written).hexdigest()
 
 
-def test_the_checksum_of_metadata_tells_its_parts_apart() -> None:
-    assert _metadata_checksum(b"ab", b"c") != _metadata_checksum(b"a", b"bc")
+def test_the_checksum_of_metadata_covers_both_parts_and_their_border() -> None:
+    found = {_metadata_checksum(*parts) for parts in ((b"ab", b"c"), (b"a", b"bc"), (b"ab", b"d"), (b"bb", b"c"))}
+    assert len(found) == 4
