@@ -18,9 +18,9 @@ element ends as the batch's share in the mean of its round: the number of record
 records in the round. If the element of a batch with 20 records is 0.4, the round had 50 records. The batches in rounds
 of 50 records must together have a multiple of 50 records.
 
-``--optimizer adam`` counts with Adam. If both betas are 0, Adam changes an element by the learning rate, regardless of
-the gradient's size, so counting works even with ``reduce="mean"``. The clocks use Adam's usual betas. If every gradient
-is -1, each of Adam's steps equals the learning rate, but only if the step count matches the number of updates in the
+``--optimizer adam`` counts with Adam. With betas of 0, it changes an element by the learning rate, regardless of the
+gradient's size, so counting works even with ``reduce="mean"``. The clocks use Adam's usual betas. If every gradient is
+-1, each of Adam's steps equals the learning rate, but only if the step count matches the number of updates in the
 moving averages. So the clocks show that values, averages and step count still agree after pservers have been restored.
 
 ``--tables`` also counts in embedding tables. In one table, each record has an id of its own, whose row has an element

@@ -1,10 +1,11 @@
 """Child processes that cannot outlive their parent. Their output is captured line by line.
 
 Every child leads its own process group and session. So Ctrl-C at the terminal reaches only the launcher, and killing a
-child also kills the child's own children. Children do not survive the launcher, however it dies, for two independent
-reasons. First, the kernel kills a child when the *thread* that started it ends (``PR_SET_PDEATHSIG``); all children are
-started by one thread that lives as long as the :class:`Children`. Second, the orphan reaper kills all groups on its
-list when its input ends.
+child also kills the child's own children.
+
+Children do not survive the launcher, however it dies, for two independent reasons. First, the kernel kills a child when
+the *thread* that started it ends (``PR_SET_PDEATHSIG``); all children are started by one thread that lives as long as
+the :class:`Children`. Second, the orphan reaper kills all groups on its list when its input ends.
 
 A child's standard output and standard error are one stream. A thread reads it, writes it to the child's log file, and
 passes it to ``on_lines``: a single line at once, but lines in quick succession together, so that a verbose child does

@@ -4,8 +4,7 @@ Rules:
 
 * Lines of trainers are printed unchanged after ``trainer-1 |``, above the live display. A line of the form ``title: 40
   %`` becomes a bar in the live display instead.
-* Plain output consists of one line of figures every few seconds, or at once if the epoch or the reason for waiting
-  changes.
+* Plain output has a line of figures every few seconds, or at once if the epoch or the reason for waiting changes.
 * Waiting is normal when a job starts, so it is shown only after ten seconds.
 * If the reader of the output closes its end, as ``head`` does, the job is stopped (:class:`JobConsole`).
 * The display decides nothing. It only turns :class:`Figures` into text.

@@ -1,10 +1,14 @@
 """``flightedl run``: a complete job on this machine, from the first process to the summary.
 
-Exit codes: 0 every trainer did all its work and every task was done, or a trainer stopped the job (``job.stop``); 1 the
-script crashed, or a process ended too often; 2 the command, the script or the data must be changed, also if the script
-succeeded but left work undone; 3 the job cannot continue; 4 the job ended, but some tasks failed permanently, or the
-last checkpoint was not written; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM); 141 stopped because the
-reader of the output closed its end, as in ``flightedl run ... | head``.
+Exit codes:
+
+* 0: every trainer did all its work and every task was done, or a trainer stopped the job (``job.stop``)
+* 1: the script crashed, or a process ended too often
+* 2: the command, the script or the data must be changed, also if the script succeeded but left work undone
+* 3: the job cannot continue
+* 4: the job ended, but some tasks failed permanently, or the last checkpoint was not written
+* 129, 130, 143: stopped by a signal (hang-up, Ctrl-C, SIGTERM)
+* 141: stopped because the reader of the output closed its end, as in ``flightedl run ... | head``
 
 If the reader of the output closes its end, the job stops as on Ctrl-C and prints its summary to standard error. To
 train without watching, redirect the output to a file.

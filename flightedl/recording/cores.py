@@ -40,9 +40,8 @@ class Kind:
         skips: Returns True for (core, method, result) if the call is not recorded.
         repeated: Frequently repeated methods and events -> the parameter that is compared with the previous call, or
             "" to compare all. A repeated call is not recorded; a repeated event refers to the previous one.
-        gists: (method, parameter) -> function that returns the part of the argument that the core uses.
-        state: Returns the state after a call, from (core, arguments, result). It is recorded and compared in addition
-            to the result.
+        gists: (method, parameter) -> function that returns the part of the argument that the core uses. state: Returns
+        the state after a call, from (core, arguments, result). It is recorded and compared, as is the result.
         is_checked: True if a replay asserts the core's invariants after each call.
     """
 

@@ -1,8 +1,7 @@
 """Removal of private strings from recordings: passwords in URLs, and error messages, which may quote records.
 
 Fields with certain names are replaced wherever they occur in an event, an argument or an effect. The replacement
-depends only on the original string, so equal strings remain equal. A string that has already been replaced does not
-change.
+depends only on the original string, so equal strings remain equal. A string that was replaced before does not change.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 The push that admits an id creates its row and updates it; later pushes update it again. Reads change nothing: reading
 an id without a row returns the initial values that its row would have. An update to version v stores v and the epoch in
-each row, and in each waiting id, that it touches. Together with the declared rules (``Evict``) and ``oldest``, these
-two numbers determine whether a row exists. Rows that no longer exist are treated as if they had never existed. The
-update sees the rows that existed at v - 1, because those are the ones that its trainer read.
+each row, and in each waiting id, that it touches.
+
+Together with the declared rules (``Evict``) and ``oldest``, these two numbers determine whether a row exists. Rows that
+no longer exist are treated as if they had never existed. The update sees the rows of v - 1, as its trainer did.
 
 Versions and epochs never decrease. ``epoch`` is the highest epoch of all batches applied so far.
 """

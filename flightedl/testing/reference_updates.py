@@ -146,8 +146,7 @@ def _rmsprop(optimizer: RMSprop, w: Floats, g: Floats, slots: Sequence[Floats], 
     """``s = alpha s + (1-alpha) g**2``; ``d = g / (sqrt(s) + eps)``; ``w -= rate * d``.
 
     If centered (Graves 2013, eq. 38-45), ``a = a + (1-alpha)(g - a)``, and ``s - a**2`` replaces s. With momentum, ``u
-    = momentum u + d`` and ``w -= rate * u``. Both are torch's forms. If rounding makes ``s - a**2`` negative, zero is
-    used instead.
+    = momentum u + d`` and ``w -= rate * u``. Both are torch's forms. If rounding makes ``s - a**2`` negative, it is 0.
     """
     rest = list(slots)
     square_average = rest.pop(0)

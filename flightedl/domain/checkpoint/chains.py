@@ -14,8 +14,8 @@ between two checkpoints. The rules are:
 * If rows make up less than a third of a base, no increments are written, because they would save too little.
 * Checkpoints that are kept permanently consist only of bases, so they do not depend on files of other checkpoints.
 * The name of an increment contains the number of the checkpoint in which its chain's base was written
-  (``manifest.shard_name``). Retention therefore needs only file names: it keeps every file from the oldest base that a
-  retained checkpoint needs.
+  (``manifest.shard_name``). Retention therefore needs only file names: it keeps the oldest base that a retained
+  checkpoint needs, and all later files.
 
 A new master continues the chains listed in the newest checkpoint's manifest (``files_of``) if it can read that
 manifest; the pservers know which rows have changed since that checkpoint. A process that has loaded a checkpoint starts

@@ -42,7 +42,7 @@ class Checkpointing:
         self._draining: set[int] = set()
 
     def settled(self, index: int, generation: int, now: float) -> None:
-        """Let a pserver take part in checkpoints. The queue contains its missing tasks, and it reloads none."""
+        """Let a pserver take part in checkpoints: its missing tasks are in the queue, and it reloads no checkpoint."""
         if self.is_kept:
             self.perform(self.checkpoints.pserver_up(index, generation, now))
 

@@ -135,7 +135,7 @@ class ModelPlanned:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationIndexed:
-    """The tasks of an evaluation's dataset. The evaluation begins, or continues a predecessor's."""
+    """The tasks of an evaluation are known. It begins, or continues where a predecessor stopped."""
 
     name: str
     reply: DeclaredDataset

@@ -62,7 +62,7 @@ class Backlog:
     def __init__(self, generation: int = 0) -> None:
         #: Generation of the registration that holds the pieces. Later registrations of the same name do not hold them.
         self.generation = generation
-        #: Attempt -> piece, in increasing order of attempts. Other classes must not change this.
+        #: Attempt -> piece, in increasing order of attempts. Other classes must not change this dict.
         self.pieces: dict[int, Pending] = {}
         #: ``pieces`` in compact form and in the same order.
         self.rows: list[Row] = []

@@ -21,6 +21,5 @@ With a cluster (``ports.Cluster``):
 * ``watching``: waits until a job has ended, and shows its progress and output
 
 When a job is submitted, ``values`` validates its settings, ``objects`` creates its objects, and ``submitting`` applies
-them. The trainers' Job owns all other objects. ``watching`` follows the job (with ``views``), and ``scaling`` changes
-its parallelism.
+them. The trainers' Job owns all other objects. ``watching`` (with ``views``) follows the job; ``scaling`` resizes it.
 """

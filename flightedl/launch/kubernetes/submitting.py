@@ -2,8 +2,10 @@
 
 The trainers' Job is created first, because an owner must exist before the objects that it owns. It is suspended and
 marked as incomplete. When all other objects exist, the mark is removed, and the Job is resumed or gets the label of its
-queue, which then decides when it starts. A submission that fails or is interrupted deletes its Job, and with it the
-objects that the Job owns. If the mark is left, the next submission knows that the previous one was killed.
+queue, which then decides when it starts.
+
+A submission that fails or is interrupted deletes its Job, and with it the objects that the Job owns. If the mark is
+left, the next submission knows that the previous one was killed.
 
 The cluster's garbage collector works in the background, and by UIDs. It may still delete an object that has been
 applied again under its old name. Therefore a job starts only after all objects of its predecessor are gone.

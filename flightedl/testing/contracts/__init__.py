@@ -4,6 +4,5 @@
 * ``storage``: suite for ``ports.Storage``
 * ``cluster``: suite for ``ports.Cluster``
 
-To verify a new adapter of ``ports.Storage``, inherit ``StorageContract``, and return the adapter from a fixture
-``storage``.
+To verify a new adapter of ``ports.Storage``, inherit ``StorageContract``, and let a fixture ``storage`` return it.
 """

@@ -1,9 +1,10 @@
 """Checks which rows exist, whatever was killed, repeated, or restored on other pservers.
 
-Every block has a *history*: the updates of its rows, and the cuts that removed rows. The rows follow from the history
-alone, and are computed differently than in the product. Each id has a *stretch*: the pushes to it since it last ceased
-to exist. The first of these pushes, as many as admission requires, turn the id into a row; the others update the row.
-So the check finds a row that is missing, has reappeared, is too old, or has a wrong number of updates.
+* Every block has a *history*: the updates of its rows, and the cuts that removed rows. The rows follow from the history
+  alone, and are computed differently than in the product.
+* Each id has a *stretch*: the pushes to it since it last ceased to exist. The first of these pushes, as many as
+  admission requires, turn the id into a row; the others update the row. So the check finds a row that is missing, has
+  reappeared, is too old, or has a wrong number of updates.
 """
 
 from __future__ import annotations
