@@ -10,8 +10,8 @@ import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.errors import EXIT_FAILED, UnavailableError, UsageError
-from flightedl.launch.status import JobStatus, answered_within
+from flightedl.errors import EXIT_FAILED, UsageError
+from flightedl.launch.status import JobStatus, answered_within, follow_change
 from flightedl.messages.scaling import ScaleReply, ScaleRequest
 
 from .clusters import trainers
@@ -20,7 +20,6 @@ from .options import Number, json_option, running_job_options
 from .running import running_job
 
 _SLICE_S = 5.0
-_WAIT_S = 0.5
 
 
 @click.group()
@@ -71,22 +70,14 @@ def _asked(job: JobStatus, request: ScaleRequest, timeout_s: float) -> ScaleRepl
 
 def _followed(job: JobStatus, timeout_s: float, *, is_silent: bool) -> ScaleReply:
     """Show the progress, on a terminal, until the change or the time limit ends. Return the last reply."""
-    clock, request = SystemClock(), ScaleRequest(wait_s=_WAIT_S)
-    deadline, console = clock.now() + timeout_s, table_console()
+    console = table_console()
     columns = TextColumn("blocks moved"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
     progress = Progress(*columns, console=console, transient=True)
     shown: AbstractContextManager[object] = progress if console.is_terminal and not is_silent else nullcontext()
     with shown:
         bar = progress.add_task("", total=None)
-        while True:
-            try:
-                reply = job.change("scale", request, ScaleReply, _SLICE_S)
-            except UnavailableError:
-                # Another master takes over, and continues the change.
-                if clock.now() >= deadline:
-                    raise
-                clock.sleep(_WAIT_S)
-                continue
+
+        def show(reply: ScaleReply) -> None:
             progress.update(bar, completed=reply.moved, total=reply.total, description=reply.waiting_for)
-            if reply.is_done or clock.now() >= deadline:
-                return reply
+
+        return follow_change(job, timeout_s, SystemClock(), show)

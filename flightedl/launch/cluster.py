@@ -158,6 +158,26 @@ class LocalCluster:
         """Return how the job ended, or None if it has not ended after ``timeout_s``."""
         return self._running().outcome(timeout_s)
 
+    def scale(self, pservers: int, timeout_s: float = 600.0) -> None:
+        """Change the number of pservers, and wait until the blocks have moved. Trainers continue meanwhile.
+
+        Raises:
+            UsageError: the number is impossible, or another change is in progress.
+            NotReadyError: no trainer has declared a model yet.
+            JobFailedError: the job has ended.
+            UnavailableError: the blocks have not all moved in time, or the change was given up.
+        """
+        from flightedl.launch.status import follow_change
+        from flightedl.messages.scaling import ScaleReply, ScaleRequest
+
+        if pservers < 1:
+            raise UsageError(f"pservers is {pservers!r:.80}, but a model needs at least 1 parameter server")
+        with self.status() as job:
+            job.change("scale", ScaleRequest(pservers=pservers), ScaleReply, 10.0)
+            reply = follow_change(job, timeout_s, self._clock)
+        if not reply.is_done or reply.is_given_up:
+            raise UnavailableError(f"the pservers have not changed: {reply.text}")
+
     def status(self) -> JobStatus:
         """Return a connection for requesting the job's status from the master. The caller closes it."""
         # Imported lazily: the import takes as long as starting etcd, and is needed only once processes are running.

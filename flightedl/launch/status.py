@@ -28,6 +28,7 @@ from flightedl.messages.base import OfJob, decode, encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.messages.decoding import from_json
 from flightedl.messages.reading import ReadCommand
+from flightedl.messages.scaling import ScaleReply, ScaleRequest
 from flightedl.messages.status import GroupStatus, StatusReply
 from flightedl.ports import Clock
 from flightedl.rpc.authentication import Role
@@ -43,6 +44,8 @@ _ANSWER_TIMEOUT_S = 2.0
 #: Longer, because the restart policy needs the answer. A dead master fails at once, while a busy one is slow.
 _ACCOUNT_TIMEOUT_S = 5.0
 #: Seconds between two attempts. Also the minimum timeout of an attempt, so that a timeout of 0 allows one attempt.
+#: Seconds for which the master waits for the end of a change of the pservers, and limit of each call.
+_SCALE_WAIT_S, _SCALE_CALL_S = 0.5, 5.0
 _PAUSE_S = 0.1
 _LAST_LOOK_S = 0.5
 
@@ -169,6 +172,29 @@ class JobStatus:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def follow_change(
+    job: JobStatus, timeout_s: float, clock: Clock, show: Callable[[ScaleReply], None] = lambda _: None
+) -> ScaleReply:
+    """Wait for the end of a change of the pservers, at most ``timeout_s``. Pass each reply to ``show``.
+
+    Raises:
+        UnavailableError: the master did not answer in time.
+    """
+    deadline, request = clock.now() + timeout_s, ScaleRequest(wait_s=_SCALE_WAIT_S)
+    while True:
+        try:
+            reply = job.change("scale", request, ScaleReply, _SCALE_CALL_S)
+        except UnavailableError:
+            # Another master takes over, and continues the change.
+            if clock.now() >= deadline:
+                raise
+            clock.sleep(_SCALE_WAIT_S)
+            continue
+        show(reply)
+        if reply.is_done or clock.now() >= deadline:
+            return reply
 
 
 def answered_within(

@@ -113,6 +113,8 @@ class MasterCore:
         scaling = None if stored.scaling is None else decode(stored.scaling, ScaleRecord)
         self.moves = Moves(settings.generation, scaling, self._outbox)
         self._moves_revision = 0
+        #: True if a checkpoint has taken place since blocks last moved.
+        self._is_turn_of_moves = False
         self.evaluations = Evaluations(self._outbox)
         self._groups = GroupRequests(settings.attempts_limit, stored.group, self._outbox)
         self._waiting: dict[int, Waiting] = {}
@@ -309,8 +311,14 @@ class MasterCore:
             self._outbox.touch()
         self._control.look_at_all(self._now)
         self._check_end()
+        may_begin = not (self.ending.may_end or self.is_over or self.has_former_model)
+        if self.checkpointing.checkpoints.under_way is not None:
+            self._is_turn_of_moves = True
+        elif self._is_turn_of_moves:
+            # Otherwise, checkpoints at short intervals would never let blocks move.
+            self._look_at_moves(may_begin=may_begin)
         self._tick_checkpoints()
-        self._look_at_moves(may_begin=not (self.ending.may_end or self.is_over or self.has_former_model))
+        self._look_at_moves(may_begin=may_begin)
         self._outbox.wakes_requests = True
 
     def _check_end(self) -> None:
@@ -417,6 +425,7 @@ class MasterCore:
         )
         self.moves.look(facts, self._now, may_begin=may_begin)
         if self.moves.is_storing:
+            self._is_turn_of_moves = False
             self._place()
 
     def _moves_read(self, event: events.MovesRead) -> None:
