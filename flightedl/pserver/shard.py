@@ -446,11 +446,16 @@ class Shard:
             return span.borrow(found), self._protocol.version(found.start), len(found)
 
     def states(self) -> dict[int, State]:
-        """Return the states of all blocks and buckets. A value may still belong to the previous version."""
-        arrivals = self._arrivals
-        return {
-            number: State(arrivals.get(number, 0), version) for number, version in self._protocol.versions().items()
-        }
+        """Return the states of all blocks; the first bucket of a span stands for all of its buckets.
+
+        A block's value may still be that of the version before.
+        """
+        found: dict[int, State] = {}
+        for span in self._protocol.spans:
+            numbers, version = span.numbers, span.rounds.version
+            for number in numbers[:1] if numbers.start >= self.first_bucket else numbers:
+                found[number] = State(self._arrivals[number], version)
+        return found
 
     @property
     def placement(self) -> int:

@@ -122,6 +122,43 @@ def test_evicted_rows_leave_a_follower(cluster: fe.LocalCluster, tmp_path: Path,
         np.testing.assert_array_equal(follower.tables["users"].lookup(every), users.pull(every))
 
 
+@pytest.mark.parametrize("mode", [fe.Async(), fe.Sync()], ids=["async", "sync"])
+def test_a_follower_is_bit_for_bit_the_checkpoint_of_the_same_state(tmp_path: Path, mode: Any) -> None:
+    checkpoint = str(tmp_path / "checkpoints")
+    with (
+        fe.local(pservers=2, checkpoint=checkpoint, checkpoint_every_s=1000.0) as cluster,
+        cluster.connect() as job,
+        follow(cluster) as follower,
+    ):
+        data = iter(job.dataset(data_of(tmp_path, 8), batch_size=1))
+        evict = fe.Evict(unused_versions=3, norm_below=0.05)
+        users = job.table("users", 3, optimizer=fe.RowAdagrad(lr=0.1), evict=evict)
+        short = job.table("short", 3, optimizer=fe.SGD(lr=0.1), dtype="bfloat16")
+        first = {"w": VECTOR, "b": VECTOR[:900].astype(bfloat16)}
+        model = job.parameters(first, optimizer=fe.Adam(lr=0.1), mode=mode)
+        chance = np.random.default_rng(0)
+        for step in range(7):
+            next(data)
+            for table in (users, short):
+                table.push(np.arange(step * 20, step * 20 + 50), chance.normal(size=(50, 3)).astype(np.float32))
+            model.step({name: chance.normal(size=value.shape).astype(value.dtype) for name, value in first.items()})
+        options = ["--etcd", cluster.etcd_address, "--job", cluster.job]
+        assert run_command_line(["checkpoint", "save", *options]) == 0
+        follower.catch_up(20.0)
+        saved = fe.load(checkpoint)
+        assert run_command_line(["checkpoint", "export", checkpoint, str(tmp_path / "rows"), "--tables"]) == 0
+        for name, value in saved.items():
+            assert follower[name].dtype == value.dtype
+            assert follower[name].tobytes() == value.tobytes()
+        for name in ("users", "short"):
+            table = pq.read_table(tmp_path / "rows" / f"{name}.parquet")
+            assert rows_of(follower.tables[name]) == dict(
+                zip(table["id"].to_pylist(), table["values"].to_pylist(), strict=True)
+            )
+        for _ in data:
+            pass
+
+
 def test_a_plain_flight_client_follows_changes(cluster: fe.LocalCluster, tmp_path: Path) -> None:
     """Two increments after a base, with pyarrow alone."""
     options = flight.FlightCallOptions(timeout=20)
