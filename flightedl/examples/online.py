@@ -1,10 +1,10 @@
-"""Online training: a recommender learns from clicks while they arrive, and a copy of it answers lookups meanwhile.
+"""Online training: a recommender learns from clicks as they arrive, while a copy of its model answers lookups.
 
-New items appear all the time and old ones are forgotten, so a model that is trained once is soon useless. One trainer
-writes a file of simulated clicks every half second (in a real system these come from the web servers). All trainers
-train on the growing directory. Rows of items without recent clicks are evicted. One trainer also has a follower: its
-copy predicts each new batch before the batch is trained on, as a service would. The progress shows ``auc``, the quality
-of these predictions, ``age_ms``, the age of the copy, and ``items``, the number of items in it.
+New items appear all the time and old ones disappear, so a model that is trained only once is soon useless. One trainer
+writes a file of simulated clicks every half second; in a real system, web servers write such files. All trainers train
+on the growing directory. Rows of items without recent clicks are evicted. One trainer also has a follower. As a service
+would, it predicts every fifth batch with its copy of the model, before the batch is trained on. The progress shows
+``auc`` (the quality of these predictions), ``age_ms`` (the age of the copy) and ``items`` (the number of items in it).
 
 Run it with ``FLIGHTEDL_FOLLOW_EVERY_S=0.5 flightedl run flightedl.examples.online --pservers 2``; without the variable,
 the master looks for new files every 5 seconds.
@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float32]
 
 DIM = 8
 USERS = 500
-#: Number of items at a time, and of new ones in each file.
+#: Number of items that exist at a time, and number of new items in each file.
 ITEMS, NEW_ITEMS = 200, 10
 CLICKS_PER_FILE = 2_000
 #: Versions after which an item without clicks is evicted.
@@ -35,7 +35,7 @@ UNUSED_VERSIONS = 100
 
 
 class Clicks:
-    """Simulated users: each likes items with a similar taste."""
+    """Simulated users, who like items that match their taste."""
 
     def __init__(self) -> None:
         self._chance = np.random.default_rng(0)
@@ -52,7 +52,7 @@ class Clicks:
 
 
 def write_clicks(folder: Path, files: int, pause_s: float, stop: threading.Event) -> None:
-    """Write files until their number is reached, and then mark the end of the data."""
+    """Write this number of files, then mark the end of the data."""
     clicks = Clicks()
     for file in range(files):
         hidden = folder / f".{file:06d}.parquet"
@@ -70,7 +70,7 @@ def predicted(users: Floats, items: Floats) -> Floats:
 
 
 def area(scores: Floats, clicked: npt.NDArray[np.bool_]) -> float:
-    """Return the area under the ROC curve: the probability that a click has a higher score than a view."""
+    """Return the area under the ROC curve: the probability that a click has a higher score than a non-click."""
     ranks = np.empty(scores.size)
     ranks[np.argsort(scores, kind="stable")] = np.arange(1, scores.size + 1)
     count = int(clicked.sum())

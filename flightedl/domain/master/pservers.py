@@ -55,7 +55,7 @@ class Pservers:
         self._ask_at: dict[int, float] = {}
         #: Index -> (generation, first epoch whose size the process does not know yet).
         self._sealed: dict[int, tuple[int, int]] = {}
-        #: Index -> newest placement that may be stored; see ``placed``.
+        #: Index -> version of the newest placement that may be stored; see ``placed``.
         self._placements: Mapping[int, int] = {}
         #: True while blocks may move. No audit begins then.
         self.is_moving = False

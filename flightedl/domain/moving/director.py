@@ -58,7 +58,7 @@ class Director:
     def placement_for(self, index: int) -> int:
         """Return the newest version of the placement that may be stored.
 
-        Return 0 if the pserver has no blocks in it, or if no block has ever moved.
+        Returns 0 if this placement gives the pserver no blocks, or if no block has ever moved.
         """
         newest = self.newest
         has_blocks = index in newest.owners or index in self.placement.owners

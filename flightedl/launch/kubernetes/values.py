@@ -120,7 +120,7 @@ class ClusterJob:
     keep_s: int = 600
     #: Maximum number of seconds that a server has, after SIGTERM, for its part of a last checkpoint.
     drain_s: int = 30
-    #: Maximum number of seconds for which a pserver moves its blocks to others before its pod ends; 0: not at all.
+    #: Maximum number of seconds for which a pserver moves its blocks to others before its pod ends; 0 moves none.
     leave_s: int = 0
     #: Seconds for which a server must be ready before the next one is replaced. A spare uses them to claim an index.
     settled_s: int = 5
