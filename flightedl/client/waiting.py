@@ -265,5 +265,5 @@ class Waits:
             self._open[waiting.thread] = each.waiting = waiting
             waiting.look()
             if each.asked_at != asked_at:
-                # The answer has arrived during the report, so the waiting thread may not have seen the report.
+                # The answer arrived during the report, so the waiting thread may not have seen the report.
                 waiting.over()

@@ -118,7 +118,7 @@ class Directory:
         return revision, [entries.get(key) for key in keys]
 
     def master(self) -> ServerRecord | None:
-        """Return the record of the active master. Its ``generation`` is that of its lock."""
+        """Return the record of the active master. Its ``generation`` is the generation of its lock."""
         found = self.entry(self._keys.master_address)
         return None if found is None else decoded(found, ServerRecord)
 

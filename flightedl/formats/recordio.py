@@ -6,7 +6,7 @@ on the dialect:
 
 * edl (Go), the dialect that this module writes: checksum, compressor, size, records. The compressors are 0 for none, 1
   for snappy (framed) and 2 for gzip. The payload's checksum is CRC-32 (IEEE).
-* fluid: records, checksum, compressor, size. The compressors and the payload's checksum are those of edl.
+* fluid: records, checksum, compressor, size. The compressors and the payload's checksum are the same as in edl.
 * pyrecordio: records, checksum, compressor, size. The compressors are 1 for none, 2 for snappy (raw) and 3 for gzip.
   The payload's checksum is CRC-32C.
 

@@ -20,7 +20,7 @@ Columns of a ``table`` batch:
   empty without a limit, and in files from older versions of flightedl, in which ``stop`` applies to all buckets
 * ``row_epochs``: a single 1 if the sketch has separate counters for each bucket; otherwise empty
 
-``block`` is the position of the span's first bucket. ``version`` and ``updates`` are those of the span.
+``block`` is the position of the span's first bucket. ``version`` and ``updates`` belong to the span.
 """
 
 from __future__ import annotations

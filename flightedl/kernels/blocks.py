@@ -40,9 +40,10 @@ def loop_of(rule: Loop, get: Loop, put: Loop) -> Loop:
 
 
 def lamb(w: Floats, gradient: Floats, slots: Any, constants: Floats) -> None:
-    """Update a block by LAMB, in two passes. The constants are those of ``rules.adam``, with an uncorrected rate.
+    """Update a block by LAMB, in two passes.
 
-    The update is compiled with reassociation, because otherwise its sums would not be vectorized.
+    The constants are the same as in ``rules.adam``, but the rate is uncorrected. The update is compiled with
+    reassociation, because otherwise its sums would not be vectorized.
     """
     state = flush_subnormals()
     average, square_average = slots

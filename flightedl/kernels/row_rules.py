@@ -1,7 +1,7 @@
 """Update rules that need an entire row; conversion of 16-bit values; initial values of rows; sums of rounds.
 
-The formulas are those of ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32. Constants
-follow the conventions in ``flightedl.kernels.rules``.
+The formulas are the same as in ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32.
+Constants follow the conventions in ``flightedl.kernels.rules``.
 
 A rule has the same arguments as ``rules.by_element``, which applies a rule for single elements. ``row_updates`` builds
 the loops.
@@ -81,7 +81,7 @@ def row_adagrad(
 def row_adam(
     w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Slots: averages of gradients, and one average of mean squares. The constants are those of ``rules.adam``."""
+    """Slots: averages of gradients, and one average of mean squares. The constants are as in ``rules.adam``."""
     square = c.b * s[0][slot + dim] + c.c * _mean_square(w, at, g, row, dim, c)
     s[0][slot + dim] = square
     rate = divided(c.rate, math.sqrt(square) * c.second + c.d)

@@ -184,7 +184,7 @@ class EvaluationStatus(Reply, frozen=True, kw_only=True):
 
     name: str
     is_done: bool
-    #: Weighted means over the finished tasks.
+    #: Means of the metrics over the finished tasks, weighted by records.
     metrics: dict[str, float]
     tasks: TaskCounts
 

@@ -1,4 +1,4 @@
-"""Return freed memory to the system. Otherwise, the tuned allocator would keep it (see ``tuning``).
+"""Return freed memory to the system, because the tuned allocator would keep it (see ``tuning``).
 
 A server holds several copies of a request in memory before it can check the sender and the length, because gRPC has no
 limit that Python could set. An unauthorized message of 100 MB, although rejected, would permanently enlarge a server by

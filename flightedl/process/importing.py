@@ -1,7 +1,7 @@
 """Import without garbage collection, and report missing optional packages.
 
 During imports, the garbage collector inspects more and more objects, but finds none to free, because modules live as
-long as the process. This would take a sixth of the startup time.
+long as the process. This work would take a sixth of the startup time.
 """
 
 from __future__ import annotations

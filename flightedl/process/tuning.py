@@ -1,7 +1,6 @@
 """Settings that make Flight fast. They are applied here in processes that were started without them.
 
-There are three settings. Together, they raise the speed of a 64 MB push and pull on loopback from 0.48 to 0.71 of the
-reference:
+Three settings together raise the speed of a 64 MB push and pull on loopback from 0.48 to 0.71 of the reference:
 
 * glibc's allocator keeps up to 1 GiB of freed memory, instead of returning every received buffer to the kernel and
   faulting it in again. ``mallopt`` sets this in a running process, for all threads. All threads share one arena;
@@ -158,10 +157,10 @@ def defer_pandas() -> bool:
 def avoid_preemption() -> bool:
     """Ask Linux not to preempt a running thread when another thread of this process wakes up (``SCHED_BATCH``).
 
-    Otherwise, an arriving message would interrupt a thread that is processing another message, whose data is in the
-    cache. With 64 MB, a step takes 5 % less time. Threads that are started later inherit this policy. A thread that
-    wakes up waits for at most one time slice of a few milliseconds. If other processes keep all processors busy, a step
-    takes 5 % longer.
+    Without this policy, an arriving message would interrupt a thread that is processing another message, whose data is
+    in the cache. With 64 MB, a step takes 5 % less time. Threads that are started later inherit this policy. A thread
+    that wakes up waits for at most one time slice of a few milliseconds. If other processes keep all processors busy, a
+    step takes 5 % longer.
 
     Returns:
         False if this is not Linux, the system does not permit it, or the process has been given another policy.

@@ -203,7 +203,7 @@ class _Answer:
 
     def __del__(self) -> None:
         if self._place is not None:
-            # Never sent. The thread in which garbage is collected may hold the lock of a span.
+            # The answer was never sent. The thread that collects garbage may hold the lock of a span.
             threading.Thread(target=_drop, args=(self._cuts, self._place), name="flightedl-feed-end").start()
 
 

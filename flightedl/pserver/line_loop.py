@@ -66,7 +66,6 @@ class LineLoop:
         self._event: int | None = None
 
     def enter(self) -> None:
-        """Count a new step stream."""
         with self._lock:
             self._streams += 1
 

@@ -112,7 +112,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 held.release()
 
     def _leave(self, service: PserverService) -> bool:
-        """Move all blocks to other pservers, if the settings allow it and the time suffices. True if none is left."""
+        """Move all blocks to other pservers, if settings and time permit it. Return True if none are left."""
         if self._exit_code or not self._settings.leave_s or not service.is_serving:
             return False
         deadline = self._clock.now() + self._settings.leave_s

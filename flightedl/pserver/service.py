@@ -314,7 +314,7 @@ class PserverService:
         return self._mover is not None and self._mover.is_empty
 
     def leave(self, *, is_cancelled: bool = False) -> None:
-        """Ask the master to move all blocks to other pservers, or to stop that. May be repeated.
+        """Ask the master to move all blocks to other pservers, or to stop moving them. May be repeated.
 
         Raises:
             UsageError: No other pserver can have the blocks, or the pservers are being changed in another way.

@@ -650,7 +650,6 @@ class Shard:
 
     @property
     def view(self) -> tuple[int, int]:
-        """Number of the newest view."""
         return self._protocol.view
 
     def buckets_of(self, numbers: range) -> range:

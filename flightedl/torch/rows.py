@@ -251,7 +251,7 @@ def _within(rows: torch.Tensor, max_norm: float | None, p: float) -> torch.Tenso
     if max_norm is None:
         return rows
     norms = torch.linalg.vector_norm(rows, p, dim=1, keepdim=True)
-    # PyTorch adds the same constant to the norm before dividing by it.
+    # Like PyTorch, add this constant to the norm before dividing by it.
     return torch.where(norms > max_norm, rows * (max_norm / (norms + 1e-7)), rows)
 
 

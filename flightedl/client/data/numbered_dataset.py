@@ -47,7 +47,7 @@ class NumberedDataset:
         self._batch_done = batch_done
         self._waiting = waiting
         self._trouble_of_files = trouble_of_files
-        #: Only one thread, because the reader is not thread-safe.
+        #: There is only one thread, because the reader is not thread-safe.
         self._reader = ThreadPoolExecutor(1, "flightedl-reader")
         #: Number and round of the batch that is being read ahead, and the future that returns this batch.
         self._ahead: tuple[int, Round, Future[pa.RecordBatch]] | None = None

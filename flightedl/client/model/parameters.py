@@ -353,7 +353,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def gradient_memory(self) -> Mapping[str, Array]:
         """Return an array for each parameter's gradient. ``step`` sends gradients in these arrays without a copy.
 
-        Only ``step`` sends them. The dict is empty if gradients have to be encoded, or if memory cannot be shared.
+        Only ``step`` sends the arrays. The dict is empty if gradients must be encoded, or if memory cannot be shared.
         """
         if self._layout.plans.encodes or self._values.shortens:
             return {}

@@ -229,8 +229,8 @@ class Table:
 
         The rows are read from a new checkpoint or, in a job without checkpoints, from the pservers. In the latter case,
         all rows have the same version after the loop has ended, and, in Sync mode without backups, also during the
-        loop, because no round closes while this trainer waits. In other modes, the rows have the versions at which they
-        are read.
+        loop, because no round closes while this trainer waits. Otherwise, each row has its value at the time when it is
+        read.
 
         As with ``Job.save_model``, the n-th call for a URL within an epoch is the same request in all trainers.
 

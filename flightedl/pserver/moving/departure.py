@@ -116,7 +116,6 @@ class Departure:
                     yield Parcel(SketchState(state.numbers.start, table), [sketch])
 
     def end(self) -> None:
-        """Stop recording changes."""
         self._shard.rows.copying -= 1
         with self._shard.rows.lock:
             for rows, _, changed in self._copies:

@@ -52,8 +52,8 @@ _log = logging.getLogger(__name__)
 
 _COPY_S = 3600.0
 _FROZEN_S = 5.0
-#: Seconds for which a unit is frozen before this pserver deletes the intent. The time doubles with each attempt that
-#: fails on a busy machine, up to the second number, and falls again when a unit has moved.
+#: Seconds that a unit may be frozen before this pserver deletes the intent: initially, and at most. The time doubles
+#: with each attempt that fails on a busy machine, and decreases again when a unit has moved.
 _GIVE_UP_S, _LONGEST_GIVE_UP_S = 0.2, 5.0
 _ACKNOWLEDGE_S = 0.05
 #: Maximum number of changed rows that are left when a unit is frozen, and maximum number of updates before that.
@@ -120,7 +120,6 @@ class Mover:
         self._threads: dict[str, threading.Thread] = {}
 
     def close(self) -> None:
-        """Stop the threads."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -438,7 +438,7 @@ class RowTables:
         self._version, self._epoch = version, max(self._epoch, moved.epoch)
 
     def staged(self) -> None:
-        """Remove the rows that have expired since they were staged from the count of live rows."""
+        """Exclude rows that have expired since they were staged from the count of live rows."""
         for table in self._tables:
             if table.expires:
                 table.grow_older(self._version, self._epoch, 0)
