@@ -185,7 +185,7 @@ class Membership:
         return f"the answer of pserver {', '.join(late)} to round {member.first_round}"
 
     def resize(self, pserver_count: int) -> list[Effect]:
-        """Change the number of pservers. Added ones are then announced by ``pserver_up``."""
+        """Change the number of pservers. Added pservers are then announced by ``pserver_up``."""
         self._pserver_count = pserver_count
         self._pservers = {index: each for index, each in self._pservers.items() if index < pserver_count}
         return self._settle([])

@@ -20,7 +20,7 @@ class Mode(Setting):
     def version_after(self, _base_version: int) -> int:
         """Return the lowest block version that includes a gradient with this base; its sender waits for that version.
 
-        0 if gradients are applied on arrival, because then any version will do.
+        Returns 0 if gradients are applied on arrival, because any version is then sufficient.
         """
         return 0
 

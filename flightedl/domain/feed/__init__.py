@@ -6,9 +6,13 @@
 A pserver *numbers* its changes. Each number stands for the changes of blocks and rows since the previous number, and a
 block has only the number of its last change. An *increment* after number s thus contains the current content of
 everything that changed after s, and the ids of removed rows. It exists for any s, and can be applied twice. A *base*
-contains everything. A client whose position names another process gets a base, because this process may have restored
-an older state than the other one had. Expired rows are not listed: increments contain the lowest versions and epochs of
-unexpired rows, by which clients remove the same rows.
+contains everything.
+
+A client whose position names another process gets a base, because this process may have restored an older state than
+the other one had.
+
+Expired rows are not listed: increments contain the lowest versions and epochs of unexpired rows, by which clients
+remove the same rows.
 
 If a block moves to another pserver, its new owner sends the complete block and the version of the placement. A client
 keeps that version for each block, and ignores what a former owner sent before the move.

@@ -2,8 +2,9 @@
 
 With torchft, the count is ``manager.batches_committed()``. It is part of the model's state and the same for all replica
 groups, even one that has just recovered. In a step, the participating groups use the batches from this number on, one
-per group. If the step is not committed, the next step uses the same numbers. So the model is trained on each batch
-once, however many groups take part, and no group returns another group's batches.
+per group. If the step is not committed, the next step uses the same numbers.
+
+So the model is trained on each batch once, however many groups take part, and no group returns another group's batches.
 
 Rules:
 

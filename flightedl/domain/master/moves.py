@@ -39,10 +39,10 @@ _STEPS_LIMIT = 1000
 class Facts:
     """Facts about the job that decide whether blocks may move."""
 
-    #: Index -> generation of the present process, and of the last settled process.
+    #: Index -> generation of the current process, and of the last settled process.
     present: Mapping[int, int]
     settled: Mapping[int, int]
-    #: All pservers have answered the newest view.
+    #: True if all pservers have answered the newest view.
     is_quiet: bool
     is_audit_open: bool
     is_checkpoint_open: bool

@@ -93,7 +93,7 @@ class Pservers:
             self._recovery.placement_read(certain)
 
     def resize(self, count: int) -> None:
-        """Change the number of pservers. The added ones that are present register."""
+        """Change the number of pservers. Registers those added pservers that are present."""
         before, self.count = self.count, count
         self._recovery.resize(count)
         self._audit.resize(count)

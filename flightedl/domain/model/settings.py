@@ -2,8 +2,10 @@
 
 A setting is a frozen dataclass derived from :class:`Setting`. Its constructor converts every field to its annotated
 type and checks the field's limits (:func:`number`); a wrong value raises a :class:`UsageError` that names the class and
-the field. ``to_json`` encodes all fields along with ``kind``, the name of the class, and ``from_json`` accepts nothing
-else. So equal settings have equal JSON, and invalid JSON causes the same messages as wrong arguments.
+the field.
+
+``to_json`` encodes all fields along with ``kind``, the name of the class, and ``from_json`` accepts nothing else. So
+equal settings have equal JSON, and invalid JSON causes the same messages as wrong arguments.
 
 The JSON contains only plain values (dict, list, str, int, float, bool, None), but no infinities and no NaN.
 """

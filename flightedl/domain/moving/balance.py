@@ -2,7 +2,9 @@
 
 Blocks may be anywhere. The buckets of a pserver are neighbors, so the pservers with buckets form a line. A new pserver
 joins the line beside the one with the most buckets, and the borders between neighbors are shifted until all shares are
-equal. In one intent, each pserver takes part in the move of at most one unit of buckets. Therefore, the buckets of all
+equal.
+
+In one intent, each pserver takes part in the move of at most one unit of buckets. Therefore, the buckets of all
 pservers remain neighbors in whichever order, and up to whichever point, the moves are committed.
 """
 

@@ -6,8 +6,9 @@ before it is tried.
 
 Only checkpoints named in etcd are allowed. Newer ones may come from a deposed master, and older ones may belong to a
 model that has been initialized again since. Checkpoints that any pserver failed to load are not allowed either:
-otherwise, pservers that must all load the same checkpoint might never agree on one. If a file is damaged, all
-checkpoints whose increments depend on it are skipped without being read.
+otherwise, pservers that must all load the same checkpoint might never agree on one.
+
+If a file is damaged, all checkpoints whose increments depend on it are skipped without being read.
 
 The search requests one action at a time (a ``Step``), and the caller reports the result. If no listed checkpoint can be
 loaded, the search lists the store once more, because retention may have deleted files while they were being read.

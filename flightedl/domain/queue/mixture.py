@@ -2,8 +2,10 @@
 
 A source is the stream of records in its chunks, in order. Task t consists of records ``R t`` to ``R (t + 1)`` of the
 mixture, which are the next records of each stream. After any number of tasks, each source has contributed its share to
-within a few records. The records of a task are shuffled as in any other task. Because the result depends only on the
-arguments, a task and a batch identify a position in the mixture.
+within a few records.
+
+The records of a task are shuffled as in any other task. Because the result depends only on the arguments, a task and a
+batch identify a position in the mixture.
 """
 
 from __future__ import annotations

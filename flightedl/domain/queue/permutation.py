@@ -16,7 +16,7 @@ Rogaway 2002). As 2**bits < 2 * size, this takes fewer than two passes on averag
 
 The network changes its two halves in turn, so their widths may differ by one bit.
 
-Not guaranteed: secrecy. Nor can each of the size! orders occur.
+Not guaranteed: secrecy, or that each of the size! orders can occur.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Lives of a model, which tell whether an evaluation, a saved file or a ``once`` name belongs to the current model.
 
 A life begins when the model is initialized. Its results are invalid in the next life, in which the model has other
-values. A life's number is the election whose winner initialized the model, so numbers increase from life to life. The
-number 0 means unknown: there is no model yet, or the name was stored by a version without lives. Names with number 0
-belong to the first life that asks for them.
+values. A life's number is the election whose winner initialized the model, so numbers increase from life to life.
+
+The number 0 means unknown: there is no model yet, or the name was stored by a version without lives. Names with number
+0 belong to the first life that asks for them.
 """
 
 from __future__ import annotations

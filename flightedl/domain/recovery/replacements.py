@@ -8,9 +8,10 @@ counts if
 * no process with blocks was replaced while a placement newer than the report's was stored.
 
 Proof: let a block lack a batch that it has acknowledged. Then a later owner of the block was replaced by a process that
-loaded an older state. If that owner is the one that acknowledged the batch, the first condition rejects the report.
-Otherwise, the block had moved before the replacement, so the stored placement was newer than the report's, and the
-second condition rejects it.
+loaded an older state.
+
+If that owner is the one that acknowledged the batch, the first condition rejects the report. Otherwise, the block had
+moved before the replacement, so the stored placement was newer than the report's, and the second condition rejects it.
 
 The second condition may also reject reports that have lost nothing. Their batches are then repeated under a newer
 placement. This happens only if a process is replaced while blocks move.

@@ -8,6 +8,7 @@
 
 The life of a row: ``placement`` maps its id to a bucket. The bucket's pserver creates the row at the first push that
 ``spec`` admits, with initial values from ``domain.model.initial``. Each push of the id runs the table's optimizer on
-the row, until a rule of ``evict`` removes the row. ``testing.reference_table`` specifies all of this; the simulation
-runs that code, and the kernels are tested against it.
+the row, until a rule of ``evict`` removes the row.
+
+``testing.reference_table`` specifies all of this; the simulation runs that code, and the kernels are tested against it.
 """

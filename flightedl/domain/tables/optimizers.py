@@ -2,8 +2,10 @@
 
 An update changes only rows with a gradient (for Adam, this is known as *lazy* Adam). The averages of other rows do not
 decay, weight decay applies only to updated rows, and the step number in bias corrections is the row's own number of
-updates. So a row depends only on its own history. Apart from this, settings mean the same as for dense parameters (see
-``flightedl.domain.model.optimizers``). Schedules use the number of updates of the table.
+updates. So a row depends only on its own history.
+
+Apart from this, settings mean the same as for dense parameters (see ``flightedl.domain.model.optimizers``). Schedules
+use the number of updates of the table.
 """
 
 # ruff: noqa: RUF009 - number() makes a dataclass field, like field()

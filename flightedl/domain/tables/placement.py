@@ -2,8 +2,10 @@
 
 The ids of a table are arbitrary 64-bit numbers. Raw ids are rarely distributed evenly, so they are mixed by a bijection
 that depends on the table's name; different ids thus remain different. The ten highest bits of a mixed id are its
-bucket. All tables use the same buckets. Unless a placement is stored, pserver k of P has the range of buckets b with
-``b * P // 1024 == k``.
+bucket.
+
+All tables use the same buckets. Unless a placement is stored, pserver k of P has the range of buckets b with ``b * P //
+1024 == k``.
 
 Strings are converted to ids with a 64-bit hash (xxh3). The probability that two of n strings collide, and then share a
 row, is about n**2 / 2**65: 3e-6 for ten million strings, 3 % for a billion.
