@@ -16,8 +16,8 @@ Guarantees of ``once``:
   appears, ``publish`` and ``save_model(once=...)`` do the same. So a trainer that has lost the name does not replace a
   file.
 
-There is no such protection for other side effects, such as sending mail or writing a file by other means. Some time
-passes between the check and the file's appearance; on an object store, it is the duration of the upload.
+Other side effects, such as sending mail or writing a file by other means, are not protected if the name is lost. Some
+time passes between the check and the file's appearance; on an object store, it is the duration of the upload.
 """
 
 from __future__ import annotations

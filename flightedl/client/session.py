@@ -503,8 +503,8 @@ class Job:
     def wait_for_end(self) -> None:
         """Wait until the trainers have completed every task of every epoch, as they have when a loop has ended.
 
-        Afterwards, ``model.pull`` returns the final values. If a pserver then dies and loses batches, ``model.pull``
-        raises BegunAnewError, and restarted trainers repeat these batches.
+        After this call, ``model.pull`` returns the final values. If a pserver then dies and loses batches,
+        ``model.pull`` raises BegunAnewError, and restarted trainers repeat these batches.
         """
         self._require_open()
         waiting, requests = self._process.waiting(), self._process.request_stream()

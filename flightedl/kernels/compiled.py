@@ -300,8 +300,9 @@ def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
 def finite_copy() -> Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], bool]:
     """Return the kernel ``copy_finite(target, source)``, compiled or read from numba's cache.
 
-    Both arguments are (n,) bytes, and ``target`` is aligned. The function returns True if the bytes are finite floats,
-    read as float32 or as float64. It returns False if some may not be finite, or if n is not a multiple of 4.
+    ``target`` and ``source`` are (n,) bytes, and ``target`` is aligned. The function returns True if the bytes are
+    finite floats, read as float32 or as float64. It returns False if some may not be finite, or if n is not a multiple
+    of 4.
     """
     code = machine_code(kernels_blocks.copy_finite, types.boolean(_received("uint32"), _own("uint32")))
 

@@ -154,8 +154,8 @@ def _trailing_zeros(_typing: Any, _bits: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-#: ``words_at(numbers, at)`` and the like: return the array with the address ``numbers[at]`` and the size ``numbers[at +
-#: 1]``.
+#: ``words_at(numbers, at)`` and similar functions: return the array with the address ``numbers[at]`` and the size
+#: ``numbers[at + 1]``.
 words_at: Any = intrinsic(_array_at(types.uint32))
 longs_at: Any = intrinsic(_array_at(types.uint64))
 counts_at: Any = intrinsic(_array_at(types.int32))

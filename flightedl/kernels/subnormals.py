@@ -4,7 +4,7 @@ When the gradients of an element become zero, its moving average decays into the
 and, because numbers are rounded to nearest, never leaves it. x86 processors handle such operands in microcode, which
 made an Adam update 20 times slower for the rest of the job.
 
-Therefore each kernel sets the two processor flags that make subnormal numbers count as zero, and restores the thread's
+Each kernel therefore sets the two processor flags that make subnormal numbers count as zero, and restores the thread's
 flags before it returns; both take nanoseconds. Other processors have no such penalty, so their flags are not changed.
 
 Each operation may therefore differ from ordinary arithmetic by less than 1.2e-38 (float32) or 2.3e-308 (float64).

@@ -39,5 +39,5 @@ def give_back(kept_bytes: int) -> bool:
         return False
     mallinfo.restype = _Mallinfo
     trim.argtypes = (ctypes.c_size_t,)
-    # Both calls hold the allocator's lock, but not the GIL.
+    # Both functions hold the allocator's lock, but not the GIL.
     return bool(mallinfo().fordblks > kept_bytes and trim(0))

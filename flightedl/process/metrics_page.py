@@ -1,7 +1,7 @@
 """Prometheus page of a server: metrics that are read on request, and metrics that are collected continuously.
 
-Metrics read on request are gauges, or counters that the process maintains anyway. Collected metrics are in the registry
-that is passed to the page (see ``ports.Instruments``).
+Metrics read on request are gauges, or counters that the process already maintains. Collected metrics are in the
+registry that is passed to the page (see ``ports.Instruments``).
 """
 
 from __future__ import annotations

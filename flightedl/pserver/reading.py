@@ -74,7 +74,7 @@ class Reading:
         return checkpoint_numbered(self._storage, self._job, number)
 
     def _parameter(self, request: ReadTicket, manifest: Manifest | None, about: dict[str, object]) -> Outgoing:
-        # Imported lazily: Parquet is slow to import, and few jobs are read in this way.
+        # Imported lazily: Parquet is slow to import, and few jobs are read as Arrow columns.
         from flightedl.formats.columns import parameter_batches, parameter_schema
 
         spec = _named(self._plan.parameters, request.name)

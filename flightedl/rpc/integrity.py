@@ -1,7 +1,7 @@
 """Policy for checksums of the values that trainers and pservers exchange.
 
 TCP's checksum misses one damaged segment in several million, and a flipped bit would become a wrong number. Therefore
-values have checksums (xxh3-64), with two exceptions: TLS authenticates every byte anyway, and values within one host
+values have checksums (xxh3-64), with two exceptions: TLS already authenticates every byte, and values within one host
 never cross a network. In these cases, checksums would cost a large part of a step's time without benefit.
 
 Headers of messages always have checksums. Initial values and pulls outside of steps have them, too, because they are

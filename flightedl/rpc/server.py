@@ -132,7 +132,7 @@ class FlightServer:
         shutdown.start()
         if left:
             if was_busy:
-                # On these connections, gRPC may still be sending the replies of calls that have just ended.
+                # On idle connections, gRPC may still be sending the replies of calls that have just ended.
                 shutdown.join(_SENDING_S)
             abort_connections(self.port)
         shutdown.join(_SHUTDOWN_WAIT_S)

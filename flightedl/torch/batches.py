@@ -114,7 +114,7 @@ def _require_unwritten(shared: dict[str, tuple[torch.Tensor, int]]) -> None:
 
 
 class IterableDataset(torch_data.IterableDataset[Tensors]):
-    """The same batches for a ``DataLoader``: ``DataLoader(IterableDataset(data, "x", "y"), batch_size=None)``.
+    """Batches as from ``batches``, for ``DataLoader(IterableDataset(data, "x", "y"), batch_size=None)``.
 
     The loader must run in the session's process (``num_workers=0``). It may pin memory.
 

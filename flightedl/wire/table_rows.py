@@ -7,7 +7,7 @@ The bytes of a part are a *payload*, in little-endian byte order:
 * the ids of all sections that have ids, as ``uint64``, in the order of the sections
 * the values of all sections that have values, as ``float32``, in the order of the sections
 
-In this layout, the ids of all tables form one array, and so do their values. These are the kinds of sections:
+In a payload, the ids of all tables form one array, and so do their values. These are the kinds of sections:
 
 * ``GRADIENTS``: n distinct ids, and (n, dim) gradients. A batch that pushes to a table sends this section to every
   pserver, even if the pserver owns none of the ids, because the batch's weight counts in the table's mean.

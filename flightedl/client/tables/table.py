@@ -104,7 +104,7 @@ class Table:
         #: Ids of the previous pull or push. They are cached, because a push usually has the same ids as the pull before
         #: it.
         self._distinct: DistinctIds | None = None
-        #: The same ids as a request; None unless they were a plain array of integers.
+        #: Request with the same ids, for reuse; None unless the ids were a plain array of integers.
         self._plain: Asked | None = None
         #: Bags of the previous pull, needed because with ``max`` the gradient belongs to the row that held the maximum.
         self._last: tuple[DistinctIds, Bags] | None = None
@@ -250,7 +250,7 @@ class Table:
         return self._owner.save_table(self.name, url_of("url", url), has_slots=bool(slots))
 
     def stats(self) -> TableCounts:
-        """Return statistics of the table, summed over all pservers: number of rows, bytes, reads, and more."""
+        """Return statistics of the table, summed over all pservers, such as its number of rows and its size."""
         return self._counts(self.name)
 
     def __len__(self) -> int:
