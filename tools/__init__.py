@@ -7,7 +7,8 @@
 * ``model``, ``follow`` (also serve): read, copy or serve a job's model
 * ``checkpoint``, ``dataset``, ``mode``, ``tasks``, ``forget``: administer a job's state or data
 * ``certs``, ``replay``, ``bench``: create certificates, replay recordings, run benchmarks
-* ``submit`` (with ``pods``, its pod options), ``clusters`` (jobs, logs, scale, cancel), ``autoscale``: jobs on
+* ``scaling``: change the number of a job's trainers or pservers
+* ``submit`` (with ``pods``, its pod options), ``clusters`` (jobs, logs, scale trainers, cancel), ``autoscale``: jobs on
   Kubernetes
 
 Shared modules: ``lazy`` (groups of commands), ``options``, ``running`` (access to a job), ``consoles`` and

@@ -12,6 +12,7 @@
 * ``indexing``: tasks of a declared dataset; ``growing``: files that are added to it later
 * ``tasks``: tickets from trainers; ``failures``: location of failed work in the data files
 * ``pservers``: calls to the pservers; ``beginning``: reinitialization of a model whose values are lost
+* ``moves``: transactions that move blocks
 * ``checkpointing``: checkpoint files; ``resuming``: starting a job from a checkpoint; ``exporting``: writing the model
   to a file
 * ``reading``: where clients can read parameters and tables

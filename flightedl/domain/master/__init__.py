@@ -10,6 +10,7 @@
 * ``groups``: requests from the ranks of a group, which read the training data in rounds
 * ``members``: the membership, and the views to be sent
 * ``pservers``: knowledge of the pservers; ``control``: calls to them; ``pserver_warnings``: warnings about them
+* ``moves``: changes of the pservers, for which blocks move
 * ``checkpointing``: orders of checkpoints
 * ``ending``: conditions under which an epoch ends and the job is done
 * ``requests``: a waiting request

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from flightedl.domain.consistency.modes import Sync
+from flightedl.domain.checkpoint.values import CheckpointSettings, MovePointer, WriteManifest
+from flightedl.domain.consistency.modes import Async
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
@@ -22,7 +23,15 @@ from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import FlightedlError, NotReadyError, UsageError
 from flightedl.messages.base import decode
-from flightedl.messages.control import AppliedReply, AppliedRequest, ViewReply, ViewRequest
+from flightedl.messages.control import (
+    AppliedReply,
+    AppliedRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    ViewReply,
+    ViewRequest,
+    WrittenFile,
+)
 from flightedl.messages.declarations import (
     DeclaredModel,
     JobDeclaration,
@@ -32,7 +41,7 @@ from flightedl.messages.declarations import (
 )
 from flightedl.messages.moving import MovedRequest
 from flightedl.messages.scaling import ScaleRecord, ScaleReply, ScaleRequest
-from flightedl.messages.tasks import FinishedTask, TasksTicket
+from flightedl.messages.tasks import FinishedTask, JoinRequest, TasksTicket
 
 SPECS = [ParameterSpec("w", (3_000_000,))]
 TABLES = [TableSpec("t", 2, SGD(lr=1.0))]
@@ -45,7 +54,7 @@ def declared(pservers: int, shape: int = 3_000_000, *, has_table: bool = True) -
     declaration = ModelDeclaration(
         parameters=[ParameterDeclaration(name="w", shape=[shape], dtype="float32")],
         optimizer=SGD(lr=0.1).to_json(),
-        mode=Sync().to_json(),
+        mode=Async().to_json(),
         tables=[table.to_json() for table in tables],
     )
     placement = placement_of(plan)
@@ -56,19 +65,32 @@ def declared(pservers: int, shape: int = 3_000_000, *, has_table: bool = True) -
     )
 
 
+def written(name: str) -> WrittenFile:
+    return WrittenFile(name=name, size_bytes=1, hash="0" * 32, blocks=1, lowest_version=0, highest_version=0)
+
+
 class Cluster:
     """A master's core, with pservers that answer at once, and the stored placement and intent."""
 
-    def __init__(self, pservers: int = 2, **more: Any) -> None:
+    def __init__(self, pservers: int = 2, checkpoints: CheckpointSettings | None = None, **more: Any) -> None:
         self.pservers = {index: 10 + index for index in range(pservers)}
         self.placement: Placement | None = None
         self.stored: StoredIntent | None = None
         self.revision, self.now, self.calls, self.generation = 100, 0.0, 0, 1
-        self.settings = CoreSettings(generation=1, pserver_count=pservers, keeps_checkpoints=False)
+        self.settings = CoreSettings(
+            generation=1,
+            pserver_count=pservers,
+            keeps_checkpoints=checkpoints is not None,
+            checkpoints=checkpoints or CheckpointSettings(),
+        )
+        #: "c" for each checkpoint, and "m" for each intent.
+        self.turns = ""
         self.core = MasterCore(self.settings, 0.0, StoredState(declaration=declared(pservers, **more)), TASKS)
         self.transactions: list[Transaction] = []
         self.answers: dict[int, Any] = {}
         self.acknowledges = True
+        #: True if outcomes of transactions and answers to views do not arrive.
+        self.is_silent = False
         self.see()
         self.tick(3)
 
@@ -98,6 +120,14 @@ class Cluster:
         self.core.check()
         self.answers |= {each.call: each.reply for each in effects if isinstance(each, out.Answer)}
         self.transactions += [each.transaction for each in effects if isinstance(each, out.StoreMoves)]
+        for each in effects:
+            if isinstance(each, out.StoreMoves) and each.transaction.attempt == 0 and each.transaction.intent:
+                self.turns += "m"
+            elif isinstance(each, out.StoreWork) and isinstance(each.work, WriteManifest):
+                self.apply(events.ManifestWritten(each.work.number, "0" * 32))
+            elif isinstance(each, out.StoreWork) and isinstance(each.work, MovePointer):
+                self.turns += "c"
+                self.apply(events.PointerStored(each.work.pointer.number))
         return effects
 
     def ask(self, request: events.Request) -> Any:
@@ -109,7 +139,7 @@ class Cluster:
         return reply
 
     def execute(self) -> None:
-        while self.transactions:
+        while self.transactions and not self.is_silent:
             transaction = self.transactions.pop(0)
             self.revision += 1
             attempt = 0 if self.stored is None else self.stored.attempt
@@ -131,9 +161,13 @@ class Cluster:
                 return
             reply: Any = out.Done()
             if isinstance(call.request, ViewRequest):
+                if self.is_silent:
+                    return
                 reply = ViewReply(serial=call.request.serial, refused=[], highest_open_round=0)
             elif isinstance(call.request, AppliedRequest):
                 reply = AppliedReply(summary=AppliedSummary().encode())
+            elif isinstance(call.request, SnapshotRequest):
+                reply = SnapshotReply(call.request.order, "written", file=written(call.request.name))
             self.apply(events.Answered(index, generation, call.request, reply, call.audit))
 
     def tick(self, count: int = 1) -> None:
@@ -330,3 +364,54 @@ def test_a_failed_attempt_is_repeated() -> None:
     cluster.acknowledges = True
     cluster.tick(20)
     assert set(cluster.shares) == {0}
+
+
+def test_a_move_is_committed_when_all_pservers_have_answered_the_newest_view() -> None:
+    cluster = Cluster(2)
+    cluster.acknowledges = False
+    cluster.scale(drain=[1])
+    cluster.tick(2)
+    assert cluster.stored is not None
+    cluster.is_silent = True
+    (given,) = cluster.ask(TasksTicket(trainer="a", generation=5, want=1)).assignments
+    cluster.ask(JoinRequest(trainer="a", generation=5, attempt=given.attempt, wait_s=0.0))
+    cluster.acknowledge(cluster.stored.intent.moves[0].block)
+    assert not cluster.transactions, "the destination's answer to the view does not include the blocks"
+    cluster.is_silent = False
+    for index, generation in cluster.pservers.items():
+        cluster.control(index, generation)
+    assert [each.placement is not None for each in cluster.transactions] == [True]
+
+
+def test_no_call_to_a_pserver_begins_while_a_transaction_is_in_progress() -> None:
+    cluster = Cluster(2)
+    cluster.is_silent = True
+    cluster.scale(drain=[1])
+    cluster.tick()
+    assert cluster.transactions
+    for index, generation in cluster.pservers.items():
+        (call,) = cluster.apply(events.ControlAsked(index, generation))
+        assert isinstance(call, out.NoCallDue)
+
+
+def test_checkpoints_and_moves_take_turns() -> None:
+    cluster = Cluster(2, checkpoints=CheckpointSettings(interval_s=0.1))
+    cluster.scale(pservers=3)
+    cluster.start(2)
+    cluster.tick(40)
+    assert cluster.scale().is_done, cluster.scale()
+    assert "".join(sorted(set(cluster.turns))) == "cm", cluster.turns
+    assert "cc" in cluster.turns[-9:], "checkpoints continue after the change"
+    first = cluster.turns.index("m")
+    assert "c" in cluster.turns[first : cluster.turns.rindex("m")], "checkpoints take place between two moves"
+
+
+def test_no_checkpoint_is_ordered_while_blocks_move() -> None:
+    cluster = Cluster(2, checkpoints=CheckpointSettings(interval_s=0.1))
+    cluster.acknowledges = False
+    cluster.scale(drain=[1])
+    cluster.tick(9)
+    assert cluster.stored is not None
+    count = cluster.turns.count("c")
+    cluster.tick(9)
+    assert cluster.turns.count("c") == count
