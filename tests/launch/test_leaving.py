@@ -5,9 +5,13 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 import flightedl as fe
 from flightedl.launch.programs import TrainerProgram
 from flightedl.testing.contracts.coordinator import eventually
+
+pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(300)]
 
 _WAIT_S = 120.0
 
