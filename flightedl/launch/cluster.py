@@ -159,7 +159,7 @@ class LocalCluster:
         return self._running().outcome(timeout_s)
 
     def scale(self, pservers: int, timeout_s: float = 600.0) -> None:
-        """Change the number of pservers, and wait until the blocks have moved. Trainers continue meanwhile.
+        """Change the number of pservers, and wait up to ``timeout_s`` until the blocks have moved. Trainers continue.
 
         Raises:
             UsageError: the number is impossible, or another change is in progress.
