@@ -243,6 +243,24 @@ def test_a_block_that_was_away_is_sent_even_if_its_version_is_the_same() -> None
     assert feed.changed_after(1) == [0]
 
 
+def test_a_late_message_of_a_former_owner_does_not_overwrite_the_new_owners_content() -> None:
+    block = Block()
+    source, target, client = Server(11, {0: block}, 1), Server(12, {}, 1), Client()
+    block.version, block.value, block.rows = 1, 7, {4: (1, 7)}
+    source.dirty.add((0, 4))
+    late = source.answer(0, None)
+    source.blocks.clear()
+    target.blocks[0] = block
+    target.arrived[0], target.arrivals[0], target.dirty = 1, 1, {(0, 4)}
+    source.placement = target.placement = 2
+    block.version, block.value, block.rows = 2, 8, {4: (2, 8)}
+    client.take(target.answer(1, None))
+    client.take(late)
+    for server, each in ((0, source), (1, target)):
+        client.take(each.answer(server, client.feeds.since(server)))
+    assert (client.values[0], client.rows[0]) == (8, {4: (2, 8)})
+
+
 def position(number: int, generation: int = 5, life: int = 1) -> Position:
     return Position(life=life, generation=generation, placement=1, number=number)
 
@@ -261,7 +279,7 @@ def header(number: int, since: int | None, generation: int = 5) -> ChangesHeader
         (header(11, 10), Use.IGNORE),
         (header(13, None), Use.APPLY),
         (header(11, None), Use.IGNORE),
-        (header(125, 120, generation=6), Use.ASK_AGAIN),
+        (header(125, 12, generation=6), Use.ASK_AGAIN),
         (header(3, None, generation=6), Use.APPLY),
         (header(99, None, generation=4), Use.IGNORE),
         (header(99, 12, generation=4), Use.IGNORE),

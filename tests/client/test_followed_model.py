@@ -1,0 +1,116 @@
+"""A follower's copy: what each message changes, and what it must not change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flightedl.client.following.copy import FollowedModel
+from flightedl.domain.feed.follower import Use
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_shards
+from flightedl.domain.tables.evict import Evict
+from flightedl.domain.tables.placement import BUCKETS, as_ids, buckets_of
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import MessageError
+from flightedl.messages.feed import ChangesHeader, Position
+from flightedl.wire.changes import Change
+
+SPEC = TableSpec("users", 2, SGD(lr=1.0), evict=Evict(unused_versions=5), unknown="zero")
+IDS = as_ids(np.arange(200))
+LOW = IDS[buckets_of(IDS, SPEC.salt) < 512]
+HIGH = IDS[buckets_of(IDS, SPEC.salt) >= 512]
+
+
+def header(number: int, since: int | None, buckets: range, generation: int = 5, placement: int = 1) -> ChangesHeader:
+    position = Position(life=1, generation=generation, placement=placement, number=number)
+    return ChangesHeader(position=position, since=since, buckets=[(buckets.start, buckets.stop)])
+
+
+def rows(ids: np.ndarray, value: float, version: int = 1) -> Change:
+    values = np.full((ids.size, 2), value, np.float32)
+    ages = (np.full(ids.size, each, np.uint32) for each in (version, 0))
+    return Change("rows", "users", 0, 0, 0, 0, 0, ids, *ages, values)
+
+
+def send(model: FollowedModel, server: int, head: ChangesHeader, *changes: Change) -> Use:
+    received = model.begin(head)
+    received.add([*changes, Change("end", block=len(changes))])
+    assert received.is_complete
+    return model.apply(server, received)
+
+
+@pytest.fixture
+def model() -> FollowedModel:
+    return FollowedModel(plan_shards([ParameterSpec("w", (6,))], 2, tables=[SPEC]))
+
+
+def value_of(model: FollowedModel, ids: np.ndarray) -> set[float]:
+    return set(model.read("users", ids)[0].reshape(-1).tolist())
+
+
+def test_a_bucket_is_read_from_its_newest_owner(model: FollowedModel) -> None:
+    send(model, 0, header(1, None, range(BUCKETS)), Change("clear", start=0, stop=BUCKETS), rows(IDS, 1.0))
+    assert value_of(model, IDS) == {1.0}
+    moved = header(1, None, range(512, BUCKETS), generation=6, placement=2)
+    assert send(model, 1, moved, Change("clear", start=512, stop=BUCKETS), rows(HIGH, 2.0)) is Use.APPLY
+    assert (value_of(model, LOW), value_of(model, HIGH)) == ({1.0}, {2.0})
+    late = header(2, 1, range(BUCKETS))
+    send(model, 0, late, Change("clear", start=500, stop=600), rows(IDS, 3.0))
+    assert (value_of(model, LOW), value_of(model, HIGH)) == ({3.0}, {2.0})
+    back = header(3, 2, range(BUCKETS), placement=3)
+    send(model, 0, back, Change("clear", start=512, stop=BUCKETS), rows(HIGH, 4.0))
+    assert value_of(model, HIGH) == {4.0}
+    found, _ = model.rows("users")
+    assert sorted(found.tolist()) == IDS.tolist()
+
+
+def test_a_new_base_replaces_all_rows_and_values_of_a_pserver(model: FollowedModel) -> None:
+    w = Change("values", "w", 0, 0, 6, 7, values=np.arange(6, dtype=np.float32))
+    send(model, 0, header(9, None, range(BUCKETS)), w, Change("clear", start=0, stop=BUCKETS), rows(IDS, 1.0))
+    assert model.is_complete
+    before = model.array("w")
+    older = Change("values", "w", 0, 0, 6, 3, values=np.zeros(6, np.float32))
+    restored = header(2, None, range(BUCKETS), generation=8)
+    assert send(model, 0, restored, older, Change("clear", start=0, stop=BUCKETS), rows(IDS[:3], 5.0)) is Use.APPLY
+    assert value_of(model, IDS[:3]) == {5.0}
+    assert value_of(model, IDS[3:]) == {0.0}
+    assert before.tolist() == list(range(6))
+    assert model.array("w").tolist() == [0] * 6
+    assert send(model, 0, header(10, 9, range(BUCKETS)), w) is Use.IGNORE
+    assert model.since(0) == restored.position
+
+
+def test_removed_and_expired_rows_leave(model: FollowedModel) -> None:
+    whole = Change("clear", start=0, stop=BUCKETS)
+    send(model, 0, header(1, None, range(BUCKETS)), whole, rows(LOW, 1.0), rows(HIGH, 1.0, 9))
+    oldest = np.full(BUCKETS, 2, np.int64)
+    expiry = Change("expiry", "users", start=0, stop=BUCKETS, versions=oldest)
+    send(model, 0, header(2, 1, range(BUCKETS)), Change("removed", "users", ids=HIGH[:4]), expiry)
+    assert sorted(model.rows("users")[0].tolist()) == HIGH[4:].tolist()
+    assert value_of(model, LOW) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (Change("values", "x", 0, 0, 6, 1, values=np.zeros(6, np.float32)), "no such elements"),
+        (Change("values", "w", 0, 0, 7, 1, values=np.zeros(7, np.float32)), "no such elements"),
+        (Change("values", "w", 0, 0, 6, 1, values=np.zeros(5, np.float32)), "another size"),
+        (rows(IDS, 1.0)._replace(name="x"), "no table 'x'"),
+        (rows(IDS, 1.0)._replace(versions=b""), "another size"),
+    ],
+)
+def test_messages_that_do_not_fit_the_model_change_nothing(model: FollowedModel, change: Change, text: str) -> None:
+    with pytest.raises(MessageError, match=text):
+        send(model, 0, header(1, None, range(BUCKETS)), change)
+    assert model.since(0) is None
+
+
+def test_a_message_without_its_end_is_incomplete(model: FollowedModel) -> None:
+    received = model.begin(header(1, None, range(BUCKETS)))
+    received.add([Change("clear", start=0, stop=3)])
+    assert not received.is_complete
+    with pytest.raises(MessageError, match="1 changes arrived, but 2 were sent"):
+        received.add([Change("end", block=2)])
