@@ -41,7 +41,7 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 class HistoryRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The etcd on which the job's state was created, and the job's life."""
 
-    #: Number of the life (see ``domain.recovery.store_history``).
+    #: Number of the job's life (see ``domain.recovery.store_history``).
     life: Natural = 0
     #: Id of etcd's cluster, as 16 hexadecimal digits.
     cluster: str = ""

@@ -36,7 +36,7 @@ KEY = "__key__"
 _JSON = "json"
 _BLOCK = tarfile.BLOCKSIZE
 _END = bytes(2 * _BLOCK)
-#: Positions of fields in a header.
+#: Positions of the fields in a tar header.
 _NAME, _SIZE, _CHECKSUM, _KIND, _PREFIX = slice(0, 100), slice(124, 136), slice(148, 156), 156, 345
 _REGULAR = b"0\0"
 _OFFSETS_END = 1 << 31

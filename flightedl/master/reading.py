@@ -25,7 +25,7 @@ from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.routes import Answer, Endpoint, Endpoints
 
 _READ_S = 10.0
-#: Number of the master among the servers.
+#: Number that stands for the master in lists of servers.
 _MASTER = -1
 
 

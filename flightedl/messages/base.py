@@ -31,11 +31,11 @@ Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of requests to a server."""
+    """Base class of requests to a server."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of a server's replies, and of values stored in etcd."""
+    """Base class of a server's replies, and of values stored in etcd."""
 
 
 class Sender(Request, frozen=True, kw_only=True):

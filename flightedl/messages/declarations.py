@@ -121,9 +121,9 @@ class Placement(Reply, frozen=True, kw_only=True):
     version: int
     #: Number of pservers, including those without blocks.
     pservers: int
-    #: (index of a pserver, number of blocks).
+    #: Runs of blocks: (index of the owner, number of blocks).
     blocks: Runs
-    #: (index of a pserver, number of buckets). Empty if there are no tables.
+    #: Runs of buckets: (index of the owner, number of buckets). Empty if there are no tables.
     buckets: Runs = ()
     #: (attempt that moved them to this owner, number of blocks or buckets). The attempt is 0 if they never moved. Empty
     #: if no block has moved.

@@ -43,7 +43,7 @@ _MAGIC = b"flightedl memory"
 _CONSUMED_AT = 64
 _OVER_AT = 128
 _NAME = "flightedl-values"
-_FUTURE_WRITE = 0x0010  # fcntl.F_SEAL_FUTURE_WRITE, for which Python has no name.
+_FUTURE_WRITE = 0x0010  # Value of fcntl.F_SEAL_FUTURE_WRITE, for which Python has no name.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 

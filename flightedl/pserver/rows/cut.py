@@ -26,7 +26,7 @@ _WORD_BYTES = 4
 
 
 class RowChanges(NamedTuple):
-    """The changes to a store between two cuts."""
+    """Changes to a store between two cuts."""
 
     #: For each part, one bit per record: set if the record has changed.
     records: tuple[npt.NDArray[np.uint64], ...]

@@ -37,7 +37,7 @@ class TableGradients(NamedTuple):
     table: int
     #: (n,), distinct.
     ids: Ids
-    #: (n, dim), contiguous. May be read-only and unaligned.
+    #: (n, dim) Contiguous gradients, which may be read-only and unaligned.
     gradients: Floats
 
 
