@@ -128,7 +128,7 @@ class Directory:
         known, found = self._known_pservers
         if known is not entries:
             found = MappingProxyType(dict(sorted(records(entries, self._keys.pserver_index, ServerRecord))))
-            # Every step calls this, mostly with the same snapshot.
+            # Called in every step, mostly with the same snapshot.
             self._known_pservers = entries, found
         return found
 

@@ -79,7 +79,7 @@ class ShareRequest(Request, frozen=True, kw_only=True):
     """Requests shared memory: a sealed message of metadata without a batch, sent on a stream before a step."""
 
     verb: str = "share"
-    #: Mark that identifies the client's host, network and user; opaque.
+    #: Opaque mark that identifies the client's host, network and user.
     host: Text
 
 

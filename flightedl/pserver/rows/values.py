@@ -182,7 +182,7 @@ class MovedBuckets(NamedTuple):
     epoch: int
     #: (tables, n) Rows of lower versions were evicted because their bucket had too many rows.
     given_up: Numbers
-    #: For each table, an array (n, counters of a bucket).
+    #: For each table, an array of counters, (n, counters of a bucket).
     sketches: tuple[npt.NDArray[np.uint8], ...]
     #: Rows and waiting ids of all tables.
     chunks: tuple[RowChunk, ...]
