@@ -454,3 +454,21 @@ def test_the_shorter_lease_is_trusted_while_a_move_is_uncertain(
     assert held.slack_s <= TTL_S * TRUSTED_PART
     monkeypatch.undo()
     held.release()
+
+
+def test_a_claim_of_unknown_outcome_never_takes_the_key_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    coordinator = MemoryCoordinator(clock)
+    rival = coordinator.another()
+
+    def lose(*_: object) -> None:
+        rival.transact([Absent(KEY)], [Put(KEY, b"you", rival.grant(60.0).id)])
+        raise OutcomeUnknownError("the reply was lost")
+
+    monkeypatch.setattr(coordinator, "transact", lose)
+    with pytest.raises(UnavailableError, match="could not be claimed"):
+        HeldKey.claim(coordinator, clock, KEY, b"me", TTL_S)
+    found = rival.get(KEY)
+    assert found is not None
+    assert found.value == b"you"
+    assert list(coordinator._store.leases) == [found.lease_id], "the lease of the failed claim is left"

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +23,8 @@ from flightedl.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from flightedl.rpc import BatchLimits, Call, Connection, FlightServer, Incoming, Limits, PutRoute, Routes
+from flightedl.rpc import BatchLimits, Call, Connection, Exchange, FlightServer, Incoming, Limits, PutRoute, Routes
+from flightedl.rpc.streams import BrokenOffError
 from flightedl.rpc.validation import Tally
 
 from .rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, eventually, make_batch, options
@@ -51,6 +54,21 @@ def put_bare(client: flight.FlightClient, *messages: pa.RecordBatch | bytes, ver
         return b"" if answer is None else answer.to_pybytes()
     finally:
         writer.close()
+
+
+def test_a_stream_rests_only_while_it_waits_for_its_next_request() -> None:
+    """A server that stops does not wait for streams at rest."""
+    call: Any = SimpleNamespace(is_resting=False)
+    exchange = Exchange(None, None, SCHEMA, call, BatchLimits())  # type: ignore[arg-type]
+    assert exchange.at_rest(lambda: call.is_resting)
+    assert not call.is_resting
+
+    def break_off() -> None:
+        raise BrokenOffError("the client is gone")
+
+    assert exchange.at_rest(break_off) is None
+    assert exchange.is_complete
+    assert not call.is_resting
 
 
 def test_a_plain_flight_client_can_upload(bare: flight.FlightClient, handlers: Handlers) -> None:

@@ -216,6 +216,8 @@ class Run:
         try:
             if not self._is_abandoned:
                 work()
+                # A thread is alive for a moment after its last statement.
+                self.point()
         except _AbandonedError:
             pass
         except BaseException as error:  # noqa: BLE001 - reported by explore

@@ -38,7 +38,7 @@ class Master:
             return self.value, {"state": str(self.value).encode()}
 
     def stored(self) -> int:
-        entry = self.coordinator.get("state")
+        entry = self.coordinator._store.entries.get("state")
         return 0 if entry is None else int(entry.value)
 
     def request(self) -> bool:

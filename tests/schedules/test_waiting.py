@@ -114,17 +114,23 @@ def rolled_back(run: Run) -> None:
 
 
 def recording(run: Run) -> None:
-    """Every line that was accepted is in the file."""
+    """Every line that was accepted is in the file once."""
     path = Path(_directory[-1]) / "recording"
     path.unlink(missing_ok=True)
     file = BackgroundFile(path)
     accepted: list[bytes] = []
 
     def write() -> None:
-        accepted.extend(line for line in (b"1\n", b"2\n") if file.write(line))
+        for line in (b"1\n", b"2\n", b"3\n"):
+            accepted.extend([line] if file.write(line) else [])
+            run.sleep(writer._EVERY_S)
 
-    run.threads(write, file.close)
-    assert path.read_bytes() == b"".join(accepted), "accepted lines are missing"
+    def close() -> None:
+        run.sleep(2 * writer._EVERY_S)
+        file.close()
+
+    run.threads(write, close)
+    assert path.read_bytes() == b"".join(accepted), "accepted lines are missing, or there twice"
 
 
 #: Directory of the current test.
@@ -180,6 +186,13 @@ def test_nobody_sleeps_through_a_change(name: str) -> None:
             bug(
                 "a change between the look and the wait is not seen",
                 swaps(WAIT_UNTIL, "self._snapshot is seen and", "True and"),
+            ),
+        ),
+        (
+            "recording",
+            bug(
+                "written lines stay in the buffer",
+                swaps("recording.writer:BackgroundFile._write_kept", "self._kept, self._kept_bytes = [], 0", "pass"),
             ),
         ),
         (

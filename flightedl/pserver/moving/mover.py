@@ -204,7 +204,11 @@ class Mover:
             self._threads[name].start()
 
     def _discard(self) -> None:
-        while self.is_discarding and not self._is_closed:
+        while True:
+            with self._changed:
+                if not self.is_discarding or self._is_closed:
+                    del self._threads["discarding"]
+                    return
             self._shard.rows.discard_some()
             self._clock.sleep(_DISCARD_PAUSE_S)
 
