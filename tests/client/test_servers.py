@@ -17,8 +17,9 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.domain.retries import is_transient
-from flightedl.errors import FlightedlError, RolledBackError
-from flightedl.ports import Delete, Put
+from flightedl.domain.trainer.first_values import Elected, FollowedElection
+from flightedl.errors import FlightedlError, NotReadyError, RolledBackError
+from flightedl.ports import Delete, Entry, Put
 from flightedl.rpc import Call, Caller, Connection, Connector, FlightServer, Role, Routes, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
 
@@ -145,3 +146,35 @@ def test_calls_continue_when_other_servers_join_and_leave(
         assert seen
         place.release.set()
         assert held.result(LONG_S) == b"x"
+
+
+class LateDirectory(Directory):
+    """A directory in which a key appears just after it was looked up for the first time."""
+
+    coordinator: MemoryCoordinator
+    late_key = ""
+
+    def entry(self, key: str) -> Entry | None:
+        found = super().entry(key)
+        if key == self.late_key:
+            self.late_key = ""
+            self.coordinator.transact([], [Put(key, b"")])
+            assert self.wait_until(lambda d: d.entry(key), LONG_S)
+        return found
+
+
+def test_a_model_whose_election_the_directory_learns_during_the_check_is_the_same(
+    coordinator: MemoryCoordinator,
+) -> None:
+    """The election is newer than the revision at which its key was not there yet."""
+    with LateDirectory(coordinator, KEYS, SystemClock()) as directory:
+        directory.coordinator = coordinator
+        assert directory.wait_until(lambda d: d.revision or None, LONG_S)
+        election = coordinator.list("/").revision + 1
+        servers = Servers("demo", directory, Connector(Caller("trainer", "trainer-1"), Role.TRAINER))
+        servers.follow("/flightedl/demo/election", FollowedElection(Elected(election, election)))
+        directory.late_key = "/flightedl/demo/election"
+        with pytest.raises(NotReadyError, match="no master serves this job yet"):
+            servers.master()
+        assert not directory.late_key
+        servers.close()

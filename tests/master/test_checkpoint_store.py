@@ -7,7 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from flightedl.domain.checkpoint.values import Sweep
+from flightedl.domain.checkpoint.manifest import manifest_name
+from flightedl.domain.checkpoint.values import Sweep, WriteManifest
 from flightedl.domain.master.effects import StoreWork
 from flightedl.master.checkpointing import CheckpointStore
 from flightedl.testing.memory import MemoryStorage
@@ -44,3 +45,28 @@ def test_files_are_deleted_only_after_the_pointer_is_stored() -> None:
     store.close()
     assert revisions == [7, 8]
     assert [file.name for file in storage.list("")] == ["c-2"]
+
+
+def test_a_manifest_is_not_written_again_when_another_checkpoint_is_under_way() -> None:
+    """A repeated request for an earlier manifest would store the next checkpoint under its name."""
+    storage, is_done = MemoryStorage(), threading.Event()
+    storage.publish(manifest_name(1), [b"of checkpoint 1"])
+    applied: list[object] = []
+
+    def becomes_durable(_is_ending: Callable[[], bool], revision: int) -> bool:
+        if revision == 8:
+            is_done.set()
+        return revision == 7
+
+    core = SimpleNamespace(checkpointing=SimpleNamespace(checkpoints=SimpleNamespace(under_way=2)))
+    state: Any = SimpleNamespace(
+        becomes_durable=becomes_durable, lock=threading.RLock(), core=core, apply=applied.append
+    )
+    store = CheckpointStore(storage, state, "demo")
+    store._manifest = lambda: SimpleNamespace(encode=lambda: b"of checkpoint 2")  # type: ignore[method-assign, assignment, return-value]
+    store.do(StoreWork(WriteManifest(1), 7))
+    store.do(StoreWork(Sweep(), 8))
+    assert is_done.wait(20.0)
+    store.close()
+    assert storage.read(manifest_name(1)) == b"of checkpoint 1"
+    assert not applied
