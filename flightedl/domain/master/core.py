@@ -445,6 +445,8 @@ class MasterCore:
         if request.pservers or request.drain or request.is_cancelled:
             if self.is_over:
                 raise JobFailedError("all epochs are done, so the pservers need not change any more")
+            if (model := self.declaration.model) is not None and model.placement is None:
+                raise UsageError("the job was begun by an older version: restart it with --resume and --pservers N")
             self.moves.scale(request, self._now)
             waiting = replace(waiting, request=replace(request, pservers=0, drain=[], is_cancelled=False))
         reply = self.moves.reply()

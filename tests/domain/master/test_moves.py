@@ -288,6 +288,16 @@ def test_pservers_cannot_change_before_the_model_is_declared() -> None:
     assert isinstance(answer.reply, NotReadyError)
 
 
+def test_the_pservers_of_a_job_of_an_older_version_do_not_change() -> None:
+    known = declared(1)
+    assert known.model is not None
+    old = replace(known, model=replace(known.model, placement=None))
+    core = MasterCore(CoreSettings(generation=1, pserver_count=1), 0.0, StoredState(declaration=old))
+    (answer,) = core.apply(events.Asked(1, ScaleRequest(pservers=2)), 0.0)
+    assert isinstance(answer, out.Answer)
+    assert "restart it with --resume" in str(answer.reply)
+
+
 def test_a_cancelled_change_leaves_a_consistent_job() -> None:
     cluster = Cluster(2)
     cluster.acknowledges = False
