@@ -39,7 +39,7 @@ _place = together(
 
 
 def _storage(url: str, job: str | None) -> tuple[Storage, str]:
-    """Return the job's storage and its name."""
+    """Return the job's storage and the job's name."""
     if job is not None:
         require_job_name(job)
     else:

@@ -53,7 +53,7 @@ class Patience:
     longest_pause_s: float = 5.0
 
     def pause_s(self, error: BaseException, failures: int, elapsed_s: float) -> float | None:
-        """Return the seconds to wait before the next attempt, or None if there is to be none.
+        """Return the seconds to wait before the next attempt, or None to give up.
 
         Args:
             error: Error of the last attempt.
@@ -67,5 +67,5 @@ class Patience:
 
 #: Policy for data without which a job cannot continue.
 PATIENT = Patience(limit_s=60.0)
-#: Policy for optional data, and for answers for which a user waits.
+#: Policy for optional data, and for replies that a user is waiting for.
 BRIEF = Patience(limit_s=2.0)

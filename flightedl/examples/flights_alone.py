@@ -45,9 +45,10 @@ class Flights:
 
     def __init__(self, train: pa.Table, held_out: pa.Table) -> None:
         self.train, self.held_out = features(train), features(held_out)
-        #: Field -> distinct ids in the training data.
+        #: Maps each field to its distinct ids in the training data.
         self.known = {name: pc.unique(train[name].combine_chunks()) for name in FIELDS}
-        #: Field -> index in ``known`` of each record's id, (n,). All unknown ids have the index ``len(known)``.
+        #: Maps each field to an (n,) array: the position of each record's id in ``known``, or ``len(known)`` if
+        #: unknown.
         self.train_places = self._places(train)
         self.held_out_places = self._places(held_out)
 

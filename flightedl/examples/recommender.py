@@ -41,7 +41,7 @@ Ids = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare the data, train together with the other trainers, and let one of them report."""
+    """Prepare the data and train together with the other trainers. One trainer then reports the results."""
     options = _options(arguments)
     files = prepare(options.data, click.echo)
     with fe.connect() as job:

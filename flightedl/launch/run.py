@@ -183,7 +183,7 @@ def _resume_hint(options: RunOptions, job: str) -> str:
 
 @contextlib.contextmanager
 def _stop_requests(console: Console) -> Iterator[list[int]]:
-    """Collect the signals that ask this process to stop. A closed output counts as SIGPIPE."""
+    """Collect the signals that ask this process to stop. If its output is closed, that counts as SIGPIPE."""
     received: list[int] = []
     if isinstance(console, JobConsole):
         console.on_closed = lambda: received.append(signal.SIGPIPE)

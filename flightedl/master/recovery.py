@@ -58,7 +58,7 @@ def _has_tables(declaration: JobDeclaration) -> bool:
 
 
 def _newest_files(storage: Storage | None, pointer: bytes | None) -> tuple[ShardFile, ...]:
-    """Return the newest checkpoint's files, or nothing if the store is unreadable: a master does not wait for it."""
+    """Return the newest checkpoint's files; empty if the store is unreadable, because a master does not wait for it."""
     latest = None if pointer is None else latest_of(pointer)
     if storage is None or latest is None:
         return ()

@@ -171,7 +171,7 @@ def _waiting_for(
 def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
     """Return the number of records that have been trained on, excluding quarantined and dropped batches.
 
-    Within an epoch, the number is proportional to the number of done tasks. Failed batches count as full batches.
+    Within an epoch, the result grows in proportion to the tasks completed. A failed batch counts as a full one.
     """
     counts = queue.counts()
     over = counts.done + counts.failed

@@ -1,6 +1,6 @@
 """Requests to the master for checkpoints, and for files that contain the model.
 
-A client repeats a request until it has been completed. Each repetition returns the progress.
+A client repeats its request until the work is complete. Each reply contains the progress.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class SaveModelRequest(Request, frozen=True, kw_only=True):
     url: Text
     #: "safetensors", "npz" or "arrow"; empty to derive it from the file's name. Tables are always Parquet.
     format: Text = ""
-    #: Name of the table whose rows to write; empty to write the parameters.
+    #: Name of the table to write; empty to write the parameters.
     table: Text = ""
-    #: True to write the table's optimizer slots, too.
+    #: True to also write the table's optimizer slots.
     slots: bool = False
     #: Life of the model, as in ``EvaluationDeclaration``.
     life: Natural = 0

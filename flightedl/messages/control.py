@@ -24,7 +24,7 @@ class ViewMember(Request, frozen=True, kw_only=True):
 
 
 class ViewRequest(OfPlan, frozen=True, kw_only=True):
-    """The complete membership. Ignored unless its (master_generation, serial) is higher than the current view's."""
+    """The complete membership. Ignored unless (master_generation, serial) is higher than in the current view."""
 
     master_generation: Natural
     serial: Natural
@@ -36,14 +36,14 @@ class ViewRequest(OfPlan, frozen=True, kw_only=True):
 
 
 class ViewReply(Reply, frozen=True, kw_only=True):
-    """A pserver's reply to a view. All members are admitted, except refused ones, whose first round has closed."""
+    """A pserver's reply to a view. It refuses members whose first round has already closed, and admits all others."""
 
     serial: int
     refused: list[int] = []
     highest_open_round: int = 0
     #: True if the view is older than the current one.
     outdated: bool = False
-    #: True if the mode was not changed because the round of the change is already closed.
+    #: True if the mode was not changed because the round for the change has already closed.
     refuses_mode: bool = False
 
 
@@ -53,7 +53,7 @@ class OrderNumber(msgspec.Struct, frozen=True):
     master_generation: Natural
     #: Number of the checkpoint.
     number: Natural
-    #: Number of the proposed round, counted within the checkpoint.
+    #: Number of the proposed round. Numbering restarts with each checkpoint.
     serial: Natural
 
     def is_newer_than(self, other: OrderNumber | None) -> bool:
@@ -64,10 +64,10 @@ class OrderNumber(msgspec.Struct, frozen=True):
 
 
 class SnapshotRequest(OfPlan, frozen=True):
-    """Requests a copy of all blocks. Unless its number is the highest so far, it only requests the progress."""
+    """Requests a copy of all blocks. If its number is not the highest so far, it only requests the progress."""
 
     order: OrderNumber
-    #: Round whose opening triggers the copy of each block; None to copy immediately.
+    #: Each block is copied when this round opens; None to copy immediately.
     round: Natural | None
     #: File to write, relative to the job's storage.
     name: Name
@@ -101,11 +101,11 @@ class SnapshotReply(Reply, frozen=True):
     #: being written; "written" or "failed" at the end. Any other value counts as "waiting".
     state: str
     highest_open_round: int = 0
-    #: The written file if the state is "written".
+    #: The file, if the state is "written".
     file: WrittenFile | None = None
     #: Cause of the failure.
     reason: str = ""
-    #: Maximum seconds that copying may have delayed training, and seconds that writing took.
+    #: Upper bound on the seconds for which copying delayed training, and seconds that writing took.
     copied_s: float = 0.0
     written_s: float = 0.0
 
@@ -134,7 +134,8 @@ class AppliedReply(Reply, frozen=True, kw_only=True):
     skipped: list[str] = []
     #: Their numbers.
     rejected: list[Natural] = []
-    #: Election whose initial values are missing; None if none are. See ``domain.recovery.reinitialization``.
+    #: Election whose initial values are missing; None if no values are missing. See
+    #: ``domain.recovery.reinitialization``.
     lacks_election: Natural | None = None
 
 

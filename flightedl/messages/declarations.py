@@ -1,6 +1,7 @@
 """Definition of a job: data, model and evaluations, as trainers declare them to the master and etcd stores them.
 
-For each part, the first declaration wins. If another declaration differs, the error states the difference.
+For each part of the job, the first declaration wins. A later one that differs is rejected, with the difference in the
+error.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     filter: list[tuple[str, str, Any]] | None = None
     records_per_task: Natural = 0
     on_corrupt: Text = "fail"
-    #: Number of times that the loop yields each batch. Each repetition counts as a separate batch.
+    #: Number of times that the loop yields each batch. Each time counts as a separate batch.
     steps_per_batch: Annotated[int, msgspec.Meta(ge=1)] = 1
-    #: True if matching files may be added until a file ``_END`` is in their directory; see ``formats.following``.
+    #: True if matching files may be added until their directory contains a file ``_END``; see ``formats.following``.
     follow: bool = False
     #: Weight of each of the ``urls``, which are the sources of a mixture; empty if the dataset is not a mixture.
     mixture: list[Annotated[float, msgspec.Meta(gt=0)]] = []
@@ -183,10 +184,10 @@ class DeclaredModel(Reply, frozen=True, kw_only=True):
     cut_for: int = 0
     #: Owners of the blocks. None if an older version declared the model; the owners are then computed.
     placement: Placement | None = None
-    #: The mode if it has been changed during the job; None for the declared mode.
+    #: The current mode if it was changed during the job; None for the declared mode.
     mode: dict[str, Any] | None = None
-    #: True if the model comes from a checkpoint, and no trainer has declared it since the job was resumed. Until a
-    #: trainer does, no trainer uses the model, and the declaration may change the optimizer's settings.
+    #: True if the model comes from a checkpoint, and no trainer has declared it since the job was resumed. No trainer
+    #: uses the model before then, so the declaration may change the optimizer's settings.
     is_former: bool = False
 
     @property
@@ -202,7 +203,7 @@ class JobDeclaration(Reply, frozen=True, kw_only=True):
     #: True if no trainer has declared the dataset since the job was resumed from a checkpoint. The declaration may
     #: change the number of epochs, and, starting with the next epoch, the shuffling.
     is_resumed: bool = False
-    #: Files that had been added when a checkpoint was made. In etcd, arrivals have separate keys.
+    #: Files that had been added by the time of a checkpoint. In etcd, arrivals have separate keys.
     arrivals: list[ArrivalRecord] = []
     #: Reasons why files were excluded from a followed dataset that is complete. Each sentence names its file.
     left_out: list[str] = []

@@ -1,9 +1,9 @@
 """Thread-safe decoding with msgspec.
 
 msgspec inspects the fields of a type when the type is first used, and stores the result before it is complete.
-Meanwhile other threads may run, because resolving annotations executes Python code. If another thread decodes the same
-type at that time, it reads uninitialized memory, and the process dies of SIGSEGV. Therefore this module creates and
-caches decoders under a lock. Any thread may use them.
+Other threads may run before it is complete, because resolving annotations executes Python code. If one of them decodes
+the same type at that time, it reads uninitialized memory, and the process is killed by SIGSEGV. Therefore this module
+creates and caches decoders under a lock. Any thread may use them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _of_msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def made_alone(make: Callable[[], Value]) -> Value:
-    """Call a function that creates decoders, or uses a type for the first time, while no other thread does so."""
+    """Call a function that creates decoders or uses a type for the first time. Only one thread at a time may do so."""
     with _making:
         return make()
 
@@ -34,7 +34,7 @@ def builtins_from_json(data: bytes | str | msgspec.Raw) -> Any:
 
 
 def decoder_of(kind: type[Value]) -> msgspec.json.Decoder[Value]:
-    """Return the cached JSON decoder of a type. For callers that cannot afford the lookup in ``from_json``."""
+    """Return the cached JSON decoder of a type, for callers that cannot afford the lookup in ``from_json``."""
     decoder = _of_json.get(kind)
     if decoder is None:
         decoder = _of_json[kind] = made_alone(lambda: msgspec.json.Decoder(kind))

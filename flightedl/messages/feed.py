@@ -1,4 +1,4 @@
-"""Messages of the feed, by which clients follow the changes of the live model."""
+"""Messages of the feed, through which clients follow changes to the live model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Position(Request, frozen=True, kw_only=True):
 
     #: Election that gave the model its initial values. Each life of the model has a different election.
     life: Natural
-    #: Generation of the pserver's process. A new process starts with other numbers, and possibly with an older state.
+    #: Generation of the pserver's process. A new process numbers its changes differently, and may start from an older
+    #: state.
     generation: Natural
     #: Version of the placement of the blocks.
     placement: Natural
@@ -23,7 +24,7 @@ class Position(Request, frozen=True, kw_only=True):
 
 
 class ChangesTicket(OfPlan, frozen=True, kw_only=True):
-    """Ticket of DoGet: requests all changes of a pserver after a position, or a base with everything."""
+    """Ticket of DoGet: requests a pserver's changes since a position, or a base, which contains everything."""
 
     verb: str = "changes"
     #: Position that the client has reached; None to request a base.
@@ -39,5 +40,5 @@ class ChangesHeader(Reply, frozen=True, kw_only=True):
     position: Position
     #: Number of the previous position; None for a base.
     since: int | None
-    #: Buckets whose rows the pserver stores, as (first, end).
+    #: Range of the buckets whose rows the pserver stores, as (first, end).
     buckets: list[tuple[int, int]] = []

@@ -26,7 +26,7 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=SIZE_LIMIT)]
 class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
     """A rank joins the start of its group, and reports the token that it has loaded."""
 
-    #: Name shared by all ranks of this start, and by no ranks of another start. If it is empty, rank 0 begins an
+    #: Name that all ranks of this start share, and that no other start uses. If the name is empty, rank 0 begins an
     #: incarnation, and the other ranks join it.
     start: Text = ""
     rank: Rank
@@ -34,7 +34,7 @@ class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
     token: TokenText = ""
     #: The token's position, for people.
     position: Text = ""
-    #: All other settings that determine a rank's records. They must be equal on every rank.
+    #: All other settings that determine a rank's records. They must be the same on every rank.
     plan: Text = ""
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
@@ -42,22 +42,22 @@ class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
 class GroupStartReply(Reply, frozen=True, kw_only=True):
     """The incarnation that has started, and the token with which all of its ranks continue."""
 
-    #: Number of the incarnation; 0 if it has not started yet, so that the rank must ask again.
+    #: Number of the incarnation; 0 if it has not started yet, in which case the rank repeats the request.
     incarnation: int = 0
     #: Reason why the incarnation has not started; empty if it has.
     waiting_for: str = ""
-    #: True if the master knows no current start with that name. The rank must look the name up again.
+    #: True if the master knows no current start with the rank's name. The rank must look up the name again.
     is_stale: bool = False
     token: str = ""
     #: Records that no rank receives, because they have killed ranks too often.
     left_out: list[Piece] = []
-    #: The rank reports each round to the master before starting it, up to this position and for a short time beyond it;
-    #: 0 disables these reports.
+    #: Up to this position, and for a short time after passing it, the rank reports each round to the master before it
+    #: starts the round. 0 disables these reports.
     watched_until: int = 0
 
 
 class GroupPlaceRequest(SenderOfJob, frozen=True, kw_only=True):
-    """The round on which a rank is working."""
+    """The round that a rank is working on."""
 
     incarnation: Natural
     rank: Rank
@@ -85,8 +85,8 @@ class GroupLeaveRequest(SenderOfJob, frozen=True, kw_only=True):
     is_clean: bool
     #: True if the rank has reached the end of the data.
     has_finished: bool = False
-    #: The exception that the rank's script raised at its current batch. Empty if it raised none, or if another rank or
-    #: a signal caused it.
+    #: The exception that the rank's script raised at its current batch; empty if the script raised none, or if another
+    #: rank or a signal caused the exception.
     error: Text = ""
 
 
@@ -105,7 +105,7 @@ class GroupRank(Reply, frozen=True, kw_only=True):
 
 
 class Suspect(Reply, frozen=True, kw_only=True):
-    """Records at which the first rank of an incarnation ended, one entry for each incarnation."""
+    """Records on which the first rank to end in an incarnation was working, and how many incarnations ended there."""
 
     at: int
     pieces: list[Piece]

@@ -20,14 +20,14 @@ class MoveHeader(Request, frozen=True, kw_only=True):
     generation: Natural
     #: Number of this update; in the last message, the number of all updates.
     number: Natural = 0
-    #: Digest of everything that was sent before the last message.
+    #: Digest of all messages before the last one.
     digest: Text = ""
     #: Estimated size of the rows that a copy sends.
     size_bytes: Natural = 0
 
 
 class MoveReply(Reply, frozen=True, kw_only=True):
-    """Answer to an upload. ``problem`` is empty if the content was accepted."""
+    """Reply to an upload. ``problem`` is empty if the content was accepted."""
 
     problem: str = ""
 

@@ -1,4 +1,4 @@
-"""Requests from a trainer to a pserver: pushes, pulls, lookups, initial values. For values see ``flightedl.wire``."""
+"""Requests from a trainer to a pserver: pushes, pulls, lookups, initial values. Package ``wire`` encodes values."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     step: Natural = 0
     #: Number of rows in the push or step.
     rows: Natural
-    #: Seconds that the server may wait for rounds to close (in steps only).
+    #: Used only in steps. Seconds that the server may wait for rounds to close.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
-    #: True to request new values (in steps only).
+    #: Used only in steps. True to request new values.
     pull: bool = True
     traceparent: Traceparent = ""
-    #: True if the step's values have checksums, and the answers must have them, too (in steps only).
+    #: Used only in steps. True if the step's values have checksums, and the replies must have checksums too.
     checksums: bool = True
 
 
@@ -86,7 +86,7 @@ class ShareRequest(Request, frozen=True, kw_only=True):
 class ShareReply(Reply, frozen=True, kw_only=True):
     """Reply to a ``ShareRequest``: a sealed message of metadata without a batch."""
 
-    #: Name of the Unix socket on which the server waits for a descriptor, and nonce of the memory in hexadecimal.
+    #: Name of the Unix socket on which the server waits for a descriptor, and the memory's nonce in hexadecimal.
     socket: str = ""
     nonce: str = ""
     #: Reason why values travel over TCP; empty if the memory can be shared.
@@ -106,10 +106,10 @@ class PushReply(Reply, frozen=True, kw_only=True):
     already_applied: int = 0
     stale: int = 0
     not_member: int = 0
-    #: Number of sums that were rejected because the block has applied some of their batches.
+    #: Number of sums that were rejected because a block had already applied some of the sum's batches.
     partly_applied: int = 0
-    #: Numbers of the batches of rejected sums to push again, because a block lacks them. 0 is ``identity``, 1 is the
-    #: first of ``further``.
+    #: Batches of rejected sums to push again, because a block has not applied them: 0 stands for ``identity``, 1 for
+    #: the first batch in ``further``.
     lacking: list[int] = []
 
 
@@ -142,13 +142,13 @@ class InitHeader(Sender, frozen=True, kw_only=True):
 
     verb: str = "init"
     plan_hash: Name
-    #: create_revision of the election's key. Values of the newest election replace values of older ones.
+    #: create_revision of the election's key. Values from a newer election replace those from older elections.
     election: Natural
     rows: Natural
 
 
 class InitReply(Reply, frozen=True, kw_only=True):
-    """Number of this pserver's blocks with initial values of that election, and number of all its blocks."""
+    """Number of the pserver's blocks that have initial values from that election, and total number of its blocks."""
 
     initialized: int
     blocks: int

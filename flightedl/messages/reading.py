@@ -12,7 +12,7 @@ Columns = Annotated[list[Name], msgspec.Meta(min_length=1, max_length=64)]
 
 
 class ReadCommand(Request, frozen=True, kw_only=True):
-    """Command of GetFlightInfo: asks the master where a parameter or table can be read."""
+    """Command of GetFlightInfo, which asks the master where a parameter or table can be read."""
 
     verb: str = "read"
     name: Name
@@ -21,7 +21,7 @@ class ReadCommand(Request, frozen=True, kw_only=True):
     #: "latest": the present values, which pservers read at different times. "checkpoint": the values in the newest
     #: complete checkpoint.
     cut: Literal["latest", "checkpoint"] = "latest"
-    #: First row, and the row after the last one. For a table, these are buckets, of which there are 1024.
+    #: First row, and the row after the last one. For a table, these count buckets, of which there are 1024.
     start: Natural = 0
     stop: Natural | None = None
     #: Names of the columns, in this order; None for the default columns.
@@ -29,7 +29,7 @@ class ReadCommand(Request, frozen=True, kw_only=True):
 
 
 class ReadTicket(OfPlan, frozen=True, kw_only=True):
-    """Ticket of DoGet: asks a pserver, or the master, for some rows of a parameter or table."""
+    """Ticket of DoGet, which asks a pserver or the master for some rows of a parameter or table."""
 
     verb: str = "read"
     name: Name

@@ -23,18 +23,18 @@ class ScaleRequest(OfJob, frozen=True, kw_only=True):
 
 
 class ScaleReply(Reply, frozen=True, kw_only=True):
-    """Progress of the most recent change of the pservers."""
+    """Progress of the most recent change to the pservers."""
 
     #: Number of pservers after the change, and number of pservers that belong to the job now.
     wanted: int
     pservers: int
     #: Pservers that have, or will have, no blocks.
     drained: list[int] = []
-    #: Number of blocks and buckets to move, and number of these that have moved.
+    #: Number of blocks and buckets to move, and how many of them have moved.
     total: int = 0
     moved: int = 0
     is_done: bool = True
-    #: Reason why no block moves at the moment, or why the change was given up; empty if there is none.
+    #: Reason why no block is moving at the moment, or why the change was given up; empty otherwise.
     waiting_for: str = ""
     is_given_up: bool = False
 
@@ -53,7 +53,7 @@ class ScaleReply(Reply, frozen=True, kw_only=True):
 
 
 class ScaleRecord(Reply, frozen=True, kw_only=True):
-    """Target of the most recent change of the pservers, as stored in etcd."""
+    """Target of the most recent change to the pservers, as stored in etcd."""
 
     #: Number of pservers that the job should have.
     pservers: int
@@ -63,5 +63,6 @@ class ScaleRecord(Reply, frozen=True, kw_only=True):
     is_done: bool = False
     #: Reason why the change was given up; empty if it was not.
     given_up: str = ""
-    #: (index, generation) of processes whose pservers have left the job. They are about to end, so they cannot return.
+    #: (index, generation) of processes whose pservers have left the job. These processes are about to exit, so they
+    #: cannot join again.
     left: list[tuple[int, int]] = []

@@ -8,7 +8,7 @@ from flightedl.messages.base import Natural, Reply, Request
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.scaling import ScaleReply
 
-#: Error codes of refusals that occur whenever a process starts or is replaced, or a block moves.
+#: Error codes of refusals that are normal when a process starts or is replaced, or a block moves.
 USUAL_REFUSALS = frozenset(
     {"not_ready", "busy", "fenced", "replaced", "stale_placement", "unregistered", "deadline", "unavailable"}
 )
@@ -24,8 +24,8 @@ class PserverFigures(Reply, frozen=True, kw_only=True):
     size_bytes: int = 0
     #: Error code -> number of calls that have failed with this error since the process started.
     refused_calls: dict[str, int] = {}
-    #: Version at which trainers wait for others that have not pushed or that lag too far behind, and the duration of
-    #: this wait in seconds.
+    #: Version at which trainers are waiting for others that have not pushed or lag too far behind, and how long they
+    #: have been waiting, in seconds.
     waits_at: int = 0
     waits_s: float = 0.0
     #: Hash of the plan that determines the pserver's blocks; empty if it has no blocks.
@@ -37,7 +37,7 @@ class PserverFigures(Reply, frozen=True, kw_only=True):
     #: Bytes of values transferred since the process started.
     received_bytes: int = 0
     sent_bytes: int = 0
-    #: Number of open streams from trainers, and number of these that use shared memory.
+    #: Number of open streams from trainers, and how many of them use shared memory.
     streams: int = 0
     shared_streams: int = 0
 
@@ -75,10 +75,10 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     profile: dict[str, float] = {}
     #: Activity at the time of the trainer's last report; see ``LogRequest.doing``.
     doing: str = ""
-    #: Mean number of updates that the trainer's gradients missed, in which newer gradients count more. None if all of
+    #: Mean number of updates that the trainer's gradients missed, with more weight on newer gradients. None if all of
     #: its pushes belong to rounds.
     staleness: float | None = None
-    #: Number of pservers to which the trainer has a stream, and number of these with which it shares memory.
+    #: Number of pservers to which the trainer has a stream, and how many of these share memory with it.
     pservers: int = 0
     shared_pservers: int = 0
     facts: HostFacts | None = None
@@ -151,7 +151,7 @@ class RaisedError(Reply, frozen=True, kw_only=True):
     place: str
     #: Text of the newest one.
     error: str
-    #: Number of batches that raised the error, and number of these that raised it more than once.
+    #: Number of batches that raised the error, and how many of them raised it more than once.
     batches: int
     repeated: int
 
@@ -165,11 +165,11 @@ class TableCounts(Reply, frozen=True, kw_only=True):
     size_bytes: int = 0
     #: Ids that wait for admission.
     waiting: int = 0
-    #: Number of ids that were read, and number of these that had a row.
+    #: Number of ids that were read, and how many of them had a row.
     reads: int = 0
     hits: int = 0
     created: int = 0
-    #: Number of gradients that were dropped because their id was not admitted yet, or for lack of memory.
+    #: Number of gradients dropped because their id had not been admitted yet, or because memory was full.
     not_admitted: int = 0
     refused: int = 0
     evicted: int = 0
@@ -220,12 +220,12 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     idle_batches: int = 0
     #: Number of trainers that were training separate models at the same time; 0 if any trainer shared its model.
     own_models: int = 0
-    #: Number of corrupt records that trainers have skipped since this master started; each epoch counts them again.
-    #: Number of parts of files that the index excludes because their records cannot even be counted.
+    #: Number of corrupt records that trainers have skipped since this master started, counted again in each epoch; and
+    #: number of parts of files that are not indexed because their records cannot be counted.
     skipped_records: int = 0
     skipped_parts: int = 0
     records_per_s: float = 0.0
-    #: Seconds that all trainers together spent in each activity since this master started; see
+    #: Seconds that all trainers together have spent in each activity since this master started; see
     #: ``TrainerStatus.profile``.
     profile: dict[str, float] = {}
     #: Mean over the last seconds.
@@ -240,11 +240,11 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     #: Processes or rounds that a pending change of the mode waits for; empty if no change is pending.
     mode_change: str = ""
     plan_hash: str = ""
-    #: Number of times that the distribution of the blocks has changed, plus 1; 0 without a model.
+    #: 1 plus the number of times that blocks have been redistributed; 0 without a model.
     placement: int = 0
-    #: Progress of a change of the pservers; None if there is no change in progress.
+    #: Progress of a change to the pservers; None if no change is in progress.
     scaling: ScaleReply | None = None
-    #: Sums over the most recent reports of all pservers.
+    #: Sums over all pservers' most recent reports.
     tables: list[TableCounts] = []
     checkpoint: str = ""
     checkpoint_age_s: float | None = None
@@ -259,7 +259,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     #: Trainer that ended the job, and its reason; empty if no trainer did.
     stopped_by: str = ""
     stop_reason: str = ""
-    #: Work that a stopped job lacks and that no trainer will do. Empty if the job is or may become complete.
+    #: Work that is missing from a stopped job and will not be done; empty if the job is complete or may still become
+    #: so.
     unfinished: str = ""
     #: True if more files may be added to the dataset.
     is_growing: bool = False
@@ -267,9 +268,10 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     dataset_alarm: str = ""
     #: Reasons why files were excluded from a followed dataset that is complete. Each sentence names its file.
     left_out: list[str] = []
-    #: Number of trainers' reports since this master started, by kind: finished, failed, returned, outdated, and others.
+    #: Number of reports from trainers since this master started, by kind: finished, failed, returned, outdated and
+    #: others.
     reports: dict[str, int] = {}
-    #: Pieces of work that have been running longest, and average seconds per complete task.
+    #: The longest-running pieces of work, and average seconds per complete task.
     running: list[RunningPiece] = []
     task_s: float = 0.0
     #: Number of events since this master started, by kind.
@@ -297,8 +299,8 @@ class JobEvent(Reply, frozen=True, kw_only=True):
 class EventsRequest(Request, frozen=True, kw_only=True):
     """Requests events from a master."""
 
-    #: Number of the last event that the client knows, and the generation of the master that numbered it. Another master
-    #: returns all events.
+    #: Number of the last event that the client has received, and generation of the master that numbered it. A different
+    #: master returns all of its events.
     after: Natural = 0
     generation: Natural = 0
     #: Maximum seconds to wait if there are no new events.
@@ -308,10 +310,10 @@ class EventsRequest(Request, frozen=True, kw_only=True):
 class EventsReply(Reply, frozen=True, kw_only=True):
     """Events of a job, oldest first."""
 
-    #: Generation of the master, which has no events from before its election.
+    #: Generation of the master. A master has no events from before its election.
     generation: int
     events: list[JobEvent]
-    #: Number of requested events that have been discarded.
+    #: Number of requested events that the master no longer has.
     forgotten: int = 0
 
 
@@ -347,8 +349,8 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     waits_for: list[int] = []
     #: Seconds that copying took for the newest snapshot.
     copied_s: float = 0.0
-    #: True if the pserver has been asked to end, and is waiting for a checkpoint.
+    #: True if the pserver has been asked to exit and is waiting for a checkpoint.
     is_draining: bool = False
     tables: list[TableCounts] = []
-    #: Member -> number of updates that its most recent gradients missed, unless they belong to rounds.
+    #: Member -> number of updates that its most recent gradients missed. Gradients that belong to rounds do not count.
     staleness: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Requests from a trainer at work to the master: tasks and their results, membership, mode, progress.
+"""Requests from a working trainer to the master: tasks and their results, membership, mode, progress.
 
 Each report carries the ``attempt`` of its task. If the attempt is no longer current, the master rejects the report and
 lists the attempt in its reply.
@@ -17,7 +17,7 @@ from flightedl.messages.hosts import HostFacts
 METRICS_LIMIT = 200
 #: Maximum length of a trainer's stack traces, in characters.
 STACKS_LIMIT = 200_000
-#: Maximum number of ranges of done batches per piece of work in a message.
+#: Maximum number of ranges of completed batches per piece of work in a message.
 STRETCHES_LIMIT = 16
 #: Default interval between two progress reports of a trainer, in seconds.
 REPORT_EVERY_S = 0.5
@@ -52,7 +52,7 @@ class FailedTask(OfPiece, frozen=True, kw_only=True):
     error: Text
     #: Batch at which the piece failed; None if unknown.
     batch: Natural | None = None
-    #: Location in the user's code that raised the exception, without regard to the batch; empty if there was none.
+    #: Location in the user's code that raised the exception, whatever the batch; empty if there was no exception.
     place: Text = ""
 
 
@@ -61,7 +61,7 @@ class ReturnedTask(OfPiece, frozen=True, kw_only=True):
 
 
 class DoneBatches(Request, frozen=True, kw_only=True):
-    """Done batches of a piece of work that the trainer holds or returns (only for data without a model)."""
+    """The completed batches of a piece of work that the trainer holds or returns (only for data without a model)."""
 
     attempt: Natural
     #: Half-open ranges of batches within the task.
@@ -81,14 +81,14 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     returned: list[ReturnedTask] = []
     #: All batches that are done so far, if no model is declared. The master does not assign them again.
     done: list[DoneBatches] = []
-    #: Attempts that the trainer continues to hold. If an assignment is missing here, the master repeats it, and the
-    #: trainer reads the piece from its first batch. Pieces that the trainer gives up are listed in ``returned``.
+    #: Attempts that the trainer still holds. If an attempt is missing from this list, the master assigns it again, and
+    #: the trainer reads the piece from its first batch. Pieces that the trainer gives up are listed in ``returned``.
     holding: list[Natural] = []
     #: Number of requested pieces of work; 0 if the trainer only reports.
     want: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
     #: Maximum seconds that the master waits if it has nothing to assign.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
-    #: Synchronous round whose values the trainer has; 0 if unknown. If it joins, the next round waits for it.
+    #: Synchronous round whose values the trainer has; 0 if unknown. If the trainer joins, the next round waits for it.
     round: Natural = 0
     traceparent: Traceparent = ""
 
@@ -110,12 +110,12 @@ class Assignment(Reply, frozen=True, kw_only=True):
     batch_count: int
     #: Seed, below 2**64, for the order of the task's records in this epoch; None for the stored order.
     seed: Natural | None
-    #: Chunks of the task, in replies on a request stream. An answer to a get has them in a record batch.
+    #: Chunks of the task, in replies on a request stream. A response to DoGet carries the chunks in a record batch.
     chunks: list[ChunkRow] = []
 
 
 class TasksReply(Reply, frozen=True, kw_only=True):
-    """Reply to a ``TasksTicket``. In the answer to a get, the schema's metadata contains it."""
+    """Reply to a ``TasksTicket``. A response to DoGet carries it in the metadata of the stream's schema."""
 
     assignments: list[Assignment]
     #: "given", "none_now" or "epochs_done".
@@ -129,9 +129,9 @@ class TasksReply(Reply, frozen=True, kw_only=True):
     #: With "epochs_done": index of each pserver -> generation of the process that has the final values. Repeat the
     #: request before using another process's values, which may come from an older checkpoint.
     pservers: list[int] = []
-    #: True with "none_now" if every task is done, and the results are being stored durably.
+    #: With "none_now": true if every task is done and the results are still being stored durably.
     is_ending: bool = False
-    #: Attempts whose reports were rejected because the attempts are no longer current. The trainer drops this work.
+    #: Attempts whose reports were rejected because they are no longer current. The trainer drops these attempts.
     lost: list[ReturnedTask] = []
     epoch: int = 0
     #: With "epochs_done": weighted means over all records, and number of failed tasks (evaluations only).
@@ -150,7 +150,7 @@ class JoinRequest(Sender, frozen=True, kw_only=True):
 class JoinReply(Reply, frozen=True, kw_only=True):
     """Answer to a ``JoinRequest``."""
 
-    #: Membership id. If it is 0 although the sender holds the work, the pservers have not agreed yet: ask again.
+    #: Membership id. If it is 0 although the attempt is current, the pservers have not agreed yet: repeat the request.
     member: int
     #: False if the attempt is no longer current. The sender's other work is not affected.
     holds_work: bool = True
@@ -183,7 +183,7 @@ class EndGrowthRequest(SenderOfJob, frozen=True, kw_only=True):
 
 
 class StopRequest(SenderOfJob, frozen=True, kw_only=True):
-    """Ends the job before its data has been trained on completely."""
+    """Ends the job before all of its data has been trained on."""
 
     reason: Name
     #: Name that the launcher gave to the trainer; empty if there is none.
@@ -202,7 +202,7 @@ class LogRequest(Sender, frozen=True, kw_only=True):
 
     records: Natural = 0
     batches: Natural = 0
-    #: Number of these batches for which the script pushed no gradient to the declared model.
+    #: Number of the finished batches for which the script pushed no gradient to the declared model.
     idle_batches: Natural = 0
     #: Number of records skipped in corrupt chunks, if the dataset's policy is to skip such chunks.
     skipped_records: Natural = 0
@@ -220,8 +220,8 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     #: Current activity: "data", "script", or "push" for any communication with parameter servers; empty if unknown.
     doing: Text = ""
     facts: HostFacts | None = None
-    #: "common" if the script shares its model, which is assumed if there is a declared model, ``explicit_done``, a
-    #: process group, or ``job.once``; "own" if it has trained on batches without any of these; empty if unknown.
+    #: "common" if the script shares its model. This is assumed if it declares a model, or uses ``explicit_done``, a
+    #: process group or ``job.once``. "own" if it has trained on batches without any of these; empty if unknown.
     model: Text = ""
     #: Stack traces of the trainer's threads, if the master requested them.
     stacks: Annotated[str, msgspec.Meta(max_length=STACKS_LIMIT)] = ""
@@ -232,7 +232,7 @@ class LogReply(Reply, frozen=True, kw_only=True):
 
     #: True to request the stack traces of the trainer's threads.
     wants_stacks: bool = False
-    #: Seconds until the next report. The interval is longer if there are more trainers.
+    #: Seconds until the next report. The interval grows with the number of trainers.
     every_s: Annotated[float, msgspec.Meta(ge=0.1, le=60)] = REPORT_EVERY_S
 
 

@@ -26,7 +26,7 @@ SOURCE = "define void @fence() {\n  fence seq_cst\n  ret void\n}\n"
 
 @functools.cache
 def memory_fence() -> Fence:
-    """Return the function to call between two accesses. Raises UnavailableError if there is none on this system."""
+    """Return the memory fence to call between two accesses. Raises UnavailableError if this system has none."""
     if platform.machine() in _ORDERED:
         return _nothing
     return compiled_fence()
@@ -34,7 +34,7 @@ def memory_fence() -> Fence:
 
 @functools.cache
 def compiled_fence() -> Fence:
-    """Return a function with this processor's fence. Raises UnavailableError if it cannot be compiled here."""
+    """Return a function that executes this processor's memory fence. Raises UnavailableError if LLVM is missing."""
     try:
         import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
@@ -46,7 +46,7 @@ def compiled_fence() -> Fence:
         call = ctypes.CFUNCTYPE(None)(engine.get_function_address("fence"))
     except (ImportError, OSError, RuntimeError) as error:
         raise UnavailableError(f"there is no memory fence on this system: {str(error)[:160]}") from None
-    # Keep a reference to the engine, which owns the machine code.
+    # Keep a reference to the engine, because it owns the machine code.
     return functools.partial(_call, call, engine)
 
 

@@ -1,8 +1,8 @@
 """Prevent a forked child from using Flight. The child lacks gRPC's threads, so its first call would hang forever.
 
-A process that has created a Flight server or client must start its children by the *spawn* method. The guard can
-neither prevent a fork nor repair the parent, but it replaces the child's silent hang by a clear error. Children of
-``subprocess`` are not affected, because they immediately execute another program.
+A process that has created a Flight server or client must start its children with the *spawn* method. The guard can
+neither prevent a fork nor repair the parent, but it replaces the child's silent hang with a clear error. Children
+started by ``subprocess`` are not affected, because they immediately execute another program.
 
 In a forked child, the destructors of inherited servers and clients, and pyarrow's finalizers for servers, would hang,
 too. Therefore the guard keeps a reference to each of these objects, and detaches the finalizers.

@@ -162,7 +162,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Perform the handshake in the thread of the request, so that a slow one does not delay other requests."""
+        """Perform the handshake in the request's thread, so that a slow handshake does not delay other requests."""
         if self._context is None:
             super().finish_request(request, client_address)
             return

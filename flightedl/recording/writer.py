@@ -56,7 +56,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     #: Time at which the recording started, in seconds since 1970.
     wall_s: float
-    #: The same time by the process's own clock.
+    #: The same time on the process's monotonic clock.
     clock_s: float
 
 

@@ -1,4 +1,6 @@
-"""The floor of a step with an embedding table: a lookup, and a push with row-wise Adagrad, over one Unix socket.
+"""Lower bound on the time of a step with an embedding table.
+
+A step is a lookup and a push with row-wise Adagrad, over one Unix socket.
 
 The client finds the distinct ids, requests their rows, and copies them to all positions. Then it sums the gradients of
 equal ids, checks that the sums are finite, and pushes them. The server has a hash table of ids with open addressing,

@@ -111,7 +111,7 @@ def with_reference(page: str, text: str) -> str:
 
 
 def tree(pages: tuple[str, ...], directory: str = "", *options: str) -> str:
-    """Return a hidden table of contents with these pages, for a page in a directory of the site.
+    """Return a hidden table of contents that lists these pages, for a page in a directory of the site.
 
     Pages have the short titles that the index gives them.
     """

@@ -5,7 +5,7 @@
 * ``read_ahead``, ``reading``, ``read_queue``: the reader thread, the readers of tasks, and the queue of batches
 * ``transforms``, ``readers``, ``transform_process``: the user's transform, and the processes that run it
 * ``elements``: batches whose elements the user's function returns by index
-* ``group_dataset``: the loop over a rank's rounds; ``pieces``: reader of a round's records
+* ``group_dataset``: the loop over a rank's rounds; ``pieces``: a reader of a round's records
 * ``ranks``, ``start_name``, ``attendance``: this process's rank, its group's start, and its membership in that start
 * ``numbered_dataset``: batches by number
 * ``evaluation``: this trainer's share of ``job.evaluate``

@@ -309,7 +309,7 @@ class ShardClient:
         rows: RowMessages | None,
         connection: Connection,
     ) -> None:
-        """Pull blocks and look up rows of tables. If no rows are requested, get only the version of the rows."""
+        """Pull blocks and look up table rows. If no row ids are given, fetch only the version of the tables."""
         blocks = {number: version for number, version in wanted.items() if number not in self._buckets}
         if blocks:
             self._pull(blocks, answers, transfer.member, connection)

@@ -1,4 +1,4 @@
-"""Nested models: dicts, lists, tuples and named tuples of arrays, as is usual in JAX.
+"""Nested models: dicts, lists, tuples and named tuples of arrays, as is common in JAX.
 
 An array's name is its path, for example ``layers.0.kernel``. If JAX is loaded, JAX decides what counts as a container,
 so classes registered with it are supported; otherwise, only dicts, lists, tuples and named tuples are recognized. None

@@ -222,7 +222,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019): values shrink by ``lr * weight_decay``."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019): values are scaled by ``1 - lr * weight_decay``."""
 
     weight_decay: float = number(0.01, at_least=0, kw_only=True)
 

@@ -27,7 +27,7 @@ class Extent(NamedTuple):
     """Adjacent blocks that initially form one span."""
 
     numbers: range
-    #: True if cuts copy all blocks of the span at once, because splitting it during training would take too long.
+    #: True if cuts copy the span as a whole, because splitting it during training would take too long.
     is_copied_at_once: bool = False
 
 

@@ -113,7 +113,7 @@ class BlockSpan(SpanPlace):
         self.updates = 0
 
     def is_like(self, other: BlockSpan) -> bool:
-        """True if cuts copy both spans at once, and their histories differ in nothing but the applied batches."""
+        """True if cuts copy both spans as a whole, and the spans' histories differ only in the applied batches."""
         return (
             self.is_copied_at_once
             and other.is_copied_at_once

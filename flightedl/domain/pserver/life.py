@@ -426,7 +426,7 @@ class PserverLife:
             raise self._not_ready(f"is waiting for {self.waiting_for}")
 
     def require_snapshots(self) -> None:
-        """Raise NotReadyError if the blocks have no values that could be copied or reported."""
+        """Raise NotReadyError if the blocks have no values to copy or report."""
         if self.state not in _SERVING:
             raise self._not_ready("has no values yet")
 

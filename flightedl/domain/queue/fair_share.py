@@ -13,8 +13,8 @@ A trainer may always hold two pieces: the one that runs and the next one. These 
   Pieces requested together form a single row, however many there are.
 
 After each report, a trainer aims for enough pieces to last for ``cover_s``, the time for which a master may be down. It
-requests the missing pieces once a third of the number is missing, so it holds at most three rows. Because at least two
-thirds are always there, the number that it aims for is one and a half times what it needs.
+requests the missing pieces once a third of them is missing, so it holds at most three rows. Because it always holds at
+least two thirds of the pieces, it aims for one and a half times as many as it needs.
 
 Not guaranteed: that a trainer gets its full share. It never gets more pieces than it requests.
 """
@@ -25,12 +25,12 @@ import math
 
 from flightedl.domain.queue.backlog import Backlog
 
-#: Number of pieces that a trainer may hold in any case.
+#: Number of pieces that a trainer may always hold, whatever its share.
 HOLDING_FLOOR = 2
 HOLDING_CEILING = 64
 #: Number of short pieces that a trainer may hold, so that it does not run out of work before its report is answered.
 _SHORT_FLOOR = 4
-#: Time, in seconds, that it usually takes until a report is answered.
+#: Usual time, in seconds, between a report and its reply.
 _ANSWER_S = 0.1
 #: A backlog gets no more rows once it has more integers in storage than three rows of complete tasks.
 _NUMBERS_LIMIT = 15

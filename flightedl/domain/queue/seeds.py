@@ -1,4 +1,4 @@
-"""Seeds of the epochs. A seed determines the order of an epoch's tasks and the order of the records in each task.
+"""Epoch seeds. A seed determines the order of an epoch's tasks and the order of the records in each task.
 
 Rules:
 

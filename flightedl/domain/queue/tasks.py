@@ -18,7 +18,7 @@ Rules:
 * When a trainer departs or a timeout expires, the trainer's entire backlog is taken back, but only pieces that may be
   at fault count as failed: the running one and, if the trainer died, the next one, whose records it may have been
   reading. Waiting pieces are assigned before new ones, so only a few are waiting at any time.
-* The number of pieces that a trainer holds is limited, so that no trainer hoards near the end of an epoch (see
+* The number of pieces that a trainer holds is limited, so that no trainer hoards work near the end of an epoch (see
   ``fair_share``).
 * Epochs are barriers: no task of an epoch is assigned while an earlier epoch has open pieces, including reopened ones.
   Trainers may read ahead those tasks of the next epoch that were promised to them (see ``ahead``).

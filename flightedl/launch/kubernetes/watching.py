@@ -53,7 +53,7 @@ class Followers:
     _open: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
 
     def follow(self, labels: dict[str, str]) -> None:
-        """Start to follow the output of all pods with these labels, unless it is already followed."""
+        """Start following the output of each pod with these labels that is not yet being followed."""
         for pod in self.cluster.list("Pod", labels):
             name = pod["metadata"]["name"]
             if has_output(pod) and name not in self._threads and self._running < _FOLLOWED_LIMIT:

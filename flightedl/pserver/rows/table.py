@@ -262,7 +262,7 @@ class RowTable:
         return self._from_bits(values) if self.half else values
 
     def values_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the (n, dim) values of records in the table's own dtype. ``words`` is the memory of the records."""
+        """Return the records' values, (n, dim), in the table's dtype. ``words`` is the raw memory of all records."""
         found = read_records(self.rows, words, int(self.rows.layout[row_records.AT_VALUES]), self.value_words, records)
         if self.half:
             return np.ascontiguousarray(found.view(np.uint16)[:, : self.spec.dim])
