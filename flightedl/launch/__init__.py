@@ -15,7 +15,7 @@ Jobs:
 * ``cluster``: ``fe.local()``, a job's servers without trainers, for notebooks and tests
 * ``run``: ``flightedl run``, from the first process to the summary; ``progress``: its display; ``results``: its files
 * ``policy``: what to do when a process has ended (pure); ``supervisor``: carries out these decisions
-* ``scaling``: number of pservers that the job wants
+* ``scaling``: adjusts the number of pserver processes
 * ``prove``: ``flightedl prove``; ``strikes``: its kills and freezes; ``proof``: its verdict
 * ``failed``: describes failed work; ``verdict``: result of a job whose trainers all succeeded
 * ``naming``: claims a job's name; ``liveness``: finds out if a job is running

@@ -124,9 +124,9 @@ class Limits:
 
     #: Number of runs in a row, each shorter than ``long_run_s``, after which a server's slot is given up.
     server_short_runs: int = 4
-    #: The same for a trainer's slot, if none of these runs ended with a crash of the script.
+    #: The same number for a trainer's slot, if none of these runs ended with a crash of the script.
     trainer_short_runs: int = 10
-    #: The same if the last run was ended from outside: by SIGKILL, by SIGTERM, or because its lease was lost.
+    #: The same number if the last run was ended from outside: by SIGKILL, by SIGTERM, or because its lease was lost.
     ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
     crashes_while_training: int = 5

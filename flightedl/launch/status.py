@@ -41,11 +41,11 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 Returned = TypeVar("Returned")
 
 _ANSWER_TIMEOUT_S = 2.0
-#: Longer, because the restart policy needs the answer. A dead master fails at once, while a busy one is slow.
+#: Longer, because the restart policy needs the answer: a dead master fails at once, but a busy one may be slow.
 _ACCOUNT_TIMEOUT_S = 5.0
-#: Seconds between two attempts. Also the minimum timeout of an attempt, so that a timeout of 0 allows one attempt.
-#: Seconds for which the master waits for the end of a change of the pservers, and limit of each call.
+#: Seconds for which the master holds a request about a change of the pservers, and timeout of each call.
 _SCALE_WAIT_S, _SCALE_CALL_S = 0.5, 5.0
+#: Seconds between two attempts. Also the minimum timeout of an attempt, so that a timeout of 0 allows one attempt.
 _PAUSE_S = 0.1
 _LAST_LOOK_S = 0.5
 
