@@ -52,7 +52,7 @@ class OfJob(Request, frozen=True, kw_only=True):
 
 
 class SenderOfJob(Sender, frozen=True, kw_only=True):
-    """A request of a trainer that changes a running job (see ``OfJob``)."""
+    """A trainer's request that changes a running job (see ``OfJob``)."""
 
     job: Text = ""
 

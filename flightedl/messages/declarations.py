@@ -126,8 +126,8 @@ class Placement(Reply, frozen=True, kw_only=True):
     blocks: Runs
     #: Runs of buckets: (index of the owner, number of buckets). Empty if there are no tables.
     buckets: Runs = ()
-    #: (attempt that moved them to this owner, number of blocks or buckets). The attempt is 0 if they never moved. Empty
-    #: if no block has moved.
+    #: Runs of blocks or buckets: (attempt that moved them to this owner, number of them). The attempt is 0 if they
+    #: never moved. Empty if no block has moved.
     attempts: Runs = ()
 
     @property

@@ -1,4 +1,4 @@
-"""Requests of any Flight client that reads parameters and tables of the live model as Arrow columns."""
+"""Requests by which any Flight client reads parameters and tables of the live model as Arrow columns."""
 
 from __future__ import annotations
 
