@@ -148,6 +148,24 @@ def test_calls_continue_when_other_servers_join_and_leave(
         assert held.result(LONG_S) == b"x"
 
 
+def test_a_server_of_another_generation_does_not_carry_out_a_call(
+    place: Place, servers: Servers, coordinator: MemoryCoordinator
+) -> None:
+    """Its successor may listen at the same address."""
+    before = place.connection(servers)
+    record = ServerRecord(address=place.server.address, generation=coordinator.list("/").revision + 2)
+    coordinator.transact([], [Delete(place.key)])
+    coordinator.transact([], [Put(place.key, msgspec.json.encode(record))])
+    newest = coordinator.list("/").revision
+    assert servers._directory.wait_until(lambda d: d.revision >= newest or None, LONG_S)
+    assert place.connection(servers) is not before
+    place.release.set()
+    with pytest.raises(FlightedlError) as caught:
+        place.connection(servers).action("wait", b"", timeout_s=LONG_S)
+    assert is_transient(caught.value)
+    assert not place.entered.is_set()
+
+
 class LateDirectory(Directory):
     """A directory in which a key appears just after it was looked up for the first time."""
 
