@@ -1,7 +1,7 @@
 """Freshness of a follower, and its cost to training: ``python -m benchmarks.following``.
 
 A trainer steps as fast as it can on two pservers: a parameter of 4 MB, and 1,000 of 200,000 rows per step. In another
-process, a follower's copy is read every millisecond. The first element counts the steps, so each value that is read
+process, a follower's copy is read every 5 ms. The first element counts the steps, so each value that is read
 names the step that made it. Freshness is the time from the end of a step to the first read that sees it. The cost
 compares the rate of steps in alternating periods with and without the follower.
 """
@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import flightedl as fe
 
-_PERIOD_S = 6.0
-_PERIODS = 4
+_PERIOD_S = 5.0
+_PERIODS = 6
 _ELEMENTS = 1_000_000
 _ROWS, _PUSHED = 200_000, 1_000
 
@@ -41,7 +42,7 @@ def _look(etcd: str, job: str, orders: Any, answers: Any) -> None:
                 if value != last:
                     seen.append((now, value))
                     last = value
-                time.sleep(0.001)
+                time.sleep(0.005)
         answers.put(seen)
 
 
@@ -61,19 +62,22 @@ def main() -> None:
         gradient, ends = -np.ones(_ELEMENTS, np.float32), [0.0]
         chance = np.random.default_rng(1)
 
-        def steps(end: float) -> float:
-            """Step until the end, and return the steps per second."""
-            began, count = time.monotonic(), 0
+        pservers = [each for each in psutil.Process().children(recursive=True) if "pserver" in " ".join(each.cmdline())]
+
+        def steps(end: float) -> tuple[float, float]:
+            """Step until the end; return the steps per second, and the pservers' CPU milliseconds per step."""
+            began, count, before = time.monotonic(), 0, sum(sum(each.cpu_times()[:2]) for each in pservers)
             while time.monotonic() < end:
                 next(data)
                 users.push(chance.choice(_ROWS, _PUSHED, replace=False), np.ones((_PUSHED, 16), np.float32))
                 model.step({"w": gradient})
                 ends.append(time.monotonic())
                 count += 1
-            return count / (time.monotonic() - began)
+            used = sum(sum(each.cpu_times()[:2]) for each in pservers) - before
+            return count / (time.monotonic() - began), 1000 * used / max(count, 1)
 
         steps(time.monotonic() + _PERIOD_S)
-        rates: dict[bool, list[float]] = {True: [], False: []}
+        rates: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
         delays: list[float] = []
         for _ in range(_PERIODS):
             rates[False].append(steps(time.monotonic() + _PERIOD_S))
@@ -92,9 +96,12 @@ def main() -> None:
         process.join(10)
     delays.sort()
     p50, p99 = (1000 * delays[int(len(delays) * share)] for share in (0.5, 0.99))
-    without, with_one = (statistics.median(rates[key]) for key in (False, True))
+    (without, used), (with_one, more) = (
+        [statistics.median(each[place] for each in rates[key]) for place in (0, 1)] for key in (False, True)
+    )
     print(f"freshness of {len(delays)} steps: p50 {p50:.0f} ms, p99 {p99:.0f} ms, most {1000 * delays[-1]:.0f} ms")
     print(f"steps per second: {without:.1f} without a follower, {with_one:.1f} with one: {with_one / without:.3f}")
+    print(f"CPU of {len(pservers)} pservers per step: {used:.3f} ms without, {more:.3f} ms with one: {more / used:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A follower: the threads that request changes from the pservers, and the copy of the model as users see it.
 
 For each pserver, a thread requests the changes after the position that was applied last. Between two requests, the
-thread pauses for about twenty times the duration of the last one, within limits. So a pserver spends at most a few
+thread pauses for about thirty times the duration of the last one, within limits. So a pserver spends at most a few
 percent of its time on a follower, and changes arrive within a second.
 """
 
@@ -48,9 +48,9 @@ _log = logging.getLogger(__name__)
 _WAIT_S = 0.5
 _ANSWER_S = 120.0
 _RETRY_S = 0.2
-_LEAST_REST_S, _MOST_REST_S = 0.05, 0.5
+_LEAST_REST_S, _MOST_REST_S = 0.05, 1.0
 #: Length of the pause after a request with changes, as a multiple of the request's duration.
-_REST_FACTOR = 20
+_REST_FACTOR = 30
 
 
 class FollowedTable:
