@@ -20,7 +20,7 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "domain": (21_260, 16_000, ("flightedl/domain",)),
     "client, torch": (12_663, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (12_123, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "pserver, kernels": (12_138, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (6_295, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_700,

@@ -223,7 +223,7 @@ class Conversation:
         if len(parts) != 1:
             raise MessageError(f"a lookup must have exactly one part, not {len(parts)}")
         if shard.is_moving:
-            shard.await_moves([parts[0].blocks], _MOVE_S)
+            shard.await_moves([parts[0].blocks], _MOVE_S, is_read=True)
         pieces, rest = shard.read(shard.lookup(parts[0]), header.member)
         if pieces or not rest:
             stream.write(pieces, b"" if rest else STEP_END, checksums=header.checksums)

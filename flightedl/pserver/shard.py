@@ -76,6 +76,8 @@ _READERS = 2
 _CHUNK_BYTES = 1 << 20
 Array = npt.NDArray[np.generic]
 _UPDATE = Needs(has_update=True)
+#: Longest wait for moving blocks before looking again, in case the change was announced just before.
+_LOOK_S = 0.02
 
 
 class Shard:
@@ -132,8 +134,9 @@ class Shard:
         #: Adjacent blocks that accept no pushes after the end of their open round, because they move to another
         #: pserver.
         self._freezing: list[range] = []
-        #: Blocks that are frozen, or about to be adopted.
-        self._held_up: list[range] = []
+        #: Blocks that are frozen, and blocks that are about to be adopted.
+        self._frozen: list[range] = []
+        self._approaching: list[range] = []
         self._spans_changed()
         #: Block or bucket -> number of times that it has been adopted.
         self._arrivals: Counter[int] = Counter()
@@ -601,33 +604,36 @@ class Shard:
             self._soundness.require()
             is_frozen = self._protocol.is_at_edge(numbers)
         if is_frozen:
-            self._held_up = [*self._held_up, numbers]
+            self._frozen = [*self._frozen, numbers]
         return is_frozen
 
     def approach(self, numbers: range) -> None:
         """Make requests for these blocks wait, because the blocks are about to be adopted."""
-        self._held_up = [*self._held_up, numbers]
+        self._approaching = [*self._approaching, numbers]
 
     @property
     def is_moving(self) -> bool:
         """True if requests may have to wait until blocks have left or arrived."""
-        return bool(self._freezing or self._held_up)
+        return bool(self._freezing or self._approaching)
 
-    def await_moves(self, numbers: Iterable[range], timeout_s: float) -> None:
-        """Wait while some of these blocks are frozen or about to be adopted, at most ``timeout_s`` seconds."""
+    def await_moves(self, numbers: Iterable[range], timeout_s: float, *, is_read: bool = False) -> None:
+        """Wait until none of these blocks is frozen or about to be adopted, at most ``timeout_s`` seconds.
+
+        With ``is_read``, frozen blocks are ignored, because they can be read.
+        """
         wanted = list(numbers)
         deadline = self.meter.now() + timeout_s
-        while held := self._held_up:
+        while held := self._approaching if is_read else [*self._frozen, *self._approaching]:
             seen, left_s = self.changes.count, deadline - self.meter.now()
             if left_s <= 0 or not any(a.start < b.stop and b.start < a.stop for a in wanted for b in held):
                 return
-            if held is self._held_up:
-                self.changes.wait(seen, left_s)
+            self.changes.wait(seen, min(left_s, _LOOK_S))
 
     def thaw(self, numbers: range) -> None:
         """Undo ``freeze`` and ``approach`` of adjacent blocks if the first of these blocks is in ``numbers``."""
         self._freezing = [other for other in self._freezing if other.start not in numbers]
-        self._held_up = [other for other in self._held_up if other.start not in numbers]
+        self._frozen = [other for other in self._frozen if other.start not in numbers]
+        self._approaching = [other for other in self._approaching if other.start not in numbers]
         self.changes.has_news = True
         self.changes.announce()
 

@@ -20,10 +20,10 @@ from flightedl.domain.model.initial import Zeros
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, hash_with, placed, placement_of, plan_for
-from flightedl.domain.moving.values import Intent, Move, placement_in
+from flightedl.domain.moving.values import Intent, Move, Transaction, placement_in
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import FlightedlError, NotReadyError, StalePlacementError
+from flightedl.errors import FlightedlError, NotReadyError, StalePlacementError, UnavailableError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.declarations import (
@@ -343,20 +343,28 @@ def test_each_batch_counts_once_while_blocks_move_from_2_to_4_pservers_and_back(
         assert [process.ends for process in moving.processes] == [[]] * PSERVERS
 
 
-def test_a_move_that_the_master_does_not_commit_is_given_up() -> None:
+def test_a_unit_stays_frozen_until_the_intent_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     with job(Async()) as moving:
         moving.commits = False
         before = moving.placement
         (move, *_) = halves(moving.plan, before)
-        moving.intend(move)
-        service = moving.processes[move.source].service
-        mover = service._mover
+        mover = moving.processes[move.source].service._mover
         assert mover is not None
+        give_up, is_reachable = mover._peers.give_up, threading.Event()
+
+        def when_reachable(transaction: Transaction) -> None:
+            if not is_reachable.is_set():
+                raise UnavailableError("etcd is unreachable")
+            give_up(transaction)
+
+        monkeypatch.setattr(mover._peers, "give_up", when_reachable)
+        moving.intend(move)
         eventually(lambda: mover._pinned, timeout_s=60.0)
         with pytest.raises(NotReadyError, match="about to move"):
             moving.set_view(3)
         with pytest.raises(StalePlacementError, match="are moving"):
             moving.push(1, 0, 0, range(move.block, move.block + move.count), move.source)
+        is_reachable.set()
         eventually(lambda: not moving.is_moving, timeout_s=60.0)
         eventually(lambda: not mover._pinned, timeout_s=60.0)
         moving.set_view(3)

@@ -60,6 +60,9 @@ _ACKNOWLEDGE_S = 0.05
 _FEW_ROWS = 6_000
 _MOST_UPDATES = 8
 _EDGE_S = 0.02
+#: Between two units, pushes continue for this multiple of the time for which the first one was frozen, within limits.
+#: Otherwise one step of a trainer would wait for several units.
+_PACE, _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 0.05, 0.5
 #: Seconds between the removals of two buckets that have moved away.
 _DISCARD_PAUSE_S = 0.002
 
@@ -113,6 +116,8 @@ class Mover:
         #: Time at which the newest unit was frozen.
         self._frozen_at = 0.0
         self._give_up_s = _GIVE_UP_S
+        #: Time before which no other unit is frozen.
+        self._not_before = 0.0
         #: First block of a unit -> its staged content.
         self._arrivals: dict[int, Arrival] = {}
         self._acknowledged: dict[int, Acknowledged] = {}
@@ -232,6 +237,7 @@ class Mover:
                 self._await_end(leaving)
             frozen_s = self._clock.now() - self._frozen_at
             seconds = self._frozen_at - began
+            self._not_before = self._clock.now() + min(max(_PACE * frozen_s, _LEAST_PAUSE_S), _LONGEST_PAUSE_S)
             _log.info("ended the move of block=%d copied_s=%.3f frozen_s=%.3f", leaving.copy.block, seconds, frozen_s)
 
     def _is_leaving(self, leaving: _Leaving) -> bool:
@@ -245,6 +251,7 @@ class Mover:
         departure, digest = Departure(self._shard, numbers), Digest()
         try:
             self._upload(connection, copy, departure.copy(), digest, departure.size_bytes)
+            self._clock.sleep(max(0.0, self._not_before - self._clock.now()))
             for _ in range(_MOST_UPDATES if departure.size_bytes else 0):
                 if departure.changed_rows <= _FEW_ROWS or not self._update(connection, leaving, departure, digest):
                     break
