@@ -28,7 +28,8 @@ from .options import ResumingCommand, master_options, resume_option, server_opti
 def master(**options: Any) -> None:
     """Start a master, which hands out tasks.
 
-    It also supervises the job. If several masters run, one leads and the others stand by. Stops on SIGTERM or Ctrl-C.
+    A master also supervises the job. If several masters run, one leads and the others stand by. Stops on SIGTERM or
+    Ctrl-C.
     """
     _become("flightedl.master", settings(MasterSettings, **options))
 
@@ -39,8 +40,8 @@ def master(**options: Any) -> None:
 def pserver(**options: Any) -> None:
     """Start a parameter server, which holds a part of the model.
 
-    It claims the job's first free pserver index, or waits as a spare until an index becomes free. Stops on SIGTERM or
-    Ctrl-C.
+    A pserver claims the job's first free pserver index, or waits as a spare until an index becomes free. Stops on
+    SIGTERM or Ctrl-C.
     """
     _become("flightedl.pserver", settings(PserverSettings, **options))
 

@@ -6,7 +6,7 @@ replacement would take another second. ``forking`` starts this process and reque
 Forking is safe here because this process only imports modules and loads machine code: gRPC, Flight and etcd's client
 have not created any objects or threads yet. It imports modules in the order in which processes will be requested, and
 checks for requests between two imports. So the master and the trainers already work while the pservers' compiler is
-being loaded. On two or more cores, a second such process loads the compiler for the pservers concurrently.
+being loaded. On two or more cores, a second fork server loads the compiler for the pservers concurrently.
 
 A child is forked twice, and its parent exits at once. The kernel then assigns the child to the launcher, which has made
 itself the *subreaper* of its descendants. From then on it is an ordinary child of the launcher: the launcher waits for
@@ -189,7 +189,7 @@ def _become(request: Request, output: int) -> None:
     if request.kind == "trainer":
         defer_pandas()
     if (random := sys.modules.get("numpy.random")) is not None:
-        # Without this, all children would draw the same random numbers.
+        # All children would otherwise draw the same random numbers.
         random.seed()
     gc.enable()
 

@@ -22,7 +22,7 @@ def settings() -> dict[str, Any]:
         "release": flightedl.__version__,
         "extensions": ["myst_parser", "sphinx_copybutton"],
         "root_doc": "index",
-        # Otherwise, the two dashes of an option would become one.
+        # Smart quotes would turn the two dashes of an option into one.
         "smartquotes": False,
         "html_theme": "furo",
         "html_title": f"flightedl {flightedl.__version__}",

@@ -5,7 +5,7 @@ finished:
 
 * State 1, *ordered*: The checkpoint gets a number, which is stored under the master's fence before it is used, so no
   two masters use the same number. Each pserver is asked to copy its blocks: in sync mode at an agreed round, in other
-  modes now.
+  modes at once.
 * A pserver that has passed the round refuses. The master then proposes a later round to all, with a margin that
   doubles. If the round is not reached within ``patience_s``, for example because training pauses, the master proposes
   "now". If no member is left to reach it, the master proposes the highest open round, and half a second later "now".

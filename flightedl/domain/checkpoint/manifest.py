@@ -243,9 +243,9 @@ def deletable(
     Each manifest comes before the files of its checkpoint. Delete in this order, and stop at the first failure.
 
     Retention keeps the newest ``keep`` checkpoints up to ``latest`` together with the bases of their chains, and every
-    checkpoint whose number is a multiple of ``keep_every``; the latter have no chains. All other files are deleted,
-    even those without a manifest, if they are older than everything that the newest ``keep`` checkpoints need. No newer
-    file is deleted.
+    checkpoint whose number is a multiple of ``keep_every``; those checkpoints have no chains. All other files are
+    deleted, even those without a manifest, if they are older than everything that the newest ``keep`` checkpoints need.
+    No newer file is deleted.
 
     Args:
         names: Names of all files.

@@ -313,7 +313,7 @@ class MasterCore:
         self._check_end()
         may_begin = not (self.ending.may_end or self.is_over or self.has_former_model)
         if self._is_turn_of_moves:
-            # Otherwise, checkpoints at short intervals would never let blocks move.
+            # Take turns, because checkpoints at short intervals would otherwise never let blocks move.
             self._look_at_moves(may_begin=may_begin)
         self._tick_checkpoints()
         self._is_turn_of_moves |= self.checkpointing.checkpoints.under_way is not None

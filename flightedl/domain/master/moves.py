@@ -89,7 +89,7 @@ class Moves:
     def desired(self) -> int | None:
         """Number of pserver processes that the job needs; None if it has never been changed.
 
-        It is reduced before pservers leave the placement, so that the processes that then end are not replaced.
+        The number falls before pservers leave the placement, so that the processes that then end are not replaced.
         """
         if self.record is None or self.director is None:
             return None

@@ -48,7 +48,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
     owner, *others = objects
     kind, name = owner["kind"], owner["metadata"]["name"]
     _make_room(cluster, owner["metadata"]["labels"][INSTANCE], clock)
-    # Without this, a queue could admit the trainers as soon as it sees them.
+    # Omit the queue's label at first, because a queue could admit the trainers as soon as it sees them.
     labels = owner["metadata"]["labels"]
     queue = {QUEUE: labels[QUEUE]} if QUEUE in labels else {}
     draft = owner["metadata"] | {
@@ -127,7 +127,7 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
     if known is None and not cluster.list(kinds, labels_of(job)):
         raise _unknown(job)
     if known is not None and not at_once and not view_of(known).is_finished:
-        # Otherwise, the autoscaler would add trainers again.
+        # Delete the autoscaler first, because it would add trainers again.
         cluster.delete("Deployment", f"{job}-autoscaler")
         cluster.patch("Job", _name(job), {"spec": {"parallelism": 0}})
         _wait_for_the_end_of(cluster, job, "trainer", clock)
