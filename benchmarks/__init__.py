@@ -8,5 +8,6 @@
 * ``memory``: peak memory of a pserver with many trainers.
 * ``data_restarts``: records that restarts within an epoch lose or repeat, against torchdata.
 * ``following``: freshness of a follower, and its cost to training; ``followed_evictions``: its rows under kills.
+* ``moving``: pauses of training while half of a model moves to new pservers.
 * ``start``: a whole command: the first batch, short tasks.
 """
