@@ -584,6 +584,8 @@ def _deaths(world: World) -> Iterator[tuple[str, World]]:
         revision = world.revision + 1
         successor = Master(revision, world.placement, world.stored, world.keys)
         after = replace(world, revision=revision, lock=revision, master=successor, in_flight=in_flight)
+        # The lock prevents that a commit of the predecessor is executed later.
+        after = replace(after, replaced=after.replaced.confirmed(world.placement.version))
         for index, generation in enumerate(world.keys):
             placement = _director(successor).placement_for(index)
             after = replace(after, replaced=after.replaced.seen(index, generation, placement))
