@@ -30,7 +30,7 @@ Modules for all processes:
 * ``retries``: errors that are worth retrying, and how long to retry
 * ``tenure``: how long the holder of a leased key may act
 
-A task shows how the packages work together: ``queue`` assigns it to a trainer; ``trainer`` reads it in batches and
-pushes their gradients; in each block, ``exactly_once`` and ``consistency`` decide what to apply; and ``checkpoint``
-saves the result. If a pserver dies, ``recovery`` has the lost tasks repeated.
+A task shows how the packages work together. ``queue`` assigns it to a trainer, and ``trainer`` reads it in batches and
+pushes their gradients. In each block, ``exactly_once`` and ``consistency`` decide what to apply. ``checkpoint`` saves
+the result. If a pserver dies, ``recovery`` makes trainers repeat the lost tasks.
 """
