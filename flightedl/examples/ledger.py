@@ -19,13 +19,16 @@ records in the round. If the element of a batch with 20 records is 0.4, the roun
 of 50 records must together have a multiple of 50 records.
 
 ``--optimizer adam`` counts with Adam. With betas of 0, it changes an element by the learning rate, regardless of the
-gradient's size, so counting works even with ``reduce="mean"``. The clocks use Adam's usual betas. If every gradient is
--1, each of Adam's steps equals the learning rate, but only if the step count matches the number of updates in the
-moving averages. So the clocks show that values, averages and step count still agree after pservers have been restored.
+gradient's size, so counting works even with ``reduce="mean"``.
+
+The clocks use Adam's usual betas. If every gradient is -1, each of Adam's steps equals the learning rate, but only if
+the step count matches the number of updates in the moving averages. So the clocks show that values, averages and step
+count still agree after pservers have been restored.
 
 ``--tables`` also counts in embedding tables. In one table, each record has an id of its own, whose row has an element
 per epoch and is checked like a parameter. In the second table, records share ids, within a batch and across batches, so
 the gradients of a row are summed before they are applied. If each record's addend is known, these sums must be exact.
+
 With ``--wide-ids N``, every batch also counts its records in N rows of a third table. Messages are then as large as
 those of a real model, and pservers process them in two threads.
 

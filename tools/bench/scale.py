@@ -1,9 +1,11 @@
 """``flightedl bench scale``: the cost of a step in each process, and predictions for larger jobs.
 
 The constants of a cost model are fitted to measurements of small jobs. Its predictions for larger jobs are compared
-with measurements on this machine, and the load of the job given by the options is computed. The model is linear (see
-``docs/scale.md``): the cost of a trainer's step has a constant part, a part per parameter server, and a part per byte.
-The master's cost grows with the number of requests, and etcd's with the number of processes that hold a lease.
+with measurements on this machine, and the load of the job given by the options is computed.
+
+The model is linear (see ``docs/scale.md``): the cost of a trainer's step has a constant part, a part per parameter
+server, and a part per byte. The master's cost grows with the number of requests, and etcd's with the number of
+processes that hold a lease.
 """
 
 from __future__ import annotations
