@@ -22,8 +22,10 @@ from flightedl.messages import (
     feed,
     groups,
     hosts,
+    moving,
     parameters,
     reading,
+    scaling,
     status,
     tasks,
 )
@@ -33,7 +35,10 @@ from flightedl.wire.parts import STEP_SCHEMA, batch_of, encode_message
 from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, OutgoingBlocks, encode_rows
 
 _JOB = "<job>"
-_MESSAGES = (checkpoints, declarations, control, groups, hosts, parameters, reading, feed, status, tasks, records)
+_MESSAGES = (
+    *(checkpoints, declarations, control, groups, hosts, moving, parameters, reading, feed, scaling, status, tasks),
+    records,
+)
 
 
 def current() -> dict[str, Any]:

@@ -314,3 +314,37 @@ def test_the_example_serves_what_it_trains_on_arriving_clicks(tmp_path: Path) ->
     assert found["auc"][-1] > 0.55
     assert 0 < found["items"][-1] < 25 * 10 + 200
     assert max(found["age_ms"]) < 20_000
+
+
+def test_a_follower_follows_blocks_that_move_to_another_pserver(tmp_path: Path) -> None:
+    url, checkpoint = data_of(tmp_path, 400), str(tmp_path / "checkpoints")
+    wide = np.zeros(3_000_000, np.float32)
+    with (
+        fe.local(pservers=2, checkpoint=checkpoint) as cluster,
+        cluster.connect() as job,
+        follow(cluster) as follower,
+    ):
+        options = ["--etcd", cluster.etcd_address, "--job", cluster.job]
+        scaling = threading.Thread(target=run_command_line, args=(["scale", "pservers", "1", *options],))
+        data = iter(job.dataset(url, batch_size=1))
+        evict = fe.Evict(unused_versions=40)
+        users = job.table("users", 2, optimizer=fe.SGD(lr=1.0), evict=evict, unknown="zero")
+        model = job.parameters({"w": wide}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())
+        after = 0
+        for step, _ in enumerate(data):
+            users.push(np.arange(step * 3, step * 3 + 60), -np.ones((60, 2), np.float32))
+            model.step({"w": np.full_like(wide, -1.0)})
+            if step == 10:
+                scaling.start()
+            if step % 20 == 5 or after:
+                follower.catch_up(30.0)
+                model.pull()
+                every = np.arange(step * 3 + 80)
+                np.testing.assert_array_equal(follower["w"], model["w"])
+                np.testing.assert_array_equal(follower.tables["users"].lookup(every), users.pull(every))
+            after += step > 10 and not scaling.is_alive()
+            if after > 3:
+                break
+        assert after > 3, "the blocks have not moved"
+        assert model.plan.pserver_count == follower.model().plan.pserver_count == 1
+        scaling.join()
