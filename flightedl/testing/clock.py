@@ -50,6 +50,6 @@ class FakeClock:
 
     @property
     def sleepers(self) -> int:
-        """Number of threads that are in ``sleep`` now."""
+        """Number of threads that are currently in ``sleep``."""
         with self._condition:
             return self._sleepers

@@ -78,7 +78,7 @@ class EtcdServer:
         self.process.kill()
 
     def restart(self) -> None:
-        """Kill etcd if it is running. Restart it with the same data and address, and wait until it answers."""
+        """Kill etcd if it is running, restart it with the same data and address, and wait until it responds."""
         self.process.kill()
         for _ in range(_START_TRIES):
             if self._start():

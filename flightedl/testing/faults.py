@@ -1,7 +1,7 @@
 """Faults at named points, which a test plans.
 
-When execution passes a point, an in-memory twin, or a double in the test, reports the point's name to the plan, which
-counts and records it. A test can thus run once to learn which points it passes, and then fail at each in turn.
+When execution passes a point, the in-memory twin or test double at that point reports the point's name to the plan,
+which counts and records it. A test can thus run once to find the points, and then fail at each of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FaultPlan:
         self._fail_at_step: dict[int, Exception] = {}
 
     def fail_at(self, point: str, n: int = 1, error: Exception | None = None) -> None:
-        """Raise ``error`` (default: an InjectedFault) at the n-th pass of ``point`` from now on; 1 is the next one."""
+        """Raise ``error`` (default: an InjectedFault) at the n-th pass of ``point`` from now on; 1 is the next pass."""
         with self._lock:
             nth = self._counts[point] + n
             self._planned[point, nth] = error or InjectedFault(f"planned at {point}, pass {nth}")

@@ -1,4 +1,4 @@
-"""All marks in the product's code, and those that a test's processes left in a directory."""
+"""All marks in the product's code, and the marks that a test's processes have recorded in a directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def all_marks() -> set[str]:
 
 
 def left_in(directory: Path) -> Counter[str]:
-    """Return how many processes reached each mark, given the directory ``FLIGHTEDL_MARKS``."""
+    """Return the number of processes that reached each mark, read from the directory ``FLIGHTEDL_MARKS``."""
     return Counter(line for file in directory.glob("*.marks") for line in file.read_text("utf-8").splitlines())
 
 

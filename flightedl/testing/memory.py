@@ -23,7 +23,7 @@ class MemoryStorage:
     """See ``ports.Storage``.
 
     Points of the fault plan: ``publish:start``, ``publish:part`` (for each part), ``publish:end`` (before the file
-    becomes visible), ``publish:done`` (after that), ``read``, ``list`` and ``delete``.
+    becomes visible), ``publish:done`` (after it has become visible), ``read``, ``list`` and ``delete``.
     """
 
     def __init__(self, url: str = "memory://storage", plan: FaultPlan | None = None) -> None:

@@ -1,7 +1,7 @@
 """In-memory twin of the Coordinator: one store with any number of connections, which can be disconnected individually.
 
-Leases expire by the given clock. The store reads the clock at every request and, while a watch waits, every few
-milliseconds. To expire a lease, it is therefore enough to advance a FakeClock.
+The given clock determines when leases expire. The store reads it at every request and, while a watch waits, every few
+milliseconds. To make a lease expire, a test therefore only has to advance a FakeClock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flightedl.ports import (
     Written,
 )
 
-#: Ways in which a request can fail: it is refused at once, lost before it is carried out, or its reply is lost.
+#: Ways in which a request can fail: it is refused, it is lost before it is carried out, or its reply is lost.
 FaultKind = Literal["unavailable", "lost_request", "lost_reply"]
 
 Reply = TypeVar("Reply")
@@ -112,7 +112,7 @@ class MemoryCoordinator:
     # --- faults ---
 
     def fail_next(self, kind: FaultKind) -> None:
-        """Plan a fault for the next request that has none."""
+        """Plan a fault for the next request for which none is planned yet."""
         with self._store.condition:
             self._faults.append(kind)
 

@@ -21,8 +21,8 @@ _FREEZE_TIMEOUT_S = 5.0
 def free_port(count: int = 1) -> int:
     """Return the first of ``count`` consecutive ports on 127.0.0.1 that were free a moment ago.
 
-    The system never assigns these ports to connections, so the connection of another test cannot occupy one before the
-    caller binds it. Only another caller of this function can.
+    The system never assigns these ports to connections, so another test's connection cannot occupy a port before the
+    caller binds it. Only another caller of this function can do so.
     """
     while True:
         first = _PICKED_PORTS.start + secrets.randbelow(len(_PICKED_PORTS))
@@ -65,7 +65,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Return True when the process is ready, or False if it ends first.
+        """Wait for the process. Return True once it is ready, or False if it exits first.
 
         Raises:
             TimeoutError: Neither happened in time. The message contains the end of the log.
@@ -84,7 +84,7 @@ class ServerProcess:
         return self.log_path.read_text(errors="replace")[-2000:]
 
     def freeze(self) -> None:
-        """Send SIGSTOP, and wait until every thread has stopped, because a signal takes a moment to have effect."""
+        """Send SIGSTOP, and wait until every thread has stopped, because a signal takes a moment to take effect."""
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + _FREEZE_TIMEOUT_S
         while self.is_running and not self._is_frozen():

@@ -1,7 +1,7 @@
 """A TCP proxy that breaks connections in the same ways as networks and dying processes.
 
-One thread serves all connections with a selector. Methods that cause faults may be called from any thread. They affect
-open connections and, unless documented otherwise, all connections opened before ``heal``.
+One thread serves all connections with a selector. Methods that cause faults may be called from any thread. Faults
+affect open connections and, unless documented otherwise, new connections until ``heal`` is called.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TcpProxy:
     # --- faults ---
 
     def heal(self) -> None:
-        """Forward everything unchanged again, and cut half-open connections."""
+        """Stop causing faults: forward all data unchanged, and cut half-open connections."""
         with self._lock:
             if self._is_half_open:
                 self.cut()
@@ -95,7 +95,7 @@ class TcpProxy:
                 self._drop(pair)
 
     def refuse(self) -> None:
-        """Reset all open connections, and from now on every new connection at once."""
+        """Reset all open connections. From now on, also reset every new connection immediately."""
         with self._lock:
             self._is_refusing = True
             self.cut()

@@ -2,10 +2,10 @@
 
 The push that admits an id creates its row and updates it; later pushes update it again. Reads change nothing: reading
 an id without a row returns the initial values that its row would have. An update to version v stores v and the epoch in
-each row, and in each waiting id, that it touches.
+each row and waiting id that it touches.
 
-Together with the declared rules (``Evict``) and ``oldest``, these two numbers determine whether a row exists. Rows that
-no longer exist are treated as if they had never existed. The update sees the rows of v - 1, as its trainer did.
+The version and epoch stored in a row, the declared rules (``Evict``) and ``oldest`` determine whether the row exists.
+Rows that no longer exist are treated as if they had never existed. An update sees the same rows as its trainer did.
 
 Versions and epochs never decrease. ``epoch`` is the highest epoch of all batches applied so far.
 """
@@ -35,7 +35,7 @@ class Row:
     slots: list[Values]
     #: Number of updates to the row, or number of pushes of the waiting id.
     updates: int
-    #: Version of the last of these updates or pushes.
+    #: Version of the last update or push of the id.
     version: int
     #: Highest epoch among all batches applied up to that version.
     epoch: int
@@ -117,7 +117,7 @@ class ReferenceTable:
             self._give_up_oldest(bucket, version)
 
     def _admitted(self, row_id: int, version: int, epoch: int) -> Row | None:
-        """Return the row of a pushed id, which is created if this push admits the id. None if the id waits."""
+        """Return the row of a pushed id, creating it if this push admits the id. None if the id is still waiting."""
         row = self.rows.get(row_id)
         if row is not None and self.exists(row_id, row, version - 1, epoch):
             return row
@@ -142,11 +142,11 @@ class ReferenceTable:
         rows = (row for row_id, row in self.rows.items() if self.bucket_of(row_id) == bucket)
         kept = sorted((row.version for row in rows if row.version >= oldest), reverse=True)
         if len(kept) > self._limit:
-            # If not all rows of a version can be kept, none of them is.
+            # Keep either all rows of a version or none.
             self.oldest[bucket] = max(oldest, min(kept[self._limit] + 1, version))
 
     def oldest_at(self, bucket: int, version: int) -> int:
-        """Return the lowest version that a row in a bucket can have and still exist."""
+        """Return the lowest version of an existing row in a bucket. Rows of lower versions no longer exist."""
         unused = None if self.spec.evict is None else self.spec.evict.unused_versions
         return self.oldest[bucket] if unused is None else max(self.oldest[bucket], version - unused)
 
@@ -169,7 +169,7 @@ class ReferenceTable:
             self.waiting.pop(row_id, None)
 
     def restore(self, row_id: int, row: Row) -> None:
-        """Restore a row or a waiting id, in place of an older row or waiting id with the same id."""
+        """Restore a row or a waiting id. It replaces an older row or waiting id with the same id."""
         copied = replace(row, values=list(row.values), slots=[list(slot) for slot in row.slots])
         if row.values:
             self.waiting.pop(row_id, None)

@@ -1,11 +1,11 @@
-"""Reference implementation of every update rule in plain NumPy, with which the kernels must agree.
+"""Reference implementation of every update rule, in plain NumPy. The kernels must agree with it.
 
 ``update`` advances a block from ``version`` to ``version + 1`` in place; ``update_row`` does the same for a row of a
 table. Constants are computed in float64 and rounded once, to the block's dtype. All other arithmetic uses the block's
 dtype, in the order written here. In bias corrections, the step number t is ``version + 1``.
 
 Each rule's docstring gives the formula and its source. In the formulas, g is the gradient after scaling, clipping and
-(if coupled) weight decay, and w stands for the values. Rules that torch.optim contains give the same results as torch.
+coupled weight decay, and w stands for the values. Rules that torch.optim contains give the same results as torch.
 """
 
 # ruff: noqa: ARG001 - every rule takes the same arguments, so that a table can call it
@@ -38,7 +38,7 @@ Floats = npt.NDArray[Any]
 
 
 def initial_slots(optimizer: Optimizer, size: int, dtype: npt.DTypeLike) -> tuple[Floats, ...]:
-    """Return the slots that a block or row of ``size`` elements has before its first update, each of ``dtype``."""
+    """Return the initial slots of a block or row of ``size`` elements. All slots have this ``dtype``."""
     return tuple(np.full(slot.width(size), slot.initial, dtype) for slot in optimizer.slots)
 
 

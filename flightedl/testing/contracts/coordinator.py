@@ -428,7 +428,7 @@ class CoordinatorOutageContract:
         revisions: list[int] = []
         for _ in range(3):
             revisions += [persistently(lambda: put(writer, world.prefix + "a")) for _ in range(3)]
-            # Some of the events are delivered before the outage, the rest after it.
+            # The watch delivers some of the events before the outage and the rest after it.
             seen += collect(watch, 1)
             world.stop()
             seen += watch.next(0.1)
@@ -492,7 +492,7 @@ class CoordinatorHistoryContract:
         restore()
         with pytest.raises(RolledBackError, match="before: it was restored"):
             persistently(lambda: coordinator.get(world.prefix + "a"))
-        # Another client writes until the store has reached the revision that was seen.
+        # Let another client write until the store has reached the revision that the connection has seen.
         other = world.connect()
         for _ in range(9):
             persistently(lambda: put(other, world.prefix + "b"))

@@ -13,7 +13,7 @@ modules of this package simulate everything around these cores:
 * ``scenario``: the job, the programs, and the rates of faults that follow from a seed
 * ``cluster``: all processes, and the supervisor that restarts them
 * ``strikes``: random faults
-* ``account``, ``row_account``: the invariants, which are checked against everything assigned, done, stored and reported
+* ``account``, ``row_account``: check the invariants against everything that was assigned, done, stored and reported
 * ``planted``: bugs planted in the product's source, which ``planted_master``, ``planted_pserver``, ``planted_trainer``
   and ``bugs`` list
 * ``runs``: runs many seeds in several processes
@@ -28,24 +28,23 @@ The invariants, besides those asserted by each ``check`` in the domain, are:
 * The checkpoint that the pointer names is complete, and so is every newer one with a manifest.
 * A round closes only when all expected members have contributed. A checkpoint at a round has all blocks as of it.
 * An update contains exactly the batches that it names, each with its share: 1 in a sum, or the fraction of its records
-  in a mean, scaled by staleness if the mode requires it. A batch that is pushed again keeps the share from its
-  trainer's first sum with it.
-* When faults end, the job ends. When the master reports the job as done, every pserver has applied everything, and no
-  round waits. After a stop, every batch is in all blocks or in none, even in its last checkpoint.
-* No audit finds that a task counted as done is missing. The audit would repeat the task and so hide the error.
-* A trainer holds or returns every task that it is assigned under its current registration. An answer about an attempt
-  revokes no other.
-* Batches that no trainer can process are quarantined one by one. If nothing else fails, no other batches are.
-* An evaluation's result contains each of its batches once, weighted by records, however often and by whichever trainers
-  the batches were measured. It belongs to the life of the model for which it was requested.
-* If a pserver that was asked to end reports that a checkpoint has everything it had at that time, the report is true.
+  in a mean, scaled by staleness if the mode requires it. A batch that is pushed again keeps the share that it had in
+  its trainer's first sum.
+* Once faults have stopped, the job ends. When the master reports the job as done, every pserver has applied everything,
+  and no round waits. After a stop, every batch is in all blocks or in none, even in its last checkpoint.
+* No audit finds that a task counted as done is missing. The audit would repeat the task, and so hide the bug.
+* A trainer holds or returns every task that it is assigned under its current registration. An answer about one attempt
+  does not revoke another.
+* Batches that no trainer can process are quarantined one by one; others are not, if nothing else fails.
+* An evaluation's result contains each batch once, weighted by records, and belongs to the right life of the model.
+* If a draining pserver reports that a checkpoint contains everything it had when it was asked to exit, this is true.
 * No member adds to a round before all blocks that wait for it have closed the previous round, so all values from which
-  a batch is computed belong to one round. Exceptions: ``backup``, and programs that gave up a push.
+  a batch is computed belong to one round. Exceptions: mode ``backup``, and programs that have given up on a push.
 * A trainer that reads the result of a finished job reads everything that was trained.
 * At the end, all blocks descend from the initial values of one election, however often the model started over.
 * Whenever a block is served or saved, and at the end, its values, slots, version and step number belong to one moment.
-* The rows of tables that are served or saved, and the ids that wait for admission, follow from their bucket's updates
-  and cuts under the rules of admission and eviction.
+* The table rows and waiting ids that are served or saved follow from their bucket's updates and cuts, under the rules
+  of admission and eviction.
 
 Not covered: threads within a process, and bytes (streams, files). Other tests cover these.
 

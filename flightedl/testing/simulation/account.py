@@ -48,7 +48,7 @@ class Account:
         self._cluster = cluster
         #: (lives of the job and of etcd, evaluation, attempt) -> (trainer, epoch, position) of the assignment.
         self._attempts: dict[tuple[int, int, int, str, int], Any] = {}
-        #: (lives of the job and of etcd, block) -> elements that were present when a master reported the job as done.
+        #: (lives of the job and of etcd, block) -> elements that the block had when a master reported the job as done.
         self._results: dict[tuple[int, int, int, int], set[int]] = {}
         #: Lives of the job and of etcd -> (epoch, task) -> batches that counted as done in a stored state.
         self._done: dict[tuple[int, int, int], dict[tuple[int, int], IntervalSet]] = {}
@@ -56,7 +56,7 @@ class Account:
         self._set_aside: set[tuple[int, int, int]] = set()
         #: Members that all pservers have admitted.
         self._admitted: set[int] = set()
-        #: Members whose program has left its loop, or has continued after a failed push.
+        #: Members whose program has left its loop or has continued after a failed push.
         self.out_of_step: set[int] = set()
         #: Numbers of manifests, their increments, evaluation results, quarantined batches, and completed drains.
         self.checkpoints = self.increments = self.evaluations = self.quarantined = self.drains = 0
@@ -163,7 +163,7 @@ class Account:
         master.after_stored(master.core.revision + 1, stored)
 
     def set_aside(self, master: Master, piece: FailedPiece) -> None:
-        """Check a quarantined piece: it is one batch that failed often enough, and is faulty if nothing else fails."""
+        """Check a quarantined piece: it is one batch that failed often enough. It is faulty if nothing else fails."""
         shape = self._cluster.shape
         if piece.end_batch - piece.first_batch != 1 or piece.attempts < shape.attempts_limit + shape.confirmations:
             raise Violation(f"{master.name} has quarantined {piece}")
@@ -293,7 +293,7 @@ class Account:
     def check_done(self, master: Master, pservers: Sequence[int]) -> None:
         """Check a report that the job is done: each pserver process that it names, and a checkpoint, has every batch.
 
-        The master decided this before its state was stored. Since then, processes may have been replaced.
+        The master decided this before it stored its state. Processes may have been replaced since the decision.
         """
         self._cluster.world.note("{} reports the job as done", master.name)
         self._require_saved(master)
@@ -322,7 +322,7 @@ class Account:
 
         The checkpoint that was complete when the master decided contains everything, even if the master has begun
         another one since, for example for a restarted pserver. No later checkpoint can have replaced it, because the
-        pointer moves in a later write than the one for which the answer waited.
+        answer waited for an earlier write than the one that moves the pointer.
         """
         if not self._cluster.scenario.keeps_checkpoints:
             return
@@ -401,5 +401,5 @@ class Account:
 
 
 def _done_at(queue: TaskQueue, report: FinishedTask) -> object:
-    """Return those batches of the reported task that are done."""
+    """Return the batches of the reported task that are done."""
     return queue.batches(report.epoch, queue.order(report.epoch).at(report.position)).done

@@ -14,7 +14,7 @@ from flightedl.testing.simulation.world import Action
 if TYPE_CHECKING:
     from flightedl.testing.simulation.trainer import Trainer
 
-#: Fraction of the errors that a program ignores.
+#: Fraction of errors that a program ignores.
 _SWALLOWED_SHARE = 0.7
 #: Maximum time to compute a slow batch, and fraction of batches that are slow.
 _SLOWEST_S = 2.0
@@ -24,8 +24,8 @@ _SLOW_SHARE = 0.06
 class Body:
     """A pass through the loop body, with one batch.
 
-    Most passes make a single step. Some push in two parts, or pull before or after that. Every block gets its gradient
-    of the batch, unless a push fails.
+    Most passes make a single step. Some passes push in two parts, or pull before or after the push. Every block gets
+    its gradient from the batch, unless a push fails.
 
     Args:
         trainer: The process that runs the program.

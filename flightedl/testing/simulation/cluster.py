@@ -24,7 +24,7 @@ from flightedl.testing.simulation.world import Process, Violation, World
 #: Simulated seconds for which a job may run, with faults and after they end. Hundreds of jobs took less than 12 s.
 _FAULTY_S = 90.0
 _CALM_S = 100.0
-#: Time after its repair for which a pserver may still find a checkpoint damaged.
+#: After the repair of a checkpoint, a pserver may still find it damaged for this time.
 _MENDED_S = 5.0
 
 
@@ -62,7 +62,7 @@ class Cluster:
         has_rows: bool = False,
         scenario: Scenario | None = None,
     ) -> None:
-        """``record`` is the directory for recordings of the processes. ``scenario`` replaces that of the seed."""
+        """``record`` is the directory for recordings of the processes. ``scenario`` replaces the seed's scenario."""
         self.world = world = World(seed)
         self._recordings = None if record is None else RunRecorder(record, world)
         self.flaws = frozenset(flaws)
@@ -139,7 +139,7 @@ class Cluster:
         self.processes.append(process)
 
     def ended(self, process: Process) -> None:
-        """Restart a process that has ended by itself. Its lease usually ends at once, if etcd is reachable."""
+        """Restart a process that has exited by itself. Its lease usually ends immediately if etcd is reachable."""
         lease = process.lease  # type: ignore[attr-defined]
         self.revoke_for(process)
         if lease in self.etcd._leases and self.world.random.random() < 0.7 and not self.etcd.is_down:  # noqa: SLF001
@@ -164,7 +164,7 @@ class Cluster:
         self.ended(pserver)
 
     def revoke_for(self, process: Process) -> None:
-        """Kill a process. The supervisor starts another one of its kind."""
+        """Kill a process. The supervisor starts another process of the same kind."""
         if not process.is_alive:
             return
         process.die()
@@ -222,9 +222,9 @@ class Cluster:
             self.world.after(1.0 + 3.0 * self.world.random.random(), see_to_it)
 
     def restart_job(self, *, keeps_etcd: bool = False) -> None:
-        """Kill all processes. Restart the job from the store, without etcd's data and with a different pserver count.
+        """Kill all processes. Restart the job from the store, with an empty etcd and a different number of pservers.
 
-        ``keeps_etcd``: keep etcd's data, which was restored from a backup, and the number of pservers.
+        If ``keeps_etcd`` is true, keep the number of pservers, and etcd's data, which was restored from a backup.
         """
         self.life += 1
         for process in tuple(self.processes):
@@ -251,7 +251,7 @@ class Cluster:
         world = self.world
         next_look_s = 0.0
         limit_s = _FAULTY_S
-        #: Time for which faults continue, even if the job is done: work that is lost then must be repeated too.
+        #: Time for which faults continue, even after the job is done, because work lost then must also be repeated.
         linger_s = world.random.choice((0.0, 0.0, 5.0, 20.0))
         while world.step():
             if world.now < next_look_s:

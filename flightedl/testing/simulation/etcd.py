@@ -2,9 +2,9 @@
 
 * A lease is renewed, without messages, while etcd is up and the owner is alive, awake and connected. When renewals
   stop, the last one was up to a sixth of the time to live ago. The lease ends one time to live after that last renewal.
-* After a part of the time to live without renewal (see ``domain.tenure``), the owner gives up the lease permanently.
+* If it is not renewed for a fraction of that time (see ``domain.tenure``), its owner gives it up permanently.
 * While etcd is down or frozen, no lease ends, and a restart extends all leases. A frozen etcd carries out pending
-  requests when it wakes. The clients have then given up without knowing the outcome.
+  requests when it wakes. By then, the clients have given up without knowing the outcome.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Key:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease, and what its owner knows of it."""
+    """A lease, and its owner's knowledge of it."""
 
     owner: Process
     ttl_s: float
@@ -72,7 +72,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Conditions (key -> revision of creation or modification; 0 if there is no key), then writes and deletions."""
+    """Conditions (key -> revision of its creation or last change; 0 if absent), followed by writes and deletions."""
 
     created: Mapping[str, int] = field(default_factory=dict)
     modified: Mapping[str, int] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class Etcd(Process):
         return lambda value: done(value) if self._is_the_same(source, before) else None
 
     def _is_the_same(self, source: Process, before: Sighting | None) -> bool:
-        """True if the etcd is the one that a process knew. Otherwise end the process."""
+        """True if etcd has the same history as when the process last saw it. Otherwise end the process."""
         why = source.witness.saw(before, self.sighting())
         if not why and source.etcd_life not in {None, self.life}:
             why = "the job has begun another life"

@@ -1,7 +1,7 @@
 """A simulated trainer's part in an evaluation: the product's feed, and sums over the batches.
 
-Batch k of the evaluation's data has fewer than 8 records, and its metric is 16**k, as the mean over them. So the mean
-that trainers receive at the end shows how often each batch is included, and with what weight.
+Batch k of the evaluation's data has fewer than 8 records, and its metric, the mean over these records, is 16**k. So the
+mean that trainers receive at the end shows how often each batch was included, and with which weight.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def blocks_of(pserver_count: int, cut_for: int, index: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def buckets_of(pserver_count: int, cut_for: int, index: int) -> range:
-    """Return the few blocks that stand for a pserver's many buckets of rows, in a job with rows."""
+    """Return the few blocks that represent a pserver's many buckets of rows, in a job with rows."""
     return runs_of(plan_of(pserver_count, cut_for), index)[-1]
 
 
@@ -70,7 +70,7 @@ class JobShape:
     epochs: int
     seed: int
     shuffle: bool
-    #: Number of pservers for which the parameters were cut.
+    #: Number of pservers for which the parameters were divided into blocks.
     cut_for: int
     recovery: str
     #: Number of tasks at the beginning. If ``batch_counts`` has more, the dataset grows.
@@ -86,7 +86,7 @@ class JobShape:
     timeout_floor_s: float = 4.0
     #: True if a batch may have a gradient for some blocks and none for others.
     is_patchy: bool = False
-    #: The table whose rows the blocks have, as buckets that are pushed to and copied together. None without rows.
+    #: The table, whose buckets are represented by blocks that are pushed to and copied together. None without rows.
     table: TableSpec | None = None
 
     @property
@@ -128,7 +128,7 @@ class JobShape:
         return DeclaredDataset(index_hash="", task_count=count, record_count=0, schema="", declaration=declaration)
 
     def measured(self, task: int, batch: int) -> tuple[float, float]:
-        """Return the summand and the weight of a batch in the evaluation's data (see ``evaluating``)."""
+        """Return the contribution and the weight of a batch of the evaluation's data (see ``evaluating``)."""
         weight = 1.0 + self.records_of(Batch(0, task, batch))
         return weight * 16.0 ** (sum(self.evaluation[:task]) + batch), weight
 
@@ -151,7 +151,7 @@ class JobShape:
         return buckets_of(pserver_count, self.cut_for, index) if has_any else range(0)
 
     def shard(self, pserver_count: int, index: int) -> list[int]:
-        """Return a pserver's blocks as a trainer's core sees them: the first bucket stands for all buckets."""
+        """Return a pserver's blocks as a trainer's core sees them, with the first bucket representing all buckets."""
         others = self.buckets(pserver_count, index)[1:]
         return [number for number in blocks_of(pserver_count, self.cut_for, index) if number not in others]
 
@@ -206,20 +206,20 @@ def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclarati
 
 
 def with_tasks(declaration: JobDeclaration, task_count: int) -> JobDeclaration:
-    """Return a declaration for a checkpoint with the number of tasks, which a real job derives from its files."""
+    """Return a declaration for a checkpoint, including the number of tasks, which a real job derives from its files."""
     return replace(declaration, arrivals=[ArrivalRecord(files=[("tasks", task_count, "")])])
 
 
 def tasks_of(declaration: JobDeclaration) -> int:
-    """Return the number of tasks that ``with_tasks`` has put into a declaration."""
+    """Return the number of tasks that ``with_tasks`` stored in a declaration."""
     return declaration.arrivals[0].files[0][1]
 
 
 def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, *, is_stopped: bool) -> list[int]:
     """Return the elements of a block that lack a batch they should have, or have one they should not.
 
-    Quarantined batches may be present or absent, because a trainer may have died from another batch right after pushing
-    one. Batches that cannot be trained on must be absent. So may batches that are not done after a stop.
+    Quarantined batches may be present or absent, because a trainer may push a batch and then be killed by another one.
+    Batches that cannot be trained on must be absent. After a stop, unfinished batches may be absent too.
     """
     found = []
     for epoch in range(shape.epochs):

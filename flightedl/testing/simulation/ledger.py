@@ -1,11 +1,11 @@
-"""A ledger in place of a simulated pserver's arrays. It records which update added each batch to each block.
+"""A ledger that replaces the arrays of a simulated pserver. It records which update added each batch to each block.
 
 The ledger carries out the decisions of ``domain.pserver.blocks``, checks them, and raises ``Violation`` if
 
 * a block gets a batch twice, or an update contains batches other than those that it names;
 * a gradient has a wrong weight, or is not divided as the mean or the learning rate requires;
 * the optimizer runs with a wrong step number, or from a version other than that of the values;
-* a round has closed without an expected member.
+* a round closes without an expected member.
 
 For each element, a block stores the number of the update that added the element's batch. The block's *slot* stands for
 an optimizer's state. It is a sum over all updates: the update's number times the number of elements that it changed. So

@@ -20,13 +20,13 @@ _STATUS_S = 0.5
 
 
 class PserverLink:
-    """A connection to the pserver with this index, whichever process holds the index."""
+    """A connection to the pserver with this index, no matter which process holds the index."""
 
     def __init__(self, master: Master, index: int) -> None:
         self._master = master
         self._index = index
         self._is_busy = False
-        #: True if something to be sent may have arrived since the link became busy.
+        #: True if a message to send may have arrived since the link became busy.
         self._is_woken = False
         #: Incremented at each call and each pause. Answers to earlier calls are ignored.
         self._token = 0
@@ -117,7 +117,7 @@ class PserverLink:
                 self._master.apply(events.Answered(call.index, call.generation, call.request, outcome, call.audit))
                 over(call.pause_s)
 
-        # Nothing waits for this answer any more, so it is ignored.
+        # No caller is waiting for this answer any longer, so ignore it.
         self._master.world.call(
             self._master,
             pserver,

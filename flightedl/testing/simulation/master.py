@@ -1,9 +1,9 @@
 """A simulated master, which drives the product's core with a modeled etcd, store and network.
 
 The core makes all decisions. The driver passes events to it, and carries out each effect once the state on which the
-effect is based has been stored. Writes happen one at a time, and each of them stores everything that has changed, on
-condition that the lock's generation and the revisions of the overwritten values are as expected. A write with an
-unknown outcome is repeated unchanged until it is known to have happened or to be impossible.
+effect is based has been stored. Writes happen one at a time. Each write stores everything that has changed, provided
+that the lock's generation and the revisions of the overwritten values are as expected. A write with an unknown outcome
+is repeated unchanged until it is known to have happened or to be impossible.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Master(Process):
         self._calls: dict[int, Reply] = {}
         self._call_count = 0
         self._links = [PserverLink(self, index) for index in range(cluster.pserver_count)]
-        #: True while the number of files that were added has not been stored.
+        #: True until the number of added files has been stored.
         self._is_growing = False
         self._store_work = StoreWorker(self)
         cluster.etcd.watch(self, self._look_around)
@@ -282,7 +282,7 @@ class Master(Process):
             self.later(_TICK_S, self._tick)
             self._look_for_files()
             self.apply(events.StatusReceived([link.status for link in self._links]))
-            # Trainers report their progress to the leading master. Its decisions do not depend on the delay.
+            # Trainers report their progress without delay, because a delay would not affect the master's decisions.
             progressed, self.cluster.progressed = tuple(sorted(self.cluster.progressed)), set()
             self.apply(events.TimePassed(progressed))
 
@@ -366,7 +366,7 @@ class Master(Process):
         self._ask(ticket, answer)
 
     def declare_evaluation(self, wanted: tuple[str, int], reply: Reply) -> None:
-        """Declare an evaluation; the first declaration begins it. Replies once this is stored, or with an error."""
+        """Declare an evaluation. The first declaration begins it. Replies once that is stored, or with an error."""
         if not self._may_answer(reply):
             return
         name, life = wanted

@@ -4,12 +4,12 @@ A bug is a mistake in one place, or in a few places that belong together, writte
 
 * ``answers``: a function always returns the same value;
 * ``drops``: a statement is left out;
-* ``swaps``: an expression is replaced by another, as ``tests/mutation`` does with guards;
-* ``rewrites``: statements are replaced by others, written by hand for this bug.
+* ``swaps``: an expression is replaced with another one, as ``tests/mutation`` does with guards;
+* ``rewrites``: statements are replaced with others, which were written by hand for this bug.
 
-The function's current source is edited and compiled, and the function has the new code for one run. If the code to be
-replaced is missing or not unique, ``StalePatchError`` says so, and the bug must be adapted. The bugs in ``bugs`` are in
-the simulation's own models.
+The function's current source is edited and compiled, and the function uses the new code for one run. If the code to be
+replaced is missing or not unique, ``StalePatchError`` is raised, and the bug must be adapted. The bugs in ``bugs`` are
+in the simulation's own models.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
 }
 
-#: A run with one of these bugs is always a run with rows.
+#: Runs with one of these bugs always use a table.
 ROW_BUGS: dict[str, Planted] = {
     "a failed increment swallows changes": bug(
         "changes in a file that was not written are missing from later increments",

@@ -115,7 +115,7 @@ class Pserver(Process):
 
     @property
     def generation(self) -> int:
-        """Generation under which this process holds its index."""
+        """Generation of this process's claim to its index."""
         return self.life.generation
 
     @property
@@ -206,7 +206,7 @@ class Pserver(Process):
             self._look()
 
     def _look(self) -> None:
-        """Pass etcd's state to the lifecycle, again and again while it waits for a change."""
+        """Pass etcd's state to the lifecycle, repeatedly while the lifecycle waits for a change."""
         if self._is_looking or self.life.state not in {State.NO_MODEL, State.LACKING, State.WAITING, *_SERVING}:
             return
         self._is_looking = True
@@ -299,7 +299,7 @@ class Pserver(Process):
         done: Callable[[str], None],
         failed: Action,
     ) -> None:
-        """Read the files one after another, then load the blocks. ``done`` gets the name of a damaged file, or ""."""
+        """Read the files one by one, then load the blocks. ``done`` receives the name of a damaged file, or ""."""
         if len(found) == len(names):
             left = iter(found)
             shards = [put_together([next(left) for _ in part.file.chain]) for part in parts]
@@ -323,7 +323,7 @@ class Pserver(Process):
         return self.is_alive
 
     def _serves(self, pserver_generation: int, reply: Reply) -> bool:
-        """True if a request may be carried out. Otherwise reply with the reason why not."""
+        """True if a request may be carried out. Otherwise reply with the reason for refusing it."""
         if not self._has_lease():
             return False
         if pserver_generation != self.generation:
@@ -417,7 +417,7 @@ class Pserver(Process):
 
     def _publish(self, order: OrderNumber, name: str, shard: StoredShard) -> None:
         snapshots = self._blocks().snapshots
-        # Sizes of files that allow a base and a chain of several increments, if there are rows.
+        # File sizes for which a chain has a base and several increments, if there are rows.
         row_bytes = 0 if not self.cluster.shape.has_rows else 300 if shard.after else 3000
         size_bytes = 100 + len(shard.applied) + len(shard.blocks) + row_bytes
         file = WrittenFile(

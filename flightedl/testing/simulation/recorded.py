@@ -1,4 +1,4 @@
-"""Recordings of simulated processes, in the format of real ones. A run does not change if it is recorded."""
+"""Recordings of simulated processes, in the same format as for real processes. Recording a run does not change it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.testing.simulation.world import World
 
 
 class _WorldClock:
-    """A clock that returns simulated time, even as wall time."""
+    """A clock that returns simulated time, also as its wall time."""
 
     def __init__(self, world: World) -> None:
         self._world = world

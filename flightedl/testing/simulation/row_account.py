@@ -1,7 +1,7 @@
-"""Checks which rows exist, whatever was killed, repeated, or restored on other pservers.
+"""Checks which rows exist, no matter what was killed, repeated, or restored on other pservers.
 
-* Every block has a *history*: the updates of its rows, and the cuts that removed rows. The rows follow from the history
-  alone, and are computed differently than in the product.
+* Every block has a *history*: the updates of its rows, and the cuts that removed rows. The history alone determines the
+  rows. The check computes them in a different way than the product does.
 * Each id has a *stretch*: the pushes to it since it last ceased to exist. The first of these pushes, as many as
   admission requires, turn the id into a row; the others update the row. So the check finds a row that is missing, has
   reappeared, is too old, or has a wrong number of updates.
@@ -113,7 +113,7 @@ def require_history(name: str, block: int, values: Sequence[int], history: Seque
 
 
 def require_limit(rows: SpanRows, before: Mapping[int, int], version: int) -> None:
-    """Raise Violation unless an update has evicted enough rows to satisfy the limit, and no more.
+    """Raise Violation unless an update has evicted exactly as many rows as the limit requires.
 
     ``before`` maps a block to the oldest version that it kept before the update.
     """

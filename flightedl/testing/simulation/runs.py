@@ -80,7 +80,7 @@ def run_seed(
     *,
     has_rows: bool = False,
 ) -> Outcome | Found:
-    """Run one seed. ``record`` is the directory for recordings; ``JobShape`` describes ``has_rows``."""
+    """Run one seed. ``record`` is the directory for recordings. For ``has_rows``, see ``JobShape``."""
     has_rows = has_rows or not ROW_BUGS.keys().isdisjoint(flaws)
     cluster = None
     try:
@@ -160,7 +160,7 @@ def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str, bool]) 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Collect garbage only after the runs. During the runs it would take a sixth of the time."""
+    """Collect garbage only after the runs, because it would take a sixth of the time during the runs."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The scenario that follows from a seed: the job's shape, the behavior of its programs, and the rates of faults."""
+"""The scenario derived from a seed: the job's shape, the behavior of its programs, and the rates of faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PATCHY_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything that is drawn once per run."""
+    """All random choices that are made once per run."""
 
     shape: JobShape
     #: "sync", "async" or "bounded".
@@ -42,9 +42,9 @@ class Scenario:
     has_many_tasks: bool
     pserver_count: int
     trainer_count: int
-    #: Usual maximum time to compute a batch. The longer it is, the more trainers contribute to the same round.
+    #: Usual maximum time to compute a batch. The longer this time, the more trainers contribute to the same round.
     batch_s: float
-    #: Number of additional masters and pservers, which take over at once when a process dies.
+    #: Number of standby masters and pservers, which take over immediately when a process dies.
     standby_masters: int
     spare_pservers: int
     checkpoints: CheckpointSettings
@@ -61,7 +61,7 @@ class Scenario:
 def drawn(
     seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "", *, has_rows: bool = False
 ) -> Scenario:
-    """Return a seed's scenario. ``mode`` and ``recovery`` replace the drawn ones. For ``has_rows`` see ``JobShape``."""
+    """Return a seed's scenario. ``mode`` and ``recovery`` override drawn values. For ``has_rows``, see ``JobShape``."""
     # Separate generators, so that a change in one group of draws does not affect the others.
     random, fates, data = Random(seed), Random(f"fates {seed}"), Random(f"data {seed}")  # noqa: S311 - repeatable
     has_faulty_data = data.random() < _FAULTY_DATA_SHARE
@@ -86,7 +86,7 @@ def drawn(
         faulty=faulty,
         attempts_limit=data.randint(1, 3) if faulty else 100_000,
         confirmations=data.randint(1, 2),
-        # If nothing else is to fail, no piece may time out either, even while a round waits for a dead trainer.
+        # If only faulty data may fail, no piece may time out, even while a round waits for a dead trainer.
         timeout_floor_s=100.0 if faulty and is_alone else 4.0,
         # A sum has a single weight in a round, even if some of its batches have no gradient for a block.
         is_patchy=mode_name != "sync" and data.random() < _PATCHY_SHARE,

@@ -86,7 +86,7 @@ class Shard:
         self._first_rounds: dict[int, int] = {}
         self._newest_view = (0, 0)
         self.snapshots = recorded(recorder, {}, PserverSnapshots)
-        #: Decides when blocks are copied. A separate generator, so that its draws do not change others.
+        #: Random generator that decides when blocks are copied. It is separate, so that its draws do not affect others.
         self._copying = Random(f"{process.world.seed} {process.name}")  # noqa: S311 - repeatable on purpose
         self._is_copying = False
         #: Numbers of the blocks that remain to be copied.
@@ -102,7 +102,8 @@ class Shard:
         self._after = ""
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
         if later := buckets[1:]:
-            # Split the buckets as if they came from files with different histories: the parts are copied separately.
+            # Split the buckets as if files with different histories contained them, so that cuts copy the parts
+            # separately.
             at = self._copying.choice(later)
             self._split(self.protocol.split(buckets.start, [range(buckets.start, at), range(at, buckets.stop)]))
 
@@ -235,7 +236,7 @@ class Shard:
             self._process.later(_COPY_S * self._copying.random(), self._copy_next)
 
     def _copy_next(self) -> None:
-        """Copy one of the blocks that are due. A push to a due block copies it first."""
+        """Copy one of the blocks that are due. A block that is pushed to before its turn is copied by the push."""
         self._is_copying = False
         if self._due:
             number = self._copying.choice(sorted(self._due))
@@ -331,7 +332,7 @@ class Shard:
         return tuple(outcomes)
 
     def pull(self, member: int, wanted: Sequence[tuple[int, int]], reply: Reply) -> None:
-        """Reply with the blocks that have reached the wanted version, once all have or the time limit has passed."""
+        """Reply when all blocks have reached the wanted version, or, after the time limit, with those that have."""
         if not self._answer(member, wanted, reply, is_last=False):
             self._waiting.append((member, wanted, reply, self._process.world.now + _PULL_S))
             self._process.later(_PULL_S, self.serve_waiting)

@@ -1,6 +1,6 @@
 """A model of the checkpoint store: atomic files, errors, unknown outcomes, and damaged files.
 
-The store carries out every request after a while, even if the client is frozen, dead or replaced by then.
+The store carries out every request after a delay, even if the client is frozen, dead or replaced by then.
 """
 
 from __future__ import annotations

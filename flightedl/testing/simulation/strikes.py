@@ -28,7 +28,7 @@ class Strikes:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._world = cluster.world
-        #: Generator for events in programs. It is separate, so that its draws do not change other faults.
+        #: Random generator for events in programs. It is separate, so that its draws do not affect other faults.
         self._programs = Random(f"programs {cluster.world.seed}")  # noqa: S311 - repeatable on purpose
 
     def plan_fates(self) -> None:
@@ -246,7 +246,7 @@ class Strikes:
         """Restore etcd from an older backup as another cluster, or make it lose its last writes in a power failure."""
         cluster, etcd, random = self._cluster, self._cluster.etcd, self._world.random
         has_lost_writes = random.random() < 0.5
-        # When a process looks, etcd may have passed the revision that it saw before, so detection is not guaranteed.
+        # Not guaranteed to be detected, because etcd may already be past the revision that a process last saw.
         may_miss_it = self._world.is_parted or any(process.is_frozen for process in cluster.processes)
         if etcd.is_down or etcd.is_frozen or len(etcd.history) < _LOST_WRITES or (has_lost_writes and may_miss_it):
             return
@@ -261,9 +261,9 @@ class Strikes:
         etcd.restore(etcd.history[-writes_ago], etcd.cluster_number if has_lost_writes else cluster.next_etcd())
 
     def _names_deleted_key(self, keys: Mapping[str, Key]) -> bool:
-        """True if a backup was made between a checkpoint's order and its pointer, and the previous one is deleted.
+        """True if a backup names a deleted checkpoint, although it was made after the newest one was ordered.
 
-        Such a backup does not look older than the newest checkpoint, but it names one that no pserver finds.
+        Such a backup does not look older than the newest checkpoint, but no pserver can find the one that it names.
         """
         pointer, files = pointer_in(keys), self._cluster.store.files
         latest = None if pointer is None else latest_of(pointer)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TakingOver:
-    """The steps until a master either leads with a core or ends."""
+    """The steps after which a master either leads with a core or exits."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
@@ -90,7 +90,7 @@ class TakingOver:
         return (yield self._master.asks(self._etcd, self._etcd.read_all, "")), number, newest
 
     def _newest(self) -> Steps:
-        """Return the newest checkpoint's number and the etcd state it saw; 0 if there is none or it is unreadable."""
+        """Return the newest readable checkpoint's number and its record of etcd's state; 0 if there is none."""
         try:
             for number in candidates((yield self._list())):
                 found = yield self._read(manifest_name(number))
@@ -142,7 +142,7 @@ class TakingOver:
             self._master.lead(core, found)
 
     def _begin_from_store(self) -> Steps:
-        """Begin in a new etcd, from the newest checkpoint if there is one."""
+        """Start from a new etcd, with the newest checkpoint if there is one."""
         shape, count, generation = self._cluster.shape, self._cluster.pserver_count, self._master.generation
         sizes: dict[str, int] = yield self._list()
         rejected: list[int] = []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LEASE_TTL_S = 2.0
 _CALL_S = 2.0
 _JOIN_AGAIN_S = 0.1
-#: Time for which a loop, after it is left, waits for its last reports.
+#: Time for which a loop waits for its last reports after the program has left it.
 _CLOSE_S = 4.0
 
 
@@ -48,7 +48,7 @@ class Trainer(Process):
         self.cluster = cluster
         self.fault_scale = cluster.fault_scale
         self.recorder = cluster.recorder("trainer", name)
-        #: A separate generator, so that its draws do not change others.
+        #: A separate random generator, so that its draws do not affect others.
         self.own = Random(f"{cluster.world.seed} {name} {cluster.world.events}")  # noqa: S311 - repeatable on purpose
         self._cover_s = cluster.cover_s()
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
@@ -85,7 +85,7 @@ class Trainer(Process):
         self.cluster.ended(self)
 
     def describe(self) -> str:
-        """Return a description of this trainer's state for people."""
+        """Return a human-readable description of this trainer's state."""
         feed = None if self.loop is None else self.loop.feed
         if feed is None:
             return f"{self.name} has no loop"
@@ -105,7 +105,7 @@ class Trainer(Process):
         self._is_claiming = True
         key, etcd = f"trainers/{self.name}", self.cluster.etcd
         lease = etcd.grant(self, LEASE_TTL_S) if self.generation else self.lease
-        # Identifies this registration. The key may still belong to the previous one.
+        # Identifies this registration. The key may still belong to the previous registration.
         claim = object()
 
         def answered(result: Any) -> None:
@@ -131,7 +131,7 @@ class Trainer(Process):
         self.world.call(self, etcd, etcd.transact, transaction, answered, refused)
 
     def lose_registration(self) -> None:
-        """Notice that the lease is lost. This does not affect the work yet."""
+        """Notice that the lease is lost. The trainer's work is not affected yet."""
         self.lease.is_lost = True
         if not self.cluster.etcd.is_down and not self.cluster.etcd.is_frozen:
             self.cluster.etcd.revoke(self.lease)
@@ -304,7 +304,7 @@ class Trainer(Process):
             self.later(0.0, self._when_over)
 
     def all_done(self, loop: Loop) -> None:
-        """End the program after its loop: it reads the result, does something else for a while, and exits."""
+        """End the program after its loop: the program reads the result, does something else for a while, and exits."""
 
         def read(then: Action) -> None:
             self.worker.run(self.steps.pull(list(self.steps.versions), as_reader=True), then)

@@ -25,7 +25,7 @@ _REFUSALS: dict[str, FlightedlError] = {
 
 
 class Travel:
-    """A transfer in progress to all pservers at once.
+    """A transfer in progress, to all pservers in parallel.
 
     Args:
         trainer: The sender.
@@ -51,7 +51,7 @@ class Travel:
         self._open = {index for index, call in enumerate(transfer.calls) if call is not None}
         self._is_given_up = False
         self._error: BaseException | None = None
-        #: Pserver -> time since which it has not answered.
+        #: Pserver -> time since which its calls have been failing.
         self._trouble_since: dict[int, float] = {}
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class Travel:
             self._call(index, call, key)
 
     def _look_at_end(self, index: int, call: core.Call, key: Any) -> None:
-        """Call this process only if the master confirms that it has everything."""
+        """Call this process only if the master confirms that the process has everything."""
 
         def handle_answers(reply: TasksReply | Exception) -> None:
             try:
@@ -119,7 +119,7 @@ class Travel:
                 trainer.world.call(trainer, key.value, key.value.pull, request, answered, late)
 
     def _meant(self, index: int, number: int) -> range:
-        """Return the blocks of a pserver for which a block number in the core stands."""
+        """Return the blocks of a pserver that a block number in the core represents."""
         buckets = self._trainer.buckets[index]
         return buckets if number in buckets else range(number, number + 1)
 

@@ -37,8 +37,8 @@ class Worker:
         #: Block -> current sum of weighted gradients; and the identity of that sum.
         self._sum: dict[int, dict[int, Fraction | int]] = {}
         self._sum_identity = -1
-        #: Number of a reading of a task -> the task, and (block, element) -> the batch's share in the first
-        #: asynchronous mean in which it was pushed.
+        #: Number of a pass over a task's data -> the task, and (block, element) -> the share of the element's batch in
+        #: the first asynchronous mean with which it was pushed.
         self._shares: dict[int, tuple[AssignedTask, dict[tuple[int, int], Fraction | int]]] = {}
         #: Batches that have changed since the last ``take_changes``.
         self._changed: list[BatchState] = []
@@ -69,7 +69,7 @@ class Worker:
         self._go_on(step)
 
     def drop(self) -> None:
-        """Drop the current operation, because nothing waits for it any longer."""
+        """Drop the current operation, because no caller is waiting for it any longer."""
         self._awaited = None
         self._trainer.steps.drop()
         self._leave_travel()
@@ -129,7 +129,7 @@ class Worker:
         self._require_shares(prepared)
 
     def _require_shares(self, prepared: PrepareSum) -> None:
-        """Check the shares in a sum: they follow from the record counts, or from the first sum with the batch."""
+        """Check the batches' shares in a sum. They follow from record counts, or from the first sum with the batch."""
         steps, shape, batch = self._trainer.steps, self._trainer.cluster.shape, prepared.batch
         keeps_shares = isinstance(steps.mode, Async) and steps.mode.reduce == "mean"
         loop = self._trainer.loop

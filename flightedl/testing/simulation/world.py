@@ -2,9 +2,9 @@
 
 * Only events in the heap happen, and ties are broken by the order of insertion. So a run is determined by its seed.
 * A *process* is alive, frozen or dead. Messages, replies and timers of a frozen process wait. When the process wakes,
-  it gets them in order and continues as if nothing had happened, as a zombie does. A dead process gets nothing.
+  it receives them in order and continues as if nothing had happened. A dead process receives nothing.
 * A *call* is a request and a reply. Either may be lost, duplicated, late, or blocked by a partition; the caller then
-  gets nothing until its time limit. A dead server refuses a call at once, like a closed port.
+  gets nothing until its time limit. A dead server refuses a call immediately, like a closed port.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NoAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
-    """Probabilities of each fault of a message, while faults are enabled."""
+    """Probability of each kind of fault for a message, while faults are enabled."""
 
     drop: float
     duplicate: float
@@ -60,7 +60,7 @@ class Process:
         #: Revision of the view.
         self.directory_revision = 0
         self._inbox: deque[Action] = deque()
-        #: The last state of etcd that the process has seen, and the job's life then; None before the first request.
+        #: The last state of etcd that the process has seen, with the job's life; None before the first request.
         self.witness = Witness()
         self.etcd_life: int | None = None
 
@@ -87,7 +87,7 @@ class Process:
         self.world.after(delay_s, lambda: self.deliver(action))
 
     def follow(self, steps: Steps) -> None:
-        """Run steps. Each of them yields a request, and continues with the answer or with ``NoAnswerError``."""
+        """Run steps. Each step yields a request, and continues with the answer or with ``NoAnswerError``."""
 
         def go_on(step: Callable[[Any], Ask], value: Any) -> None:
             try:
@@ -219,7 +219,7 @@ class World:
         return bool(self._cuts)
 
     def cut(self, *names: str) -> Action:
-        """Disconnect two processes, or one from all others if the other is "". Return an action that reconnects."""
+        """Disconnect two processes, or one from all others if the second is "". Return an action that undoes this."""
         pair = frozenset(names)
         self._cuts.add(pair)
         return lambda: self._cuts.discard(pair)
