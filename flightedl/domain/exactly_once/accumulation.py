@@ -1,28 +1,28 @@
-"""Batches whose gradients a trainer sums and pushes together: when to push the sum, and what became of each batch.
+"""Batches whose gradients a trainer sums and pushes together: when to push the sum, and the outcome of each batch.
 
 Rules:
 
 * A *sum* is pushed under the identities of all its batches. A block accepts the sum only if it has applied none of the
   batches, and then marks all of them atomically (``AppliedBatches.mark_together``). A block that has applied all of
   them answers "already applied". So no batch counts twice.
-* If another trainer pushed some of the batches in a different sum, a block that has applied those rejects the sum and
-  says which batches it has. The batches that it lacks are *repeated*; blocks that have applied them answer "already
-  applied". So no batch is lost.
-* Repeated batches are pushed as sums again, because an optimizer makes one update per push: the batches that the same
-  blocks lack form one sum, of which each block has all batches or none. Such a sum can be rejected only if another
-  trainer has since pushed part of it, and then only the rest is repeated. So repetition ends.
+* If another trainer pushed some of the batches in a different sum, a block that has applied these batches rejects the
+  sum and lists the batches that it has applied. The batches that the block lacks are *repeated*; blocks that have
+  applied them answer "already applied". So no batch is lost.
+* Repeated batches are pushed as sums again, because an optimizer makes one update per push: batches that are missing
+  from the same blocks form one sum, so each block has applied all of its batches or none. This sum can be rejected only
+  if another trainer has since pushed part of it, and then only the rest is repeated. So the repetition ends.
 * If the membership is lost or the push fails in transit, the trainer cannot know which blocks applied the sum, and
-  repeats all of it as one sum.
+  repeats the entire sum.
 * A repeated part of a mean is divided by the weight of the original sum (``SumAgain.divisors``), so a batch has the
   same weight in every block even if some blocks apply it in a smaller sum, or the mode changes. In sync mode the part
   is divided by its own weight, because the round weights it by its records.
-* A batch is done when every block has answered for it, in whichever sum.
+* A batch is done when every block has applied it, no matter in which sum.
 
 Gradients are not kept. When a batch is repeated, the user's code computes its gradient again from current values.
 
 Not guaranteed: that all blocks make the same number of updates. Each block applies each batch once, with the same
-weight. But if blocks apply it in different sums, the state of optimizers that depends on more than the gradients (step
-counts, squares) differs.
+weight. But if blocks apply a batch in different sums, optimizer state that depends on more than the gradients (step
+counts, squares) differs between the blocks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Settled(Generic[Member]):
 class SumAgain:
     """The sum in which a repeated batch must be pushed. It contains exactly the batches of its group."""
 
-    #: Lowest batch number in the sum. It identifies the sum within its task, because such sums are disjoint.
+    #: Lowest batch number in the sum. It identifies the sum within its task, because a task's repeated sums are
+    #: disjoint.
     first: int
     batch_count: int
     #: Parameter -> number by which the sum of its gradients is divided.
@@ -113,7 +114,7 @@ class BatchGroup(Generic[Member]):
             sometimes("a whole sum was repeated")
             return Settled((), (members,))
         refused = [frozenset(places) for places in refusals]
-        #: Set of rejecting blocks -> batches that exactly these blocks lack.
+        #: Set of rejecting blocks -> batches that these blocks, and no others, lack.
         lacked: dict[frozenset[int], list[Member]] = {}
         for place, member in enumerate(members):
             key = frozenset(number for number, places in enumerate(refused) if place in places)

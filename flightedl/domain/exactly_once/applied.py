@@ -14,7 +14,7 @@ pserver starts with one cohort. Blocks from other pservers bring their own cohor
 Blocks are identified by their numbers in the shard plan. Stored sets are in ascending order of block numbers.
 
 Not guaranteed: that the memory of a finished epoch is freed. An epoch is reduced to its number once its task count is
-known (``set_task_count``), but not while a task of it is incomplete, for example because it failed.
+known (``set_task_count``), but not while one of its tasks is incomplete, for example because the task failed.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class AppliedBatches:
         return found
 
     def _masks_of(self, blocks: Iterable[int]) -> list[tuple[Cohort, int]]:
-        """Return the blocks' mask in each of their cohorts. Cached for each range, because every push needs them."""
+        """Return the blocks' mask in each of their cohorts. Masks are cached, because every push needs them."""
         known = self._masks.get(blocks) if isinstance(blocks, range) else None
         if known is not None:
             return known
@@ -187,7 +187,7 @@ class AppliedBatches:
             cohort.set_task_count(epoch, task_count)
 
     def done_tasks(self, epoch: int) -> list[int]:
-        """Return the tasks of which every block has applied all batches, in ascending order."""
+        """Return, in ascending order, the tasks of which every block has applied all batches."""
         bitmap = np.unpackbits(np.frombuffer(self.done_bitmap(epoch), np.uint8), bitorder="little")
         return [int(task) for task in np.flatnonzero(bitmap)]
 
@@ -197,7 +197,7 @@ class AppliedBatches:
         return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 
     def incomplete_tasks(self, epoch: int) -> dict[int, bytes]:
-        """Return the tasks that are partly applied: at least one block has some batches, but some block lacks some.
+        """Return the partly applied tasks, of which some block has applied a batch and some block lacks one.
 
         Returns:
             Task -> the batches that every block has, as bits, lowest first; empty if the blocks' batches differ.
@@ -215,7 +215,7 @@ class AppliedBatches:
         return sorted({epoch for cohort in self._cohorts for epoch in (*cohort.finished, *cohort.epochs)})
 
     def completed_task_count(self, epoch: int) -> int | None:
-        """Return the epoch's task count if every block has applied all of its batches, otherwise None."""
+        """Return an epoch's task count if every block has applied all of the epoch's batches, otherwise None."""
         counts = {cohort.finished.get(epoch) for cohort in self._cohorts}
         return counts.pop() if len(counts) == 1 else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Limits on the numbers in messages, because the memory used by bitmaps depends on them.
+#: Limits on the numbers in messages. The memory that bitmaps use depends on these numbers.
 MAX_TASKS = 1 << 28
 MAX_BATCHES_PER_TASK = 1 << 24
 

@@ -91,7 +91,7 @@ class _Epoch:
 
 
 class Cohort:
-    """Blocks whose sets are stored together. Bits 0 to ``block_count`` - 1 of masks stand for them."""
+    """Blocks whose sets are stored together. In masks, bits 0 to ``block_count`` - 1 represent them."""
 
     __slots__ = ("block_count", "epochs", "finished", "full")
 
@@ -233,7 +233,7 @@ class Cohort:
         return not any(task.partial for epoch in self.epochs.values() for task in epoch.tasks.values())
 
     def done_bits(self, number: int) -> int:
-        """Return one bit per task of an epoch, lowest first: 1 if all blocks have applied all of its batches."""
+        """Return one bit per task of an epoch, lowest task first: 1 if all blocks have applied the entire task."""
         if number in self.finished:
             return (1 << self.finished[number]) - 1
         return epoch.done.as_int() if (epoch := self.epochs.get(number)) else 0

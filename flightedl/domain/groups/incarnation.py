@@ -5,9 +5,8 @@ etcd, so a later start has a higher number. The rules are:
 
 * Only rank 0 begins an incarnation, and only with a generation above the current one. This ends the previous
   incarnation: its ranks can no longer start, report or finish.
-* An incarnation runs once all of its ranks have reported which token they loaded, if any. If they loaded a single
-  distinct token, it applies to all ranks. If they loaded different tokens, the incarnation ends with an explanation to
-  every rank.
+* An incarnation runs once all of its ranks have reported which token they loaded, if any. If all loaded tokens are
+  equal, the token applies to all ranks. If they differ, the incarnation ends with an explanation to every rank.
 * The group is done when every rank of the current incarnation has reached the end of the data and left its session
   cleanly.
 
@@ -40,7 +39,7 @@ from flightedl.messages.groups import (
 GATHERING, RUNNING, OVER, DONE = "gathering", "running", "over", "done"
 OVER_TEXT = "another rank of this group has ended, or the group was started again: start this process again"
 SILENT = "it ended without a word"
-#: Maximum number of reports per second from all ranks together, so that the master has time left for other work.
+#: Maximum number of reports per second from all ranks together. It leaves the master time for other work.
 _REPORTS_PER_S = 200
 _REPORT_S = 0.5
 #: Maximum number of ranks that a message names.

@@ -1,10 +1,10 @@
 """Batches requested by number, for training loops whose model counts its batches.
 
 With torchft, the count is ``manager.batches_committed()``. It is part of the model's state and the same for all replica
-groups, even one that has just recovered. In a step, the participating groups use the batches from this number on, one
-per group. If the step is not committed, the next step uses the same numbers.
+groups, even one that has just recovered. In a step, the participating groups use the batches starting with this number,
+one per group. If the step is not committed, the next step uses the same numbers.
 
-So the model is trained on each batch once, however many groups take part, and no group returns another group's batches.
+So the model is trained on each batch once, no matter how many groups take part, and no two groups get the same batch.
 
 Rules:
 

@@ -4,17 +4,17 @@ Rules:
 
 * In a round, every rank gets one batch. The rounds are a pure function of the tasks' sizes, the seed, the start
   position, the world size, the batch size and the ``remainder``, so ranks need not communicate about records.
-* A rank gets complete tasks. The next task goes to the rank with the fewest records so far, and to the lowest of
-  several. Because records are compared, not rounds, the assignment does not depend on the batch size.
+* A rank gets complete tasks. The next task goes to the rank with the fewest records so far; in a tie, to the lowest
+  rank. Because records are compared, not rounds, the assignment does not depend on the batch size.
 * No rank may get more than its share, ``records // world_size``. The first task that would exceed a rank's share, and
   all later tasks, form the *tail* of the epoch.
-* When ranks have finished their own tasks, they divide the tail among themselves: rank 0 gets its first records, rank 1
-  the next ones, and so on. If tasks have equal sizes, the tail has fewer than ``world_size`` tasks.
+* When ranks have finished their own tasks, they divide the tail among themselves: rank 0 gets the first records of the
+  tail, rank 1 the next ones, and so on. If tasks have equal sizes, the tail has fewer than ``world_size`` tasks.
 * A position describes the rest of an epoch: the partly read tasks, each with its first unread record, and the first
   unopened task. It does not depend on the world size or the batch size. A resumed epoch assigns the rest of its open
   tasks first, so there are never more open tasks than the epoch's largest world size plus one.
 
-The *remainder* setting says what happens to records that do not fill a round of full batches:
+The *remainder* setting determines what happens to records that do not fill a round of full batches:
 
 * ``split``: the last round is divided evenly among the ranks. If it has fewer records than there are ranks, records of
   the previous round are moved to it, so that every rank has a record in every round. This is impossible with a batch
@@ -41,7 +41,7 @@ from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_o
 
 Remainder = Literal["split", "drop", "pad"]
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
-#: Number of tasks in the shuffled order that are computed in one go.
+#: Number of positions of the shuffled order that are computed together.
 _BLOCK = 1024
 
 
@@ -70,7 +70,7 @@ BEGINNING = Position()
 
 
 class Round(msgspec.Struct, frozen=True, tag="round"):
-    """A rank's part of a round. Some ranks have an empty part if the epoch has fewer records than ranks."""
+    """A rank's part of a round. The part may be empty if the epoch has fewer records than there are ranks."""
 
     epoch: int
     #: Number of the round within its epoch, counted from the start position of this plan.
@@ -181,7 +181,7 @@ class Shares:
         full, rest = divmod(records, world_size * batch_size)
         self.world_size = world_size
         self.batch_size = batch_size
-        # The last round has too few records, and none can be moved to it, because batches have only one record.
+        # The last round has too few records, but no record can be moved to it, because batches have only one record.
         is_short = remainder == "split" and rest < world_size and full > 0
         self.rounds = full if is_short and batch_size == 1 else full + (rest > 0 and remainder != "drop")
         self._records = records

@@ -7,10 +7,10 @@
 * ``training``: assigns training tasks; ``work``: the queue of one dataset, as trainers see it
 * ``deterministic_schedule``: delays that make runs bit-identical; ``epoch_ends``: members at the end of an epoch
 * ``evaluations``: evaluations, each with its own dataset and queue
-* ``groups``: requests from the ranks of a group, which read the training data in rounds
+* ``groups``: requests from the ranks of a group, which reads the training data in rounds
 * ``members``: the membership, and the views to be sent
-* ``pservers``: knowledge of the pservers; ``control``: calls to them; ``pserver_warnings``: warnings about them
-* ``moves``: changes of the pservers, for which blocks move
+* ``pservers``: the master's knowledge of the pservers; ``control``: its calls to them; ``pserver_warnings``: warnings
+* ``moves``: changes to the number of pservers, for which blocks move
 * ``checkpointing``: orders of checkpoints
 * ``ending``: conditions under which an epoch ends and the job is done
 * ``requests``: a waiting request

@@ -4,8 +4,8 @@ The master repeats an order until the pserver reports that it has written the fi
 order also queries the progress of the snapshot.
 
 If the store fails, the master warns in ``status`` and retries later. Only the end of the job waits for the store: the
-job is reported as done only when the last checkpoint is complete, so that a pserver that dies while trainers read the
-final values restarts with those values. The master stops waiting if the store fails several times in a row.
+master reports the job as done only when the last checkpoint is complete. If a pserver then dies while trainers read the
+final values, its successor has the same values. The master stops waiting if the store fails several times in a row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Checkpointing:
         self._draining: set[int] = set()
 
     def settled(self, index: int, generation: int, now: float) -> None:
-        """Let a pserver take part in checkpoints: its missing tasks are in the queue, and it reloads no checkpoint."""
+        """Let a pserver take part in checkpoints. Its missing tasks are in the queue, and it need not reload one."""
         if self.is_kept:
             self.perform(self.checkpoints.pserver_up(index, generation, now))
 
@@ -122,7 +122,7 @@ class Checkpointing:
         return replace(order.snapshot, plan_hash=plan_hash)
 
     def answered(self, index: int, generation: int, reply: SnapshotReply, now: float) -> None:
-        """Record a process's progress with the newest order that it has received."""
+        """Record a process's progress with the newest order that the process has received."""
         order = self._orders.get(index)
         is_of_order = order is not None and (order.generation, order.snapshot.order) == (generation, reply.order)
         if is_of_order and reply.state in {"written", "failed", "refused"}:

@@ -81,7 +81,7 @@ class PserverControl:
         must_ask, audit = pservers.must_be_audited(index, generation)
         pause_s = pservers.seconds_until_asked(index, now) if must_ask else _IDLE_S
         if must_ask and not pause_s:
-            # Delay the next request for applied batches in any case, so that other calls can be made before it.
+            # Always delay the next request for applied batches, so that other calls can be made first.
             pservers.ask_again(index, now + _POLL_S)
             self._repeated_when_asked[index] = training.repeated_count
             return out.ControlCall(index, generation, AppliedRequest(plan_hash=plan_hash), audit)
@@ -126,7 +126,7 @@ class PserverControl:
         has_lost = self._outbox.revision != before
         # If one pserver has lost updates, the others may also have to reload a checkpoint.
         self.look_at_all(now)
-        # Requests waiting for the end of the job may have been waiting for this answer.
+        # Requests that wait for the end of the job may have been waiting for this answer.
         self._outbox.wakes_requests = True
         return Consequences(has_lost=has_lost)
 

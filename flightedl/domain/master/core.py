@@ -69,7 +69,7 @@ from flightedl.messages.tasks import (
 _MARGIN = 2
 #: Seconds after which a pserver may be called again, while a transaction is in progress.
 _STORING_S = 0.02
-#: Seconds after which a process with an index that the job does not use yet may be called again.
+#: Seconds after which a process may be called again if the job does not use its index yet.
 _UNCOUNTED_S = 1.0
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 
@@ -113,7 +113,7 @@ class MasterCore:
         scaling = None if stored.scaling is None else decode(stored.scaling, ScaleRecord)
         self.moves = Moves(settings.generation, scaling, self._outbox)
         self._moves_revision = 0
-        #: True if a checkpoint has taken place since blocks last moved.
+        #: True if a checkpoint has been completed since blocks last moved.
         self._is_turn_of_moves = False
         self.evaluations = Evaluations(self._outbox)
         self._groups = GroupRequests(settings.attempts_limit, stored.group, self._outbox)
@@ -383,7 +383,7 @@ class MasterCore:
             self._place()
 
     def _place(self) -> None:
-        """Adopt the newest placement, and let the other parts know the pservers."""
+        """Adopt the newest placement, and inform the other parts about its pservers."""
         director = self.moves.director
         assert director is not None, "blocks are placed without a model"
         indexes = range(max(director.newest.pservers, director.placement.pservers))
@@ -606,7 +606,7 @@ class MasterCore:
         lost = lost + work.apply_reports(ticket, self._now) + work.take_back_unstarted(ticket, self._now)
         self.checkpointing.checkpoints.tasks_finished(len(work.take_finished()))
         if work.queue.revision != before:
-            # Only reports make tasks available to waiting trainers; an assignment cannot.
+            # Only reports make tasks available to waiting trainers; assignments do not.
             self._outbox.touch()
         return lost
 

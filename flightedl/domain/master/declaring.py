@@ -1,8 +1,8 @@
-"""Declarations of the training data and of the model. The first declaration of each is adopted.
+"""Declarations of the training data and of the model. In both cases, the first declaration is adopted.
 
 Indexing a dataset or planning a model's blocks can take a long time. The core therefore answers the first declaration
 with ``effects.Undeclared``. The driver then does the indexing or planning, reports the result (``DatasetIndexed``,
-``ModelPlanned``), and repeats the declaration. If two trainers declare at once, the first result is adopted.
+``ModelPlanned``), and repeats the declaration. If two trainers declare at the same time, the first result is adopted.
 
 If a job is resumed from a checkpoint, it adopts the next declaration. This declaration may change the number of epochs,
 the shuffling of epochs that have not begun, and the optimizer's settings.
@@ -87,7 +87,7 @@ class Declarations:
 
     def leave_out(self, files: Sequence[str]) -> None:
         """Record the files that are excluded from the dataset, each with a reason. The dataset is now complete."""
-        # All reasons are stored with the declaration in a single etcd value, whose size etcd limits.
+        # All reasons are stored with the declaration in a single etcd value, and etcd limits the size of values.
         reasons = list(files[:_LEFT_OUT_LIMIT])
         if more := len(files) - len(reasons):
             reasons.append(f"{more} more files")
@@ -165,7 +165,7 @@ def placed_model(model: DeclaredModel, placement: Placement) -> DeclaredModel:
 
 
 def _is_setting(field: str, tables: Collection[str]) -> bool:
-    """True if a field may change after a resume: optimizer settings, and initial values of tables with stored rows."""
+    """True for the fields that may change after a resume: optimizer settings, and initial values of stored tables."""
     path = field
     if field.startswith("tables."):
         names = [name for name in tables if field.startswith(f"tables.{name}.")]

@@ -5,14 +5,14 @@ Three rules ensure this:
 
 * All trainers begin an epoch together. No task is assigned until the expected number of trainers have requested one,
   and all of them are admitted at the same round.
-* A trainer gets its next task only after it has finished its previous one, so tasks are assigned in the order of the
+* A trainer gets its next task only after it has finished the previous one, so tasks are assigned in the order of the
   rounds in which trainers become idle. Trainers that become idle in the same round may get the next tasks in any order.
   That order determines which trainer computes a batch, but not which batches a round contains.
 * Tasks are not copied to idle trainers near the end of an epoch.
 
-The schedule applies only to ``Sync(deterministic=True)``, and requires that the number of trainers is configured. If
-trainers are missing, the others continue after a timeout. Every batch is then still applied exactly once, but the
-result is no longer bit-identical.
+The schedule applies only to ``Sync(deterministic=True)``, and requires a configured number of trainers. If trainers are
+missing, the others continue after a timeout. Every batch is then still applied exactly once, but the result is no
+longer bit-identical.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Undeclared(msgspec.Struct, frozen=True):
-    """The reply to a first declaration. The driver indexes or plans it, reports the result, and declares it again."""
+    """The reply to a first declaration. The driver indexes or plans it, reports the result, and declares again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ControlCall:
 
 @dataclass(frozen=True, slots=True)
 class NoCallDue:
-    """There is no call to this pserver at the moment. Request the next one after ``pause_s`` seconds, or when woken."""
+    """No call to this pserver is due. Request the next call after ``pause_s`` seconds, or when woken."""
 
     index: int
     generation: int
@@ -166,7 +166,7 @@ class Outbox:
     effects: list[Effect] = field(default_factory=list)
     #: Number of times that the stored state has changed.
     revision: int = 0
-    #: True if something has changed for which a waiting request may be waiting.
+    #: True if there has been a change for which a request may be waiting.
     wakes_requests: bool = False
 
     def touch(self) -> None:

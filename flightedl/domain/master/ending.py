@@ -6,9 +6,9 @@ are present and have been compared with the queue, all rounds are closed, and th
 The master waits for missing pservers, but not for a store that keeps failing. A job without checkpoints needs no final
 one, and a job without a model has nothing to compare.
 
-A job stopped by a trainer is done when no task is pending and none has to be repeated. Tasks have to be repeated if a
-pserver has lost them, or if only some blocks have applied one of their batches. The master compares the pservers after
-all members have left, because only members can push.
+A job that a trainer has stopped is done when no task is pending and no task has to be repeated. Tasks have to be
+repeated if a pserver has lost them, or if only some blocks have applied one of their batches. The master compares the
+pservers after all members have left, because only members can push.
 
 If tasks have to be repeated and no trainer requests one for ``ALONE_S`` seconds, the job has failed, and ``unfinished``
 names the tasks.

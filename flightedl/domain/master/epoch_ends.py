@@ -7,7 +7,7 @@ long as several rounds. Two rules avoid this delay at the end of an epoch:
   briefly. This is likely if every other trainer has only rounds left that this trainer has already completed, or if all
   trainers have held their tasks for as long as a task usually takes.
 * A trainer that has left rejoins without asking if its next task was promised to it. It has already read this task and
-  can train on it at once, so rounds can wait for it.
+  can train on it immediately, so rounds can wait for this trainer.
 
 Rounds and promises are not stored. After a takeover, trainers leave and join in the usual way.
 """
@@ -42,7 +42,7 @@ class EpochEnds:
         self._promised.pop(trainer, None)
 
     def should_stay(self, queue: TaskQueue, ticket: TasksTicket, now: float) -> bool:
-        """True if the epoch's last reports are probably in flight, and this trainer's own report is one of them."""
+        """True if the epoch's last reports, including this trainer's, are probably in flight."""
         if queue.should_end_now(now):
             return True
         return not queue.has_more and all(

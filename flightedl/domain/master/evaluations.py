@@ -1,6 +1,6 @@
 """Evaluations: additional datasets whose tasks are assigned independently of the training data's.
 
-An evaluation has a name, its own dataset and a queue of one epoch. The first trainer that declares the name starts the
+An evaluation has a name, its own dataset and a queue of one epoch. The first trainer to declare the name starts the
 evaluation; trainers that declare it later take part, or get the result.
 
 When a trainer finishes a piece, it reports the piece's metrics as sums and weights. The master adds them only if the
@@ -80,7 +80,7 @@ class Evaluations:
         return bool(self._known or self._life.number)
 
     def enter(self, life: int) -> bool:
-        """Adopt a trainer's life of the model. True if it is new; older evaluations are then dropped.
+        """Adopt the life of the model that a trainer reports. If it is new, drop older evaluations and return True.
 
         Raises:
             BegunAnewError: the life is over.
@@ -145,7 +145,7 @@ class Evaluations:
         return found
 
     def handle_ticket(self, ticket: TasksTicket, now: float, trainer_count: int) -> TasksReply:
-        """Apply a ticket's reports and assign tasks. If there are none, the reply is immediate.
+        """Apply a ticket's reports and assign tasks. Reply immediately, even if there are no tasks.
 
         Raises:
             BegunAnewError: the ticket's life of the model is over.

@@ -39,7 +39,7 @@ from flightedl.messages.tasks import (
 class TimePassed:
     """Time has passed, so the core must check its deadlines. The driver sends this a few times per second."""
 
-    #: The trainers that have finished a batch since the previous event of this kind.
+    #: The trainers that have finished a batch since the previous ``TimePassed``.
     progressed: tuple[str, ...] = ()
 
 
@@ -54,7 +54,7 @@ class LeasesSeen:
 
 # --- requests ---
 
-#: Requests of trainers and users. The first declaration of each kind is adopted.
+#: Requests from trainers and users. The first declaration of each kind is adopted.
 Request = (
     TasksTicket
     | JoinRequest

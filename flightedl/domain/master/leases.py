@@ -10,11 +10,11 @@ from flightedl.messages.base import Sender
 
 
 class Ended(NamedTuple):
-    """A registration of a trainer that has ended."""
+    """A trainer's registration that has ended."""
 
     trainer: str
     generation: int
-    #: True if the trainer has registered again after losing its lease, so its tasks cannot have killed it.
+    #: True if the trainer has registered again after losing its lease. Its tasks then cannot have killed it.
     is_alive: bool
 
 

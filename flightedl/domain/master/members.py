@@ -120,6 +120,6 @@ class Members:
 
 
 def waiting_for_mode(membership: Membership) -> str:
-    """Describe the pservers whose answers a change of mode still needs; empty if no change is pending."""
+    """Describe the pservers that must still answer before the mode changes; empty if no change is pending."""
     late = ", ".join(map(str, membership.late_to_switch))
     return f"pserver {late} to begin {membership.mode} at round {membership.switch_round}" if late else ""

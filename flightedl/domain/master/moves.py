@@ -1,4 +1,4 @@
-"""Changes of the job's pservers while it trains: which blocks move, and when.
+"""Changes to a job's pservers during training: which blocks move, and when.
 
 A change has a target: a number of pservers, some of which may be *drained*, that is, have no blocks. The master adds
 the new pservers to the placement once all of their processes are present. It then stores one intent after another, each
@@ -77,7 +77,7 @@ class Moves:
 
     @property
     def is_moving(self) -> bool:
-        """True while an intent may exist; no audit begins then, and no checkpoint is ordered."""
+        """True while an intent may exist. No audit begins and no checkpoint is ordered during this time."""
         return self.director is not None and self.director.is_moving
 
     @property
@@ -168,7 +168,7 @@ class Moves:
     # the stored state
 
     def read(self, placement: Placement, stored: StoredIntent | None, now: float) -> None:
-        """Process the stored placement and intent, after the transaction in progress or a change by a pserver."""
+        """Process the stored placement and intent, as read after a transaction or after a pserver changed them."""
         director = self.director
         assert director is not None, "blocks move without a model"
         before, was_storing = director.placement, director.pending is not None
@@ -249,7 +249,7 @@ class Moves:
             return None
         moves: list[Move] = []
         if record.is_done:
-            # Pservers that were added for a change that was given up are removed if they have no blocks.
+            # Remove pservers without blocks that were added for a change that was later given up.
             count = max(record.pservers, max(placement.owners) + 1)
         else:
             count = max(record.pservers, placement.pservers)
@@ -293,7 +293,7 @@ class Moves:
             self._outbox.touch()
 
     def _distance(self, target: ScaleRecord) -> int:
-        """Return the number of blocks and buckets that the change will move, counting repeated moves."""
+        """Return the number of blocks and buckets that the change will move. A block that moves twice counts twice."""
         assert self.director is not None, "blocks move without a model"
         assert self._plan is not None, "blocks move without a plan"
         placement = self.director.placement

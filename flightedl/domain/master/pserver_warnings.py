@@ -1,4 +1,4 @@
-"""Warnings derived from the status of pservers: rounds that wait for too long, and calls rejected unexpectedly.
+"""Warnings from the status of pservers: rounds that wait too long, and calls that are rejected unexpectedly.
 
 Warnings are only logged. A waiting round is logged when it is noticed, and again when the wait ends.
 """

@@ -1,4 +1,4 @@
-"""The master's knowledge of the pservers, and the messages that it has to send to them.
+"""The master's knowledge of the pservers, and the messages that it must send to them.
 
 A restarted pserver is *settled* once the queue contains all tasks that the pserver lacks (``recovery.replay``). If
 pservers have lost values that no checkpoint contains, the model is reinitialized (``recovery.reinitialization``). At
@@ -57,7 +57,7 @@ class Pservers:
         self._sealed: dict[int, tuple[int, int]] = {}
         #: Index -> version of the newest placement that may be stored; see ``placed``.
         self._placements: Mapping[int, int] = {}
-        #: True while blocks may move. No audit begins then.
+        #: True while blocks may move. No audit begins during this time.
         self.is_moving = False
         #: Highest version that any pserver has reported.
         self.highest_version = 0
@@ -93,7 +93,7 @@ class Pservers:
             self._recovery.placement_read(certain)
 
     def resize(self, count: int) -> None:
-        """Change the number of pservers. Registers those added pservers that are present."""
+        """Change the number of pservers. Register the added pservers that are already present."""
         before, self.count = self.count, count
         self._recovery.resize(count)
         self._audit.resize(count)
@@ -164,7 +164,7 @@ class Pservers:
         return index in self._recovery.to_reload()
 
     def must_be_audited(self, index: int, generation: int) -> tuple[bool, int | None]:
-        """Return (True if this process must be asked for its applied batches, the audit that needs them or None)."""
+        """Return whether this process must be asked for its applied batches, and the audit that needs them, or None."""
         if not self.is_settled(index, generation):
             return True, None
         audit = self._audit.wanted(index, generation)
@@ -268,7 +268,7 @@ class Pservers:
 
     @property
     def missing_count(self) -> int:
-        """Number of finished tasks that pservers turned out to lack, since this master started."""
+        """Number of finished tasks, since this master started, that pservers turned out to lack."""
         return self._audit.missing_count
 
     def _audited(self, index: int, generation: int, audit: int, reply: AppliedReply, queue: TaskQueue) -> None:
@@ -299,7 +299,7 @@ class Pservers:
             self._outbox.touch()
 
     def _claim_torn(self, queue: TaskQueue) -> int:
-        """Reopen the tasks with a batch that only some blocks have applied. Return the number of tasks."""
+        """Reopen each task that has a batch that only some blocks have applied. Return the number of reopened tasks."""
         torn = self._audit.torn(lambda epoch: size_of(queue, epoch))
         count = sum(queue.claim(epoch, tasks) for epoch, tasks in torn.items())
         if count:
@@ -319,9 +319,9 @@ class Pservers:
         return f"the model to be initialized again: pserver {missing} died before the first checkpoint"
 
     def lacks(self, index: int, generation: int, election: int, *, may_be_saved: bool) -> Reinitialize | None:
-        """Record that a pserver lost the values of an election. Return the next step if all have lost them.
+        """Record that a pserver lost an election's values. If all pservers have lost them, return the next step.
 
-        If this returns a step, no pserver is settled any longer.
+        Once this has returned a step, no pserver is settled.
         """
         if index not in self._lacking:
             text = "pserver %d has lost its values before the first checkpoint"

@@ -1,6 +1,6 @@
 """A waiting request of a trainer or a user: for tasks, membership, a change of mode, or a checkpoint.
 
-The core reconsiders a request when something has changed for which the request may be waiting, and when its timeout
+The core reconsiders a request after each change for which the request may be waiting, and when the request's timeout
 expires (``WaitEnded``).
 """
 
@@ -17,7 +17,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
     call: int
     request: Request
-    #: True if the wait for a checkpoint ends after the store has failed several times.
+    #: True to stop waiting for a checkpoint after the store has failed several times.
     may_give_up: bool = False
-    #: Tasks that the trainer must drop. Determined when the ticket's reports are applied; None until then.
+    #: Tasks that the trainer must drop; None until the ticket's reports have been applied.
     lost: list[ReturnedTask] | None = None

@@ -60,7 +60,7 @@ class StoredState:
     files: tuple[ShardFile, ...] = ()
     #: Record that the job was stopped; None if it was not.
     stop: StopRecord | None = None
-    #: True if the queue comes from a checkpoint. The trainers that held its tasks then need not have died.
+    #: True if the queue comes from a checkpoint. The trainers that held its tasks have then not necessarily died.
     is_resumed: bool = False
 
 

@@ -1,12 +1,12 @@
 """The keys of the master's stored state. Composes the next transaction and interprets its outcome.
 
 A transaction writes all keys whose values have changed, on condition that each key still has the revision of its
-previous write. A write whose outcome is unknown is therefore harmless. If it was applied, every key contains exactly
-the bytes that were sent. If it was not, it never will be, because the next write changes the revisions on which it
-depends.
+previous write. A write whose outcome is unknown is therefore harmless. If etcd applied the write, every key contains
+exactly the bytes that were sent. If it did not, it never will, because the next write changes the revisions that this
+write requires.
 
-The values are those returned by ``MasterCore.encode``, by name. ``values_of_checkpoint`` returns the initial values of
-a resumed job instead. ``state_in`` decodes both.
+``MasterCore.encode`` returns the values by name. For a resumed job, ``values_of_checkpoint`` returns the initial
+values. ``state_in`` decodes both.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StoredKeys:
         self._revisions.update(dict.fromkeys(write.puts, revision))
 
     def adopt(self, write: Write, found: Mapping[str, tuple[bytes, int] | None]) -> bool:
-        """Adopt the keys of a rejected write if an earlier attempt at this write was applied. False if none was."""
+        """Adopt the keys of a rejected write if an earlier attempt at it was applied; otherwise return False."""
         entries = {key: found.get(key) for key in write.puts}
         if any(entry is None or entry[0] != write.puts[key] for key, entry in entries.items()):
             return False

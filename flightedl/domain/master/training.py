@@ -138,7 +138,7 @@ class Training:
     def hand_out(
         self, ticket: TasksTicket, trainers: Mapping[str, int], now: float, *, is_deterministic: bool
     ) -> HandedOut:
-        """Assign tasks like ``Work.hand_out``, but in a deterministic run no more tasks than the schedule allows."""
+        """Assign tasks like ``Work.hand_out``, but in a deterministic run only as many as the schedule allows."""
         work, count = self.known, len(trainers)
         if not is_deterministic or not ticket.want or work.queue.is_stopped:
             return HandedOut(*work.hand_out(ticket, now, count))

@@ -23,7 +23,7 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: Number of pieces that a trainer of a stopped job may have begun: one being trained on, and one being read ahead.
+#: Number of pieces that a trainer of a stopped job may have begun: one to train on, and one to read ahead.
 _BEGUN_COUNT = 2
 _STOPPED_RETRY_S = 0.1
 
@@ -143,7 +143,7 @@ class Work:
         return given, "given" if given else outcome, retry_after_s
 
     def promise(self, trainer: str) -> list[Assignment]:
-        """Return tasks of the next epoch for a trainer to read ahead, because the current one has none left for it."""
+        """Return tasks of the next epoch for a trainer to read ahead, because no task of this epoch is left for it."""
         return [] if self.queue.is_stopped else list(self.queue.promise(trainer))
 
     def change_failed(self, request: FailedTasksRequest) -> int:
@@ -156,9 +156,9 @@ class Work:
         self._news(self.queue.trainer_departed(trainer, now, is_graceful))
 
     def forget_the_dead(self, alive: Mapping[str, int], now: float, *, is_graceful: bool = False) -> bool:
-        """Take back the pieces of registrations that are not in ``alive`` (trainer -> generation); True if any.
+        """Take back the pieces of registrations not in ``alive`` (trainer -> generation). True if there were any.
 
-        ``is_graceful`` is True if the trainers need not have died.
+        ``is_graceful`` is True if the trainers have not necessarily died.
         """
         dead = [name for name, generation in self.queue.registrations().items() if alive.get(name) != generation]
         for trainer in dead:

@@ -127,7 +127,7 @@ Effect = CopyBlocks | BlocksDue | AddGradient | Update | EmptyRound
 
 
 class Needs(NamedTuple):
-    """Copies to make, and memory to allocate, before a push, so that the push itself cannot fail."""
+    """Copies and allocations to make before a push, so that the push itself cannot fail."""
 
     copies: Sequence[CopyBlocks] = ()
     has_update: bool = False
@@ -143,18 +143,18 @@ class Pushed(msgspec.Struct, frozen=True):
     #: Version of the blocks once the effects have been carried out.
     version: int
     effects: Sequence[Effect] = ()
-    #: For a rejected sum: which of its batches the blocks already have; see ``accumulation.applied_bits``.
+    #: For a rejected sum: bits of the batches that the blocks have already applied; see ``accumulation.applied_bits``.
     having: bytes = b""
     #: Version for which the sender waits; None if the sender receives no values.
     follows: int | None = None
     #: True if the blocks have reached version ``follows``.
     is_ready: bool = False
-    #: True if other clients may have been waiting for this change.
+    #: True if other clients may be waiting for this change.
     is_news: bool = False
 
 
 class Split(NamedTuple):
-    """Several spans have replaced one. The caller must split the arrays in the same way before doing anything else."""
+    """Several spans have replaced one span. Before doing anything else, the caller must split its arrays likewise."""
 
     #: First block of the replaced span.
     span: int
@@ -163,7 +163,7 @@ class Split(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Blocks have joined an adjacent span. The caller must move their values before it does anything else."""
+    """Blocks have joined an adjacent span. The caller must move the blocks' values before it does anything else."""
 
     #: First block of the adjacent span before the change.
     kept: int

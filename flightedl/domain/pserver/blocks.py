@@ -13,8 +13,8 @@ the same spans. It carries out each ``Split`` before its next call for these blo
   and allocate memory. Anything that can fail fails here, before the push has any effect. In async modes without a cut
   in progress, only memory for an update is needed.
 * ``push`` decides. It rejects senders that are not members. If the blocks have applied none of the batches, it marks
-  all batches as applied. If they have applied all, the sender only arrives at the round. If they have applied some, it
-  rejects the sum.
+  all batches as applied. If they have applied all batches, the sender only arrives at the round. If they have applied
+  only some, ``push`` rejects the sum.
 * For a new batch, ``push`` then asks ``rounds``. If ``rounds`` rejects the batch, the marks are removed. Rounds in
   which all members have arrived are closed.
 * Finally, the caller carries out the effects in order.
@@ -23,7 +23,7 @@ The span's lock is held during all of these steps, so values, versions and appli
 
 **A cut** copies each block once, in the state in which the block became due: immediately, or when the checkpoint's
 round opens. A due block must be copied before it changes. Several cuts may be in progress; a block that is about to
-change is copied for each cut that still needs it.
+change is copied for each cut that has not copied it yet.
 
 **Blocks move** between pservers at the edge of a round, while no cut is in progress. ``release`` removes them along
 with their protocol state, and ``adopt`` adds them to a pserver that has the same view.
@@ -94,9 +94,9 @@ _OUTCOMES: Mapping[type[Arrival], Outcome] = {
     NotMember: Outcome.NOT_MEMBER,
 }
 _NOTHING_NEEDED = Needs()
-#: Stands for the election of moved blocks that were restored from a checkpoint; above every real election.
+#: Represents the election of moved blocks that were restored from a checkpoint. It is above every real election.
 _RESTORED = (1 << 63) - 1
-#: ``Needs`` of a push without a gradient, which causes no update or an update.
+#: ``Needs`` of a push without a gradient: first for a push that causes no update, then for one that does.
 _NEEDS_OF_ARRIVALS = (_NOTHING_NEEDED, Needs(has_update=True))
 
 
@@ -222,7 +222,7 @@ class BlockProtocol:
         return Split(first, into)
 
     def join(self, number: int, most: int) -> Joined | None:
-        """Join a span with the preceding one if their states have become equal and cuts copy both at once.
+        """Join a span with the preceding one if their states have become equal and cuts copy both spans as a whole.
 
         Args:
             number: First block of the span.
@@ -257,8 +257,8 @@ class BlockProtocol:
         """Accept the first values that an election gives a block. The caller writes them if this returns True.
 
         An elected trainer may die before it has sent all values. The values of a newer election therefore replace those
-        of an older one block by block, and never the other way round. They are valid once all blocks have the values of
-        a single completed election.
+        of an older one block by block, and never the other way round. The values are valid once all blocks have those
+        of a single completed election.
         """
         if self._span_of[number].updates or self._is_restored or election < self._elections.get(number, 0):
             return False
@@ -331,8 +331,8 @@ class BlockProtocol:
         """Reject a sum, because the blocks already have some of its batches.
 
         In sync mode the sender still arrives at the round. Other blocks may have accepted the sum and opened the next
-        round. A sender that did not arrive here would take part in two rounds at once, and two such senders could wait
-        for each other forever.
+        round. Without arriving here, a sender would take part in two rounds at the same time, and two such senders
+        could wait for each other forever.
         """
         if not self.is_synchronous:
             return Pushed(Outcome.PARTLY_APPLIED, span.rounds.version, (), having)
@@ -405,13 +405,13 @@ class BlockProtocol:
     # pulls
 
     def pull(self, number: int, member: int, min_version: int) -> Pull:
-        """Return READY if a block's values can be read now; ``member`` is 0 for clients that only read."""
+        """Return READY if a block's values can be read now. Pass 0 as ``member`` for clients that only read."""
         return self._span_of[number].rounds.pull(member, min_version)
 
     # views
 
     def apply_view(self, request: ViewRequest) -> ViewApplied:
-        """Apply a view to all blocks at once.
+        """Apply a view to all blocks.
 
         Raises:
             UsageError: The mode is unknown.
@@ -470,7 +470,7 @@ class BlockProtocol:
         return CutBegun(self._next_cut, [number for number, version in versions.items() if cut.is_due(number, version)])
 
     def copy(self, cut: int, number: int) -> CopyBlocks | None:
-        """Copy a block now, or its whole span if spans are copied at once. None if the block needs no copy now."""
+        """Copy a block now, or the span if it is copied as a whole. None if the block need not be copied now."""
         known, span = self._cuts.get(cut), self._span_of[number]
         if known is None or not known.is_due(number, span.rounds.version):
             return None
@@ -505,7 +505,7 @@ class BlockProtocol:
     # blocks that move to another pserver
 
     def release(self, numbers: range) -> ReleasedBlocks | Split | Unmovable:
-        """Remove adjacent blocks and return their state, or return ``Split`` if their span has others; then call again.
+        """Remove adjacent blocks and return their state. Returns ``Split`` if their span has others; then call again.
 
         Raises:
             MessageError: The blocks are not in one span of this pserver.

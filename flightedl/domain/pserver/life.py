@@ -2,26 +2,28 @@
 
 A pserver acquires an index, waits until the model is declared, allocates its blocks, gets values, serves, and ends. In
 a resumed job it waits until a trainer has declared the model again. That declaration may change the optimizer's
-settings, and the old ones must then not be used.
+settings, so the pserver must not use the old settings.
 
 **Values.** When the blocks have been allocated, the job's state in etcd determines where their values come from:
 
-* No election is complete. The model has no first values yet, so the pserver *waits* for them. Members can join.
+* No election is complete. The model has no first values yet, so the pserver *waits* for them. Trainers can already
+  become members.
 * An election is complete, and there are checkpoints. The pserver is a replacement and *restores* the newest readable
-  checkpoint. Until then nothing, not even a view, sees its blocks, because only a block with a version can tell from
-  which round it must wait for a member. If the store is unreachable, the pserver retries forever, because starting
-  without the values would be worse.
+  checkpoint. Until then nothing, not even a view, sees its blocks, because a block must have a version to determine
+  from which round on it must wait for a member. If the store is unreachable, the pserver retries forever, because
+  starting without the values would be worse.
 * If no checkpoint is readable, the job has failed. Before the pserver concludes this, it reads etcd again: a cached
   copy of etcd may lag behind, and retention may have deleted the checkpoints that it names.
 * An election is complete, and the placement assigns no blocks to this pserver. It has nothing to restore, and *serves*
   the blocks that move here later.
 * An election is complete, and there has never been a checkpoint. The values were lost together with the predecessor.
-  The pserver *lacks* them and reports this to the master, which has the model initialized again
+  The pserver *lacks* them and reports this to the master, which causes the model to be initialized again
   (``domain.recovery.reinitialization``).
 
 Values belong to an election: they are the first values that its winner sent, or were derived from them by updates. A
 pserver whose values belong to a different election than the completed one in etcd therefore ends, and its successor
-starts over. A pserver also ends if clients may have seen its blocks and a checkpoint turns out to have their values.
+starts over. A pserver also ends if a checkpoint turns out to contain its blocks' values after clients may have seen the
+blocks.
 
 **The end.** A machine that has ended never changes again and answers no requests. The process exits as soon as it can.
 """
@@ -113,7 +115,7 @@ class PserverLife:
         self._given = 0
         #: True if all blocks have received the first values of that election.
         self._is_given = False
-        #: The election whose values are being restored, and the checkpoints that may be loaded.
+        #: The election whose values are being restored, and the checkpoints from which they may be loaded.
         self._wanted: tuple[int, Restore] | None = None
         #: Checkpoints that the last search failed to load; None during a search.
         self._found_none: tuple[Skipped, ...] | None = None
@@ -172,7 +174,7 @@ class PserverLife:
             return self._seek_values()
         if self.state in _SERVING and election not in {None, self.election}:
             return self._end("the model was initialized again")
-        # A search in progress is completed first. Then the newest facts are used.
+        # Complete the search in progress first, then use the newest facts.
         return ()
 
     def _begin_to_build(self) -> Effects:
@@ -342,7 +344,7 @@ class PserverLife:
 
     @property
     def waiting_for(self) -> str:
-        """Description, for users, of what the pserver waits for; empty if it does not wait."""
+        """Description, for users, of what the pserver is waiting for; empty if it is not waiting."""
         if self.state is State.RESTORING:
             return f"the checkpoints: {self._trouble}" if self._trouble else "the checkpoint to be loaded"
         if self.is_compiling:
@@ -370,7 +372,7 @@ class PserverLife:
             raise FencedError("the trainer has a different shard plan: read the job's declaration again")
 
     def has_plan(self, plan_hash: str) -> bool:
-        """True if the blocks here are those of this plan."""
+        """True if this pserver's blocks belong to this plan."""
         return plan_hash == self._plan_hash
 
     def serves(self, plan_hash: str) -> bool:

@@ -36,7 +36,7 @@ class Facts:
     election: int | None = None
     #: Checkpoints that this pserver may load; None if there are none.
     loadable: range | None = None
-    #: Checkpoints that were loadable but that some pserver failed to load.
+    #: Loadable checkpoints that some pserver nevertheless failed to load.
     rejected: frozenset[int] = frozenset()
     #: Generation of the active master; 0 if there is none.
     master: int = 0
@@ -85,7 +85,7 @@ class BlocksMade:
 
     #: Number of blocks, without buckets.
     block_count: int
-    #: True if this pserver has neither blocks nor buckets, until some move here.
+    #: True if this pserver has no blocks or buckets until some are moved to it.
     is_empty: bool = False
 
 
@@ -139,7 +139,7 @@ class FirstValuesBegin:
 
 @dataclass(frozen=True, slots=True)
 class FirstValuesReceived:
-    """First values of an election have arrived; ``block_count`` blocks have them now."""
+    """First values of an election have arrived, so that ``block_count`` blocks now have them."""
 
     election: int
     block_count: int
@@ -245,14 +245,14 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the process. It needs no successor, because the job cannot continue."""
+    """Exit. The process needs no successor, because the job cannot continue."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartAgain:
-    """End the process, so that a successor starts without its values."""
+    """Exit, so that a successor starts without this process's values."""
 
     why: str
 

@@ -1,8 +1,8 @@
 """Search for the checkpoint that a pserver loads: the newest one that is allowed and readable.
 
-Any checkpoint of the model is correct, because it stores the applied batches together with the values; if it is older,
-more batches are repeated. If a checkpoint is torn, truncated or modified, it is skipped and reported, and the one
-before it is tried.
+Any checkpoint of the model is correct, because it stores the applied batches together with the values; the older it is,
+the more batches are repeated. If a checkpoint is torn, truncated or modified, it is skipped and reported, and the
+previous checkpoint is tried.
 
 Only checkpoints named in etcd are allowed. Newer ones may come from a deposed master, and older ones may belong to a
 model that has been initialized again since. Checkpoints that any pserver failed to load are not allowed either:
@@ -117,7 +117,7 @@ class CheckpointSearch:
         return LoadBlocks(found) if damaged is None else self.unusable(f"it also needs {damaged}")
 
     def unusable(self, reason: str, file: str = "") -> Step:
-        """Skip this checkpoint, because what was requested is missing or damaged. ``file`` names the damaged file."""
+        """Skip this checkpoint: its manifest is missing, or a file is missing or damaged. ``file`` names that file."""
         if file:
             self._damaged.add(file)
         return self._skip(Skipped(self._left[0], reason))

@@ -3,7 +3,7 @@
 * ``tasks``: the queue and its rules; ``state``: the queue's data and invariants; ``values``: its inputs and outputs
 * ``order``: order in which an epoch's tasks are assigned, based on ``permutation`` and the epoch's seed (``seeds``)
 * ``batching``: the batches of a task; ``mixture``: tasks with records of several sources
-* ``pending``: assigned pieces; ``backlog``: the pieces of one trainer; ``fair_share``: how many pieces it may hold
+* ``pending``: assigned pieces; ``backlog``: the pieces of one trainer; ``fair_share``: maximum size of a backlog
 * ``waiting``: pieces waiting to be assigned again; ``ahead``: tasks of the next epoch that trainers may read early
 * ``clock``: a clock that stops while no piece can run
 * ``bisection``: finds the batches that make a task fail; ``failed``: quarantined batches
@@ -14,6 +14,6 @@ A task is assigned as one *piece*, which contains all of its batches. Tasks are 
 in the epoch. A task is *pending* until its trainer reports it, and *done* after that. When the last task is done, the
 epoch ends.
 
-If the trainer fails or dies, the piece *waits* and is assigned again. After several failures it is split, and batches
-that fail alone are *quarantined*. If a pserver loses the task's updates, the task is *reopened*.
+If the trainer fails or dies, the piece *waits* to be assigned again. After several failures the piece is split, and
+batches that fail by themselves are *quarantined*. If a pserver loses the task's updates, the task is *reopened*.
 """

@@ -7,9 +7,9 @@ Rules:
   promise has no attempt number, so its task cannot be trained on, reported or lost. Promises are not stored.
 * When the epoch begins, promised tasks wait like all others. A trainer gets its promised tasks first. Other trainers
   get them only if there are no other tasks, so no task waits for a trainer that does not come back.
-* There are no promises if the dataset grows, because the order of the next epoch may then change.
+* No tasks are promised while the dataset is growing, because the order of the next epoch may still change.
 
-Not guaranteed: that promises are kept. If a trainer is assigned other tasks, it has read the promised ones in vain.
+Not guaranteed: that promises are kept. If a trainer is assigned other tasks, it has read the promised tasks in vain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Promises:
         self._count = 0
 
     def make(self, trainer: str, epoch: int, size: int) -> list[int]:
-        """Promise positions of an epoch of ``size`` tasks that has not begun. Repeated calls return the same ones."""
+        """Promise positions of a future epoch with ``size`` tasks. Repeated calls return the same positions."""
         if epoch != self._epoch:
             self._epoch, self._by_trainer, self._count = epoch, {}, 0
         if trainer not in self._by_trainer:

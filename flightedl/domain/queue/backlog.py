@@ -6,7 +6,7 @@ Rules:
   been reported.
 * Complete tasks form one *row* if their positions and attempts are consecutive and they have failed equally often.
   Pieces that were assigned together therefore take up about 25 bytes in storage, however many there are. A part of a
-  task is a row of its own.
+  task is a separate row.
 * Rows are as long as possible, so equal backlogs are stored as equal rows.
 """
 
@@ -36,7 +36,7 @@ class Holder:
     since_s: float | None = None
     #: Time of the last known progress, or the start time if there has been no progress.
     progress_s: float | None = None
-    #: False if the piece was already running at ``since_s``, for an unknown time.
+    #: False if the piece had already been running for an unknown time at ``since_s``.
     is_timed: bool = True
 
 

@@ -4,9 +4,9 @@ A task contains ``records`` consecutive records, numbered from 0, and its batche
 is record p without shuffling, and record ``record_order(...)[p]`` with shuffling. The order is the same on every
 trainer and for every version of Python and NumPy, so (epoch, task, batch) identifies a batch's records.
 
-Records are sorted by a hash of their numbers, and equal hashes by number. The hash is that of splitmix64, with a key
-derived from (seed, epoch, task). This needs only wrapping uint64 arithmetic and a stable sort, and no random number
-generator whose output may change between versions.
+Records are sorted by a hash of their numbers, and by number if hashes are equal. The hash function is splitmix64's,
+with a key derived from (seed, epoch, task). It needs only wrapping uint64 arithmetic and a stable sort, not a random
+number generator whose output may change between versions.
 
 Not guaranteed: cryptographic quality.
 """

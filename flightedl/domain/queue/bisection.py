@@ -5,7 +5,8 @@ failure: around the failing batch if that batch is known, otherwise in halves. F
 log2(n) failures.
 
 A single suspect batch is retried ``confirmations`` times, each time by a trainer that holds nothing else, and is then
-quarantined. These retries are needed because a trainer's pieces also count as failed if it dies for another reason.
+quarantined. These retries are needed because a trainer's pieces also count as failed if the trainer dies for another
+reason.
 
 A failure that a trainer reports is blamed on the batch. The loss of a trainer (it died, its lease ended, or it exceeded
 the timeout) is weaker evidence, because machines also disappear for other reasons.
@@ -53,7 +54,7 @@ class Losses:
 
 
 def after_failure(piece: BatchRange, batch: int | None, limit: int, confirmations: int) -> tuple[BatchRange, ...]:
-    """Return the pieces to retry in place of a failed piece; empty if the piece must be quarantined.
+    """Return the pieces to retry instead of a failed piece; empty if the piece must be quarantined.
 
     Args:
         piece: The failed piece; its failures include this one.
@@ -70,7 +71,7 @@ def after_failure(piece: BatchRange, batch: int | None, limit: int, confirmation
         middle = (first + end) // 2
         stretches = [(first, middle, limit), (middle, end, limit)]
     else:
-        # The batches around a failing batch are probably not at fault, so they are not suspect yet.
+        # The batches before and after a failing batch are probably not at fault, so they are not suspect yet.
         stretches = [(first, batch, limit - 1), (batch, batch + 1, limit), (batch + 1, end, limit - 1)]
     return tuple(
         replace(piece, first_batch=start, end_batch=stop, failures=failures)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 
 class WorkClock:
-    """A clock that can be stopped. It runs at first."""
+    """A clock that can be stopped. Initially it is running."""
 
     __slots__ = ("_stopped_at", "_stopped_s")
 
     def __init__(self) -> None:
         #: None while the clock runs.
         self._stopped_at: float | None = None
-        #: Total time, in seconds, for which the clock was stopped in completed stops.
+        #: Total duration of all completed stops, in seconds.
         self._stopped_s = 0.0
 
     def at(self, now: float) -> float:

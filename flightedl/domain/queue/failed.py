@@ -146,7 +146,7 @@ class FailedPieces:
         self.details = [piece for piece in self.details if self.failed.at((piece.epoch, piece.position))]
 
     def select(self, is_selected: Callable[[Place], bool], batch: int | None) -> list[tuple[Place, int, int]]:
-        """Return (place, first batch, end batch) of failed ranges in some tasks, or only of ``batch`` if given."""
+        """Return (place, first batch, end batch) of failed ranges in some tasks, or of only ``batch`` if given."""
         found: list[tuple[Place, int, int]] = []
         for place, batches in self.failed:
             if is_selected(place):

@@ -1,10 +1,10 @@
-"""How many pieces a trainer may hold: enough to keep working while the master is briefly down, but no hoard.
+"""Limit on the pieces that a trainer holds: enough to keep working while the master is briefly down, but no more.
 
-A trainer may always hold two pieces: the one that runs and the next one. These rules allow it to hold more:
+A trainer may always hold two pieces: the running piece and the next one. These rules allow it to hold more:
 
-* up to four short pieces, as long as this is no more than an equal share of the epoch's remaining tasks, assigned or
-  not. The master answers a report only after it has stored it. In the meantime a trainer can finish several short
-  tasks, so one task in reserve would not be enough;
+* up to four short pieces, but no more than an equal share of the epoch's remaining tasks, both assigned and unassigned.
+  The master answers a report only after it has stored it. In the meantime a trainer can finish several short tasks, so
+  one task in reserve would not be enough;
 * more pieces, if it requests them, up to its share: the epoch's unassigned tasks divided by twice the number of
   trainers (guided self-scheduling). Shares shrink toward the end of the epoch, so that all trainers finish at about the
   same time;

@@ -1,8 +1,8 @@
 """Tasks of a mixture: each task contains records of all sources, in proportion to the sources' weights.
 
 A source is the stream of records in its chunks, in order. Task t consists of records ``R t`` to ``R (t + 1)`` of the
-mixture, which are the next records of each stream. After any number of tasks, each source has contributed its share to
-within a few records.
+mixture, which are the next records of each stream. After any number of tasks, the number of records from each source
+differs from its exact share by only a few.
 
 The records of a task are shuffled as in any other task. Because the result depends only on the arguments, a task and a
 batch identify a position in the mixture.
@@ -62,7 +62,8 @@ def mixed(
     greatest = int(np.argmax(shares))
     each = records_per_task or max(1, round(records[sources == greatest].mean() / shares[greatest]))
     ends = np.minimum(np.arange(-(-total // each) + 1) * each, total)
-    # The cumulative shares are rounded instead of each share, so that every task has exactly its number of records.
+    # Round the cumulative shares instead of the individual shares, so that every task has exactly its number of
+    # records.
     edges = np.rint(np.outer(np.concatenate([[0.0], np.cumsum(shares[:-1]), [1.0]]), ends)).astype(np.int64)
     given = np.maximum.accumulate(np.diff(edges, axis=0), axis=1)
     if stop == "repeat":

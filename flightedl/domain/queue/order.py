@@ -7,8 +7,8 @@ Rules:
 * Tasks that are added to a running epoch follow in the order of their arrival; from the next epoch on they are shuffled
   with the others. Two numbers, ``base`` and ``size``, thus describe the order of an epoch completely.
 * The sizes of earlier epochs are kept, because a pserver may restart from a checkpoint that lacks these epochs. Only
-  changes of the size are stored, so a dataset that never grew takes one entry. The newest entries are in ``recent``.
-  They move in groups to ``older``, which is stored separately because it rarely changes.
+  changes in size are stored, so a dataset that never grew takes one entry. The newest entries are in ``recent``. They
+  move in groups to ``older``, which is stored separately because it rarely changes.
 
 Not guaranteed: that epochs before the newest ``REMEMBERED`` changes can be reopened. ``find`` raises an error for them.
 """
@@ -26,7 +26,7 @@ from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_o
 from flightedl.errors import NotFoundError
 
 REMEMBERED = 10_000
-#: Number of entries that move to ``older`` at once. At least as many remain in ``recent``.
+#: Number of entries that move to ``older`` together. At least this many remain in ``recent``.
 _PUT_AWAY = 16
 
 

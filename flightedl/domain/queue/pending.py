@@ -11,7 +11,7 @@ Rules:
 * After a restart of the master, the clocks of running pieces are stopped until ``start_clocks``, and the durations of
   these pieces remain unknown.
 
-Not guaranteed: that a trainer has not begun a waiting piece, because its report of the running piece may be in flight.
+Not guaranteed: that a trainer has not begun a waiting piece. Its report about the running piece may be in flight.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PendingPieces:
     def hand_out(
         self, piece: BatchRange, task: int, holder: Holder, now: float | None, done: Iterable[tuple[int, int]] = ()
     ) -> Pending:
-        """Assign a piece to its first holder. ``now`` is None if this happened earlier, at an unknown time."""
+        """Assign a piece to its first holder. ``now`` is None if the piece was assigned earlier, at an unknown time."""
         pending = Pending(piece, task, done=IntervalSet(done))
         self._by_place.setdefault((piece.epoch, piece.position), []).append(pending)
         self._epochs[piece.epoch] = self._epochs.get(piece.epoch, 0) + 1

@@ -14,7 +14,7 @@ A Feistel network over ``bits = bit_length(size - 1)`` bits is a bijection of 0 
 the result is outside 0 … size-1, it is passed through the network again until it is inside (cycle walking, Black and
 Rogaway 2002). As 2**bits < 2 * size, this takes fewer than two passes on average.
 
-The network changes its two halves in turn, so their widths may differ by one bit.
+The network changes the two halves of the number alternately, so their widths may differ by one bit.
 
 Not guaranteed: secrecy, or that each of the size! orders can occur.
 """

@@ -2,7 +2,7 @@
 
 Reopened tasks are stored as runs of positions. There are usually few runs, because done tasks are contiguous in
 *dispatch order*: all tasks below the cursor are done, except for a few open ones. A checkpoint contains the tasks that
-were done at an earlier cursor, so the tasks to reopen also form few runs, however many tasks there are.
+were done when the cursor was lower, so the tasks to reopen also form few runs, however many tasks there are.
 
 If there are more runs than the limit, for example because arbitrary tasks were reopened, the narrowest gaps between the
 runs are reopened as well. This costs only time, because pservers answer repeated batches with "already applied". A gap
@@ -66,7 +66,7 @@ def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int)
     gaps = [gap for gap in gaps if not obstacles.overlaps(*gap)]
     gaps.sort(key=lambda gap: gap[1] - gap[0])
     filled = sorted(gaps[: positions.interval_count - limit])
-    # Rebuild the list once. Filling each gap separately would move the rest of the list each time.
+    # Rebuild the list once, because filling the gaps separately would move the rest of the list for each gap.
     joined = dict(filled)
     merged: list[tuple[int, int]] = []
     for start, end in intervals:

@@ -58,7 +58,7 @@ class QueueState:
         self.settings = settings
         #: Incremented by every change.
         self.revision = 0
-        #: The epoch whose tasks are being assigned; ``settings.epochs`` after the last one has ended.
+        #: The epoch whose tasks are being assigned; ``settings.epochs`` after the last epoch has ended.
         self.epoch = 0
         #: First position of the epoch that has not been assigned yet.
         self.cursor = 0
@@ -76,9 +76,9 @@ class QueueState:
         self.losses = Losses()
         #: (epoch, position) -> attempts in which pieces of a task were finished, while its other pieces are open.
         self.finished_parts: dict[tuple[int, int], list[int]] = {}
-        #: True if the job was stopped. Only due tasks are then assigned.
+        #: True if the job was stopped. Only tasks that are due are then assigned.
         self.is_stopped = False
-        #: Epoch -> positions of open tasks that must be done even though the job is stopped; the set is never empty.
+        #: Epoch -> positions of open tasks that must be done even though the job is stopped; no set is empty.
         self.due: dict[int, IntervalSet] = {}
         #: Moving average of the duration of complete tasks; None until a complete task is done.
         self.average_s: float | None = None
@@ -200,7 +200,7 @@ class QueueState:
 
     @property
     def is_over(self) -> bool:
-        """True if no task remains: all are done, or the job was stopped and none is due."""
+        """True if no task remains: all tasks are done, or the job was stopped and no task is due."""
         return self.next_epoch is None
 
     @property
@@ -225,7 +225,7 @@ class QueueState:
     def should_end_now(self, now: float) -> bool:
         """True if the epoch has only running pieces, all of which have run for about as long as the last task took.
 
-        The duration of the last task is scaled to the size of each piece, less half a batch. O(trainers).
+        The duration of the last task is scaled to the size of each piece, minus half a batch. O(trainers).
         """
         now = self.clock.at(now)
         last_s = self.last_s
@@ -248,7 +248,7 @@ class QueueState:
 
     @property
     def is_complete(self) -> bool:
-        """True if the current epoch may end: neither it nor an earlier one has open tasks, and none can be added."""
+        """True if the current epoch may end: no epoch so far has open tasks, and no task can be added."""
         if self.is_past_last or self.cursor < self.epoch_size(self.epoch) or self.lowest_open_epoch is not None:
             return False
         return self.growth_ended or (self.epoch_size(self.epoch) > 0 and not self.is_last)

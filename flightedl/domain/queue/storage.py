@@ -6,9 +6,9 @@ Rules:
   trainer's name once, and about 30 bytes per row. Consecutive tasks form one row if they were assigned together, or if
   they are waiting (see ``backlog``, ``waiting``).
 * The *failures* document changes only when a piece is quarantined, retried or dropped, or when old sizes of epochs move
-  to it. The dispatch document contains the serial number of the failures document, to detect documents that do not
+  to it. The dispatch document contains the serial number of the failures document, which reveals documents that do not
   belong together.
-* Times are not stored, because they mean nothing in another process.
+* Times are not stored, because they are meaningless in another process.
 * A document with an unknown version, an unknown field or a missing field raises CorruptError.
 * All invariants of a restored queue are checked before the queue is used.
 """

@@ -2,15 +2,15 @@
 
 Rules:
 
-* Methods take events along with the time ``now`` (monotonic seconds, from one clock per process), and return values. An
+* Methods take an event and the time ``now`` (monotonic seconds, from one clock per process), and return values. An
   invalid event raises one of the errors in ``flightedl.errors`` and changes nothing.
 * A trainer is identified by its name and the *generation* of its registration. All pieces held under a name belong to
-  one generation. Reports from another generation are rejected, and that generation gets no pieces until
-  ``trainer_departed`` has taken back those of the old one.
+  one generation. Reports from another generation are rejected. That generation gets no pieces until
+  ``trainer_departed`` has taken back the pieces of the old generation.
 * A *piece* is a range of batches of one task, usually all of them. Each assignment of a piece gets a new *attempt*
   number, which distinguishes current reports from outdated ones.
 * A trainer works on its pieces in the order of assignment. Its oldest unreported piece *runs*; the clock of this piece
-  starts when the one before it is reported. All other pieces wait in the trainer's backlog (see ``pending``).
+  starts when the piece before it is reported. All other pieces wait in the trainer's backlog (see ``pending``).
 * A piece is taken back if its trainer returns it (``give_back``, which does not count as a failure), fails (``fail``),
   departs (``trainer_departed``), or exceeds the timeout (``tick``). The timeout is a multiple of the average duration
   of tasks; until the first task is finished, it limits the time without progress. Clocks are stopped while pservers are
@@ -25,8 +25,8 @@ Rules:
 * For data without a model, done batches (``note_done``) are removed from a piece that is taken back.
 * A piece that has failed ``attempts_limit`` times is *suspect*. It is split, around the failing batch if that batch is
   known, otherwise in halves, until single batches are left. A batch that then fails ``confirmations`` more times is
-  quarantined. The loss of a trainer weighs less than a reported failure, and nothing while other trainers are being
-  lost too (see ``bisection``).
+  quarantined. The loss of a trainer weighs less than a reported failure, and does not count at all while other trainers
+  are being lost too (see ``bisection``).
 * A suspect is assigned only to a trainer that holds nothing else, and the trainer gets nothing else until the suspect
   is done. So no valid piece is quarantined because another piece killed its trainer. Suspects are assigned last in
   their epoch, or first if ``SUSPECTS_LIMIT`` of them are waiting.
@@ -39,7 +39,7 @@ Rules:
   only some blocks have applied (``claim``). The job is over when no task is pending or due.
 * ``reopen`` repeats done tasks whose updates a pserver has lost. They are stored as a limited number of runs of
   positions. If there are more runs than the limit, done tasks in the narrowest gaps between them are reopened as well.
-  This does no harm, because pservers answer their batches with "already applied".
+  This does no harm, because pservers answer "already applied" when the batches of these tasks are repeated.
 
 Cost: an event takes O(log(open pieces) + length of a backlog), a search for a piece to copy takes O(trainers), and
 ``encode`` takes O(open rows). No cost depends on the number of tasks.
@@ -81,7 +81,7 @@ from flightedl.marks import sometimes
 from flightedl.messages.tasks import Assignment
 
 SUSPECTS_LIMIT = 16
-#: Number of pieces that may be at fault when a trainer dies: the one that runs, and the one being read ahead.
+#: Number of pieces that may be at fault when a trainer dies: the running piece, and the piece being read ahead.
 _BEGUN_COUNT = 2
 #: Number of tasks whose durations the moving average covers.
 _AVERAGED_COUNT = 10
@@ -96,7 +96,7 @@ class TaskQueue(QueueState):
 
     __slots__ = ()
 
-    # --- requests and reports of trainers ---
+    # --- requests and reports from trainers ---
 
     def request(
         self,
@@ -267,7 +267,7 @@ class TaskQueue(QueueState):
     def reopen(
         self, epoch: int, tasks: Iterable[tuple[int, int]], parts: Mapping[int, Iterable[tuple[int, int]]] | None = None
     ) -> int:
-        """Return done batches of some tasks to the state todo, because their updates were lost.
+        """Make done batches of some tasks todo again, because their updates were lost.
 
         Args:
             epoch: An epoch that has begun.
@@ -313,7 +313,7 @@ class TaskQueue(QueueState):
     def deduplicate(self) -> None:
         """Count repeated batches only once from now on, because trainers have declared a model.
 
-        From then on, a batch is done once pservers have applied it, so earlier reports of done batches are dropped.
+        From now on, a batch is done once pservers have applied it, so earlier reports of done batches are dropped.
         """
         if self.settings.is_deduplicated:
             return
@@ -360,7 +360,7 @@ class TaskQueue(QueueState):
         return self._advance()
 
     def retry_failed(self, selector: FailedSelector) -> int:
-        """Return quarantined batches to the state todo and restore all their attempts. Return their number.
+        """Make quarantined batches todo again, with all of their attempts. Return the number of batches.
 
         Raises:
             NotFoundError: the selector matches no quarantined batch.
@@ -375,7 +375,7 @@ class TaskQueue(QueueState):
         return count
 
     def drop_failed(self, selector: FailedSelector) -> int:
-        """Drop quarantined batches, which are then neither listed nor ever trained on. Return their number.
+        """Drop quarantined batches, so that they are neither listed nor trained on. Return the number of batches.
 
         Raises:
             NotFoundError: the selector matches no quarantined batch.
@@ -643,8 +643,8 @@ class TaskQueue(QueueState):
 
     def _note_duration(self, pending: Pending, attempt: int, now: float) -> None:
         holder = pending.holder(attempt)
-        # If several pieces are reported together, their separate durations are unknown; all but the first seem to take
-        # 0 s.
+        # If several pieces are reported together, their individual durations are unknown: all but the first seem to
+        # take 0 s.
         duration_s = 0.0 if holder.since_s is None else now - holder.since_s
         if duration_s <= 0 or not holder.is_timed or not pending.piece.is_complete_task:
             return

@@ -1,6 +1,6 @@
 """Inputs and outputs of the task queue: settings, pieces, answers and effects.
 
-Answers go to the trainer that asks. Effects go to the master, which logs them or acts on them.
+Answers go to the requesting trainer. Effects go to the master, which logs them or acts on them.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Counts(TaskCounts, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskBatches:
-    """Batches of one task in an epoch, by state, as half-open ranges."""
+    """Batches of one task in one epoch, by state, as half-open ranges."""
 
     todo: tuple[tuple[int, int], ...]
     pending: tuple[tuple[int, int], ...]

@@ -5,8 +5,8 @@ Rules:
 * Complete tasks are stored as *runs* of positions with their number of failures, so a million reopened tasks can be a
   single entry. Parts of tasks and pieces that have failed often are stored individually.
 * A piece that has failed at least ``attempts_limit`` times is *suspect*. The caller assigns suspects only to trainers
-  that hold nothing else, so that the next failure is certain to be due to the suspect. All other pieces are *ready* for
-  any trainer.
+  that hold nothing else, so that the next failure must be due to the suspect. All other pieces are *ready* for any
+  trainer.
 * Earlier epochs are served first, and within an epoch lower positions first. Thus a split task is finished before the
   next one begins, and only a few pieces wait at any time.
 """
@@ -88,7 +88,7 @@ class WaitingPieces:
     def __init__(self, suspect_from: int, batch_count: Callable[[int, int], int]) -> None:
         self._suspect_from = suspect_from
         self._batch_count = batch_count
-        #: Epoch -> complete tasks that are not suspect; the set is never empty.
+        #: Epoch -> complete tasks that are not suspect; no set is empty.
         self._runs: dict[int, Runs] = {}
         #: Parts of tasks that are not suspect, by place.
         self._parts: list[BatchRange] = []
@@ -140,7 +140,7 @@ class WaitingPieces:
             insort(self._parts, piece, key=_place)
 
     def put_run(self, epoch: int, start: int, end: int, failures: int) -> None:
-        """Add complete tasks at [start, end). None may be waiting, and ``failures`` must be too few for suspects."""
+        """Add complete tasks at [start, end), which must not be waiting. ``failures`` must be too low for suspects."""
         self._runs.setdefault(epoch, Runs()).add(start, end, failures)
 
     def unfailed(self, epoch: int) -> IntervalSet:
@@ -148,7 +148,7 @@ class WaitingPieces:
         return IntervalSet((start, end) for start, end, failures in runs if failures == 0)
 
     def replace_unfailed(self, epoch: int, positions: IntervalSet) -> None:
-        """Replace the complete tasks that have never failed with those at ``positions``, which must not be waiting."""
+        """Replace the complete tasks that never failed with the tasks at ``positions``, which must not be waiting."""
         self._runs.setdefault(epoch, Runs()).replace_unfailed(positions)
         if not self._runs[epoch].size:
             del self._runs[epoch]
@@ -192,6 +192,6 @@ class WaitingPieces:
 
 
 def _slice(pieces: list[BatchRange], low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int, int]:
-    """Return (index, number) for the pieces whose place is at least ``low`` and below ``high``."""
+    """Return (index, number) for the pieces at places from ``low`` (inclusive) to ``high`` (exclusive)."""
     start = bisect_left(pieces, low, key=_place)
     return start, bisect_left(pieces, high, key=_place) - start

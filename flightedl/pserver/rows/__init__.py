@@ -11,7 +11,7 @@ Map:
 * ``calls``: reads and updates of several tables with one call of compiled code
 * ``threads``: a second thread for large messages
 * ``values``: input and output types of the other modules
-* ``cut``: the content of the tables at one moment
+* ``cut``: consistent snapshot of the tables' content
 * ``norms``: search for rows with a small norm, which cuts remove
 * ``stored``: conversion between cuts and the records of a file
 * ``first``: loading of a table's initial rows from a user's file

@@ -29,8 +29,8 @@ class RowCalls:
         self._handles = handles.reshape(-1)
         specs = [table.spec for table in tables]
         rules = [(spec.optimizer, spec.dtype, spec.rounding == "stochastic") for spec in specs]
-        #: Update functions, one for each distinct optimizer. ``_has_rule``, (rules, tables), tells which table uses
-        #: which function.
+        #: Update functions, one for each distinct optimizer. ``_has_rule``, (rules, tables), is True where a table uses
+        #: a function.
         self._updates: list[RowUpdate] = []
         known = {rule: number for number, rule in enumerate(dict.fromkeys(rules))}
         for optimizer, dtype, is_stochastic in known:
@@ -152,7 +152,7 @@ class RowCalls:
         return _missing(np.concatenate([one, other]), missing)
 
     def _halves(self, work: row_handles.Work, widths: Numbers) -> tuple[row_handles.Work, row_handles.Work]:
-        """Divide the work between two threads. The table in the middle is split, or assigned to the second thread."""
+        """Divide the work between two threads. The middle table is either split or assigned to the second thread."""
         ends = np.cumsum(work[:, row_handles.COUNT])
         half = int(ends[-1]) // 2
         place = int(np.searchsorted(ends, half, "right"))
@@ -167,7 +167,7 @@ class RowCalls:
 
 
 def _missing(work: row_handles.Work, missing: Numbers) -> dict[int, Numbers]:
-    """Return table -> positions of its ids without a row, among all ids. Tables without such ids are omitted."""
+    """Return table -> positions, among all ids, of the table's ids that have no row. Tables without any are omitted."""
     found: dict[int, list[Numbers]] = {}
     for one in work[work[:, row_handles.MISSED] > 0].tolist():
         first = one[row_handles.FIRST]

@@ -1,8 +1,8 @@
 """Read the content of the tables as of one moment; see ``tables``.
 
 A cut has two parts for each table: its rows, and its ids that wait for admission. Each part is read in two passes:
-first the records that have not changed since the cut, then the copies of records that have. No copies are made after
-the first pass.
+first the records that have not changed since the cut, then the copies of the changed records. After the first pass, no
+more copies are made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RowChanges(NamedTuple):
     records: tuple[npt.NDArray[np.uint64], ...]
     #: Ids of the rows that cuts removed, by table.
     removed: tuple[npt.NDArray[np.uint64], ...]
-    #: (buckets,) True for buckets from another store, all of whose rows count as changed.
+    #: (buckets,) True for buckets that came from another store. All of their rows count as changed.
     adopted: npt.NDArray[np.bool_]
 
 
@@ -59,7 +59,7 @@ class ChangedSince:
 
 
 def changes_in(records: tuple[npt.NDArray[np.uint64], ...]) -> RowChanges:
-    """Return changes that consist of these records. ``records`` has one bit per record, by part."""
+    """Return the changes to these records. ``records`` has one bit per record, by part."""
     return RowChanges(records, (_NO_IDS,) * (len(records) // 2), np.zeros(BUCKETS, np.bool_))
 
 
@@ -112,14 +112,14 @@ class _Part:
         self._undo = reserved(size_bytes, np.uint32) if size_bytes else np.empty(0, np.uint32)
 
     def begin(self) -> None:
-        """From now on, copy records before they change, unless this cut has read them."""
+        """From now on, copy records before they change, unless this cut has already read them."""
         arrays = [number for array in (self._wanted, self._undo) for number in (array.ctypes.data, array.size)]
         self._numbers[:] = [0, self._high, 0, *arrays]
         state = self._table.state
         state[row_records.CUTS] = max(int(state[row_records.CUTS]), self._line + 1)
 
     def settle(self) -> None:
-        """Prepare for another cut: records changed so far have been copied and need not be copied again."""
+        """Prepare for another cut: records that have changed so far are already copied and need not be copied again."""
         self._wanted &= ~self._table.dirty[: self._wanted.size]
 
     def next_rows(self, max_bytes: int) -> RowChunk | None:
@@ -180,7 +180,7 @@ class RowCut:
         self.epoch = epoch
         self.line = line
         self.is_base = changes is None
-        #: Buckets whose rows are all in an incremental cut.
+        #: Buckets of which an incremental cut contains all rows.
         self.complete: list[int] = [] if changes is None else np.flatnonzero(changes.adopted).tolist()
         #: True if all rows have been read.
         self.is_over = False

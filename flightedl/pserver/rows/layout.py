@@ -78,7 +78,7 @@ def new_table(
 
 
 def _runs(limit: int) -> npt.NDArray[np.uint32]:
-    """Return memory for the runs. After an update, a bucket has at most ``limit + 1`` used and as many empty runs."""
+    """Return memory for the runs. A bucket has at most ``limit + 1`` used and equally many empty runs."""
     if not limit:
         return np.empty(0, np.uint32)
     size = 2 * row_records.BUCKETS * (2 * limit + 4)

@@ -25,17 +25,18 @@ _SMALL_BYTES = 1 << 20
 _PAGE_BYTES = 1 << 12
 #: Maximum address space for a pserver's rows; a process has 2**47 bytes in total.
 ADDRESS_BYTES = 1 << 44
-#: MAP_NORESERVE of Linux, which Python defines since 3.13: reserved address space does not count as used memory.
+#: Linux's MAP_NORESERVE, which Python has defined since 3.13: reserved address space does not count as used memory.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 _SYSTEM = Path("/proc/meminfo")
 _USED, _STATISTICS = Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory.stat")
-#: Growth of the rows after which the available memory is queried again. If less than this is available, it is queried
-#: every time.
+#: Once the rows have grown by this much, the available memory is queried again. If less than this is available, it is
+#: queried every time.
 _LOOK_BYTES = 64 << 20
-#: Memory reserved for other processes: in bytes, and, on small machines, as a fraction of the memory.
+#: Memory reserved for other processes: in bytes and, for small machines, as a fraction of total memory.
 _SPARE_BYTES, _SPARE_SHARE = 1 << 30, 0.05
-#: Files with the container's memory limit, for both versions of cgroups. Without a limit, they contain a word.
+#: Files with the container's memory limit, for both versions of cgroups. If there is no limit, the file contains a
+#: word.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -76,7 +77,7 @@ class RowMemory:
     def __init__(self, limit_bytes: int = 0, available: Callable[[], int] = available_bytes) -> None:
         self._limit_bytes = limit_bytes or ADDRESS_BYTES
         self._available = available
-        #: Current size of the rows, and their size when the available memory was last queried.
+        #: Current size of the rows, and size of the rows when the available memory was last queried.
         self.taken_bytes = self._looked_at_bytes = 0
         #: Memory that was available then.
         self._was_left_bytes = 0

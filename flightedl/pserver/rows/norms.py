@@ -25,8 +25,8 @@ Records = npt.NDArray[np.int64]
 class SmallRows:
     """Search for rows with a small norm, at each cut.
 
-    A search examines rows that have changed since they were last examined. Their number is limited, so that pushes do
-    not wait long. The next cut examines the remaining rows.
+    A search examines rows that have changed since they were last examined. It examines a limited number of rows, so
+    that pushes do not wait long. The next cut examines the remaining rows.
 
     Args:
         norm_below: Minimum Euclidean norm of a row.

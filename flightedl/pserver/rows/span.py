@@ -4,8 +4,8 @@ A batch is applied to the whole span, so its cost depends neither on the number 
 This module determines when rows change; ``tables`` stores, finds and updates rows.
 
 To compute a mean, a table's sum is divided by the total weight of the batches that pushed to the table, wherever their
-ids are stored. Likewise, a parameter block's sum is divided by the weight of the batches with a gradient for it. So the
-mean does not depend on the number of pservers.
+ids are stored. Likewise, a parameter block's sum is divided by the weight of the batches that have a gradient for the
+block. So the mean does not depend on the number of pservers.
 
 The caller must hold ``lock`` for every method. All spans of a pserver share one lock, but each span has its own tables.
 """
@@ -72,7 +72,7 @@ class RowSpan(SpanPlace):
         #: Highest epoch among the batches applied to the rows.
         self.epoch = 0
         self._first = first_bucket
-        #: Contributions to the open round. ``rows`` contains them, too.
+        #: Contributions to the open round, which ``rows`` contains as well.
         self._kept: list[tuple[AddGradient, ReceivedRows]] = []
         #: Table -> total weight of the batches in the open round that pushed to it.
         self._weights: dict[int, float] = {}
@@ -212,7 +212,7 @@ class RowSpan(SpanPlace):
         return self.rows.begin_cut(version, self.epoch, file=file, after=after, is_base=is_base)
 
     def begin_restore(self) -> None:
-        """Drop all rows, including rows from a checkpoint that could not be restored."""
+        """Drop all rows, including those from a checkpoint whose restore failed."""
         self.rows.close()
         self.rows = RowTables(self.rows.specs, self.buckets, self.rows.memory)
         self.epoch = 0

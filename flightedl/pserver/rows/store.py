@@ -30,7 +30,7 @@ from flightedl.pserver.rows.values import MovedBuckets, RowCounts
 from flightedl.pserver.stores import distinct
 from flightedl.wire.parts import ReceivedBlocks
 
-#: Number of bytes of rows that one push moves while spans are being joined; this takes about 10 ms.
+#: Bytes of rows that one push moves while spans are being joined. Moving them takes about 10 ms.
 _JOINED_BYTES = 2 << 20
 
 
@@ -98,7 +98,7 @@ class RowStore:
     # messages
 
     def span(self, number: int) -> RowSpan:
-        """Return the span of a bucket. Raises the same errors as ``pushed`` if the bucket is not here."""
+        """Return the span of a bucket. Raises the same errors as ``pushed`` if the bucket is not on this pserver."""
         span = self.spans.get(number)
         if span is None:
             raise self._misplaced(range(number, number + 1))
@@ -173,8 +173,8 @@ class RowStore:
     def drop(self, numbers: range, version: int) -> None:
         """Remove adjacent buckets of one span, which have moved to another pserver.
 
-        If they are at an end of the span, their rows remain in memory until ``discard_some`` has removed them. The
-        caller holds the locks of all spans. ``version`` is the span's version.
+        If the buckets are at either end of the span, their rows remain in memory until ``discard_some`` has removed
+        them. The caller holds the locks of all spans. ``version`` is the span's version.
         """
         span = self.spans[numbers.start]
         ranges = around(span.numbers, numbers)
@@ -238,14 +238,14 @@ class RowStore:
     def borders(self, blocks: range) -> list[int]:
         """Return the first bucket of every span but the first, up to the first bucket that is not on this pserver."""
         found: list[int] = []
-        # Joined tables could have rows of the same bucket twice, or rows that a copy lacks.
+        # Joined tables could contain the rows of a bucket twice, or rows that a copy lacks.
         span = None if self._leftovers or self.copying else self.spans.get(blocks.start)
         while span and (number := span.numbers.stop) < blocks.stop and (span := self.spans.get(number)):
             found.append(number)
         return found
 
     def joined_at_once(self) -> int:
-        """Return the number of buckets that may be moved to another span at once."""
+        """Return the number of buckets that one call may move to another span."""
         return max(1, _JOINED_BYTES * len(self.spans) // max(1, self.size_bytes))
 
     def join(self, joined: Joined, version: int) -> None:
@@ -299,7 +299,7 @@ class RowStore:
             span.rows.restore(chunk_of(self.tables[stored.table], stored), self._counting)
 
     def finish_restore(self) -> None:
-        """Remove rows that had expired at the restored cuts."""
+        """Remove rows that had already expired when the restored cuts were made."""
         for span in distinct(self.spans):
             span.epoch = self._taken.epoch_of(span.numbers)
             for table, spec in enumerate(self.tables):

@@ -1,4 +1,4 @@
-"""Convert a span's rows to records of a file and back. A cut can be read while the rows change."""
+"""Convert between a span's rows and the records of a file. A cut can be read while the rows change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CutRows:
-    """The rows of a span as of a cut. The caller holds the span's lock while creating this object, but not later.
+    """The rows of a span as of a cut. The caller must hold the span's lock only while it creates this object.
 
     Args:
         span: Span of the rows.

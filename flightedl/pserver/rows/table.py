@@ -27,9 +27,9 @@ from flightedl.pserver.rows.values import (
     slots_of_new_rows,
 )
 
-#: Number of new rows to initialize together, so that their records stay in the processor's cache.
+#: Number of new rows to initialize at a time, so that their records stay in the processor's cache.
 _CHUNK = 2048
-#: Number of records that an update checks for expiry, for each id in the update.
+#: Number of records that an update checks for expiry per id that it updates.
 _SWEPT_BY_ID = 2
 _WORD_BYTES = 4
 #: Bytes of the index per record.
@@ -108,7 +108,7 @@ class RowTable:
         #: One bit per record, for rows and for waiting ids: set if the record changed between the newest cut for a file
         #: and the newest cut of any kind.
         self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
-        #: For each record, the number in the feed of its last change; None until the feed is first read.
+        #: For each record, the feed number of its last change; None until the feed is first read.
         self._numbers: npt.NDArray[np.uint32] | None = None
         _compile_for(spec)
         #: True if rows may expire.
@@ -126,7 +126,7 @@ class RowTable:
 
     @property
     def given_up(self) -> npt.NDArray[np.int64]:
-        """(buckets,) Rows of lower versions were evicted because their bucket had too many rows."""
+        """(buckets,) Rows with versions lower than this were evicted, because their bucket had too many rows."""
         return self.ages[row_records.GIVEN_UP : row_records.GIVEN_UP + BUCKETS]
 
     def fill(self, ids: Ids, missing: npt.NDArray[np.int64], out: Floats) -> None:
@@ -178,7 +178,7 @@ class RowTable:
         self._sweep(version, epoch, _SWEPT_BY_ID * count)
 
     def allow(self, room_bytes: int) -> None:
-        """Limit the number of new records to what fits into ``room_bytes``."""
+        """Return only as many new records as fit into ``room_bytes``."""
         for table in (self.rows, self.waiting):
             size = int(table.layout[row_records.STRIDE])
             more = max(0, room_bytes) // (size * _WORD_BYTES + _INDEX_BYTES)
@@ -225,7 +225,7 @@ class RowTable:
         return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
 
     def counts(self, version: int, epoch: int) -> RowCounts:
-        """Return the table's statistics other than reads. ``version`` and ``epoch`` belong to the most recent push."""
+        """Return the table's statistics, except of reads, given the ``version`` and ``epoch`` of the last push."""
         state, waiting = self.rows.state, self.waiting.state
         live = int(state[row_records.USED])
         if self._limit:
@@ -283,7 +283,7 @@ class RowTable:
         return either_bits(table.dirty[: bit_words(table)], self._changed[is_waiting])
 
     def note_changes(self, number: int) -> None:
-        """Assign a number of the feed to the rows changed since the newest cut; the first time, to all rows."""
+        """Assign a feed number to rows changed since the newest cut. The first call assigns it to all rows."""
         high = int(self.rows.state[row_records.HIGH])
         if self._numbers is None:
             self._numbers = np.full(high, number, np.uint32)
@@ -293,7 +293,7 @@ class RowTable:
         self._numbers[np.flatnonzero(np.unpackbits(dirty, count=high, bitorder="little"))] = number
 
     def changed_after(self, number: int) -> npt.NDArray[np.uint64]:
-        """Return a bit for each row whose last change has a higher number in the feed; see ``note_changes``."""
+        """Return one bit per row, set if the row's last change has a higher feed number; see ``note_changes``."""
         assert self._numbers is not None, "changes are noted first"
         words = bit_words(self.rows)
         bits = np.zeros(words * 8, np.uint8)
@@ -408,7 +408,7 @@ class RowTable:
             row_kernel(row_cuts.remove)(table, records, self.salt)
 
     def expire(self, buckets: range, oldest: npt.NDArray[np.int64], oldest_epoch: int) -> None:
-        """Remove rows whose version is lower than that of their bucket in ``oldest``, or whose epoch is lower."""
+        """Remove rows whose version is lower than ``oldest`` for their bucket, or whose epoch is too low."""
         known = self.given_up[buckets.start : buckets.stop]
         if self.expires and not (self._expired.get(buckets) == oldest_epoch and np.array_equal(known, oldest)):
             known[:], self._expired[buckets] = oldest, oldest_epoch

@@ -12,7 +12,7 @@ far.
 closes, they are summed by id, either in order of arrival or in order of their batches. The sum is then applied like a
 push.
 
-**Cuts.** ``begin_cut`` takes no time, and the cut has the content of that moment. It is read in chunks
+**Cuts.** ``begin_cut`` takes no time, and the cut contains the rows as they are at that moment. It is read in chunks
 (``RowCut.next_rows``), which take one or two milliseconds each; a row that changes before it has been read is copied
 first. Several cuts may be read independently at the same time. A cut contains either all rows (a *base*) or the changes
 since the cut of an earlier file (an *increment*, see ``domain.checkpoint.changes``).
@@ -100,23 +100,23 @@ class RowTables:
         self._calls = RowCalls(self._tables, handles)
         #: Version and epoch of the most recent push.
         self._version = self._epoch = 0
-        #: For each table: number of ids that were read, and number of these that had a row.
+        #: For each table: number of ids that were read, and how many of them had a row.
         self._reads, self._hits = np.zeros((2, len(self.specs)), np.int64)
         self._size_bytes = 0
         self._note_size()
         self._round: list[_Contribution] = []
-        #: Cuts that are being read, by their line in ``cuts``. A finished cut is removed later.
+        #: Cuts that are being read, by the number of their row in ``cuts``. A finished cut is removed later.
         self._cuts: dict[int, RowCut] = {}
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
         #: Copies in progress for which only changes remain to be read.
         self._copies: list[ChangedSince] = []
         #: (buckets,) True for buckets that were adopted since the newest cut for a file.
         self._adopted = np.zeros(BUCKETS, np.bool_)
-        #: Number in the feed of the next changes; 0 until the feed is first read.
+        #: Feed number of the next changes; 0 until the feed is first read.
         self.feed_number = 0
-        #: (buckets,) Number in the feed at which the bucket arrived here with all of its rows.
+        #: (buckets,) Feed number at which the bucket arrived on this pserver with all of its rows.
         self.arrived = np.zeros(BUCKETS, np.int64)
-        #: (table, ids) of rows that cuts have removed since the feed was read.
+        #: (table, ids) of rows that cuts have removed since the feed was last read.
         self.removed: list[tuple[int, Ids]] = []
 
     def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
@@ -303,7 +303,7 @@ class RowTables:
         return cut
 
     def begin_feed_cut(self, version: int, epoch: int, number: int, after: int | None, most_bytes: int) -> RowCut:
-        """Cut the rows whose last change has a higher number in the feed, or all rows.
+        """Cut all rows, or only the rows whose last change has a higher feed number.
 
         Args:
             version: Version of the span.
@@ -424,7 +424,7 @@ class RowTables:
         self._reset([bucket])
 
     def stage_state(self, moved: MovedBuckets, version: int) -> None:
-        """Set the state of buckets that are being copied from another pserver, before their first rows and at the end.
+        """Set the state of buckets being copied from another pserver. Called before the first rows and at the end.
 
         Args:
             moved: Versions, epoch and ``given_up`` of the buckets.
@@ -438,7 +438,7 @@ class RowTables:
         self._version, self._epoch = version, max(self._epoch, moved.epoch)
 
     def staged(self) -> None:
-        """Exclude rows that have expired since they were staged from the count of live rows."""
+        """Stop counting rows as live if they have expired since they were staged."""
         for table in self._tables:
             if table.expires:
                 table.grow_older(self._version, self._epoch, 0)
@@ -460,7 +460,7 @@ class RowTables:
         self._note_size()
 
     def adopt(self, moved: MovedBuckets, version: int) -> None:
-        """Add buckets that another store released. Their rows behave as they would have behaved in that store.
+        """Add buckets that another store released. Their rows behave as if they had stayed in that store.
 
         Args:
             moved: The released buckets. From now on, their epoch also applies to the span.
@@ -528,7 +528,7 @@ class RowTables:
         self._tables[table].remove(removed[counting[found]])
 
     def expire(self, table: int, buckets: range, oldest: Numbers, oldest_epoch: int) -> None:
-        """Remove a table's expired rows; see ``RowTable.expire``. For copies of another store's rows."""
+        """Remove a table's expired rows; see ``RowTable.expire``. Used for rows copied from another store."""
         self._tables[table].expire(buckets, oldest, oldest_epoch)
 
     def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
@@ -545,7 +545,7 @@ class RowTables:
 def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) -> tuple[TableRows, dict[int, float]]:
     """Return the sum of the contributions by table and id, and a factor for each table.
 
-    If a table has only one contribution, the contribution is returned without a copy, and its weight is the factor.
+    A table's only contribution is returned without being copied, and the factor is its weight.
     """
     first = contributions[0]
     if len(contributions) == 1:

@@ -130,19 +130,19 @@ NO_ROWS = TableRows.of(())
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Statistics of one table. Counts from ``reads`` on begin at 0 when the store is created, and may be lost."""
+    """Statistics of one table. ``reads`` and all later counts start at 0 in a new store, and may be lost."""
 
     #: Number of rows after the most recent update, and their memory including slots and index.
     rows: int = 0
     size_bytes: int = 0
     #: Number of ids waiting for admission.
     waiting: int = 0
-    #: Number of ids that were read, and number of these that had a row.
+    #: Number of ids that were read, and how many of them had a row.
     reads: int = 0
     hits: int = 0
     #: Number of rows created.
     created: int = 0
-    #: Number of gradients that were dropped because their id was not admitted yet, or for lack of memory.
+    #: Number of gradients dropped because their id had not been admitted yet, or because memory was full.
     not_admitted: int = 0
     refused: int = 0
     #: Number of rows that were found expired, or that cuts removed.
@@ -176,7 +176,7 @@ class MovedBuckets(NamedTuple):
     """Complete state of n buckets that move from one store to another."""
 
     buckets: tuple[int, ...]
-    #: (n,) Versions of the buckets, which determine when their rows expire.
+    #: (n,) Versions of the buckets. They determine when the buckets' rows expire.
     versions: Numbers
     #: Highest epoch among the batches applied to the rows.
     epoch: int
@@ -192,7 +192,7 @@ class MovedBuckets(NamedTuple):
 class CutTable:
     """State of one table as of a cut, without its rows."""
 
-    #: Rows whose last update led to a lower version of the store have expired.
+    #: Rows whose last update produced a lower version of the store have expired.
     oldest: int
     #: Rows whose last update was in a lower epoch have expired.
     oldest_epoch: int
@@ -208,12 +208,12 @@ class CutTable:
 
 
 def bit_words(table: row_records.Table) -> int:
-    """Return the number of 64-bit words that contain one bit for each record ever used."""
+    """Return the number of 64-bit words needed for one bit per record ever used."""
     return -(-int(table.state[row_records.HIGH]) // 64)
 
 
 def either_bits(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the union of two bit arrays. The shorter array is padded with zeros."""
+    """Return the bitwise OR of two bit arrays. The shorter array is padded with zeros."""
     found = np.zeros(max(one.size, other.size), np.uint64)
     found[: one.size] = one
     found[: other.size] |= other

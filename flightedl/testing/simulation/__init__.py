@@ -36,7 +36,7 @@ The invariants, besides those asserted by each ``check`` in the domain, are:
 * A trainer holds or returns every task that it is assigned under its current registration. An answer about one attempt
   does not revoke another.
 * Batches that no trainer can process are quarantined one by one; others are not, if nothing else fails.
-* An evaluation's result contains each batch once, weighted by records, and belongs to the right life of the model.
+* An evaluation's result contains each batch once, weighted by records, and belongs to the requested life of the model.
 * If a draining pserver reports that a checkpoint contains everything it had when it was asked to exit, this is true.
 * No member adds to a round before all blocks that wait for it have closed the previous round, so all values from which
   a batch is computed belong to one round. Exceptions: mode ``backup``, and programs that have given up on a push.
