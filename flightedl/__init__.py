@@ -12,7 +12,7 @@
 
 Reading order:
 
-* ``errors``, ``config``, ``ports``: foundations
+* ``errors``, ``config``, ``ports``: foundations; ``marks``: marks on fault paths, which tests count
 * ``messages``: the types of messages; ``domain``: all decisions, without I/O
 * ``kernels``: arithmetic of optimizers
 * ``wire``: encoding; ``rpc``: transport

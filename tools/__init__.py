@@ -6,7 +6,7 @@
 * ``status``, ``top``, ``events``, ``plot``, ``doctor`` (with ``report``): inspect a job
 * ``model``, ``follow`` (also serve): read, copy or serve a job's model
 * ``checkpoint``, ``dataset``, ``mode``, ``tasks``, ``forget``: administer a job's state or data
-* ``certs``, ``replay``, ``bench``: create certificates, replay recordings, run benchmarks
+* ``certs``, ``replay``, ``prove``, ``bench``: create certificates, replay recordings, prove scripts, run benchmarks
 * ``scaling``: change the number of a job's trainers or pservers
 * ``submit`` (with ``pods``, its pod options), ``clusters`` (jobs, logs, scale trainers, cancel), ``autoscale``: jobs on
   Kubernetes

@@ -26,9 +26,9 @@ _WAIT_S = 60.0
 @click.option("--count", type=click.IntRange(min=1), help="Number of copies after which to end [until Ctrl-C]")
 @click.argument("url")
 def follow(kind: str, every_s: float, count: int | None, url: str, **options: Any) -> None:
-    """Keep a copy of a running job's model in files at URL, one file per parameter and table.
+    """Keep a copy of a running job's model in files.
 
-    Each file is replaced atomically.
+    At URL, there is one file for each parameter and each table. Each file is replaced atomically.
     """
     del kind
     clock = SystemClock()
@@ -77,9 +77,10 @@ def _file_of(name: str) -> str:
 )
 @click.option("--for-s", type=Number(min=0), help="Seconds after which to end [until Ctrl-C]")
 def serve(bind: str, port: int, flight_port: int, for_s: float | None, **options: Any) -> None:
-    """Serve lookups in a copy of a running job's model, by HTTP with JSON and by Arrow Flight.
+    """Serve lookups in a copy of a running job's model.
 
-    Use it only for demonstrations and small services on one machine, because requests are not authenticated.
+    Clients use HTTP with JSON, or Arrow Flight. Use it only for demonstrations and small services on one machine,
+    because requests are not authenticated.
     """
     from flightedl.client.following.serving import LookupService
     from flightedl.process.http_page import HttpPage

@@ -3,7 +3,7 @@
 * ``clock``: a clock that only tests advance
 * ``memory``, ``memory_coordinator``, ``memory_instruments``, ``memory_cluster``: in-memory twins of the adapters
 * ``contracts``: test suites that every adapter and its twin must pass
-* ``faults``: faults at named points in the code
+* ``faults``: faults at named points in the code; ``marks``: the fault paths that were reached
 * ``proxy``: a TCP proxy that delays, cuts and corrupts connections
 * ``processes``: child processes that tests can kill and freeze
 * ``etcd_server``, ``s3_server``: real servers for tests

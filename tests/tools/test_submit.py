@@ -21,7 +21,7 @@ from flightedl.launch.kubernetes.views import labels_of
 from flightedl.launch.progress import Figures
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory_cluster import MemoryCluster
-from flightedl_tools import clusters
+from flightedl_tools import clusters, scaling
 from flightedl_tools import submit as submit_module
 from flightedl_tools.submit import code_of, count_of, submit, variable_of
 
@@ -187,7 +187,7 @@ def test_a_job_with_certificates_is_submitted_listed_scaled_and_cancelled(cluste
     assert "is submitted" in run(submit, "my_train.py", "--image=demo:1", "--detach").output
     assert ("Secret", "my-train-server") in cluster.objects
     assert "my-train  starting  0/2" in run(clusters.jobs).output
-    assert "is being scaled to 8 trainers" in run(clusters.scale, "trainers", "8").output
+    assert "is being scaled to 8 trainers" in run(scaling.scale, "trainers", "8").output
     assert cluster.objects["Job", "my-train-trainer"]["spec"]["parallelism"] == 8
     run(clusters.cancel, "my-train")
     assert cluster.objects == {}
