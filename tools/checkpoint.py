@@ -65,7 +65,7 @@ def _chosen(url: str, job: str | None, number: int | None) -> tuple[Storage, Man
 
 
 def _is_there(storage: Storage, number: int) -> bool:
-    """True unless the running job has deleted the checkpoint since."""
+    """True unless the running job has meanwhile deleted the checkpoint."""
     return bool(storage.list(manifest_name(number)))
 
 

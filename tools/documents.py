@@ -1,4 +1,4 @@
-"""YAML documents: Kubernetes objects for people and ``kubectl``, and pod templates that users write."""
+"""YAML documents: Kubernetes objects for users and ``kubectl``, and users' pod templates."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ ONE_POD = replace(BASE, checkpoint="s3://bucket/checkpoints", secret="train-stor
 
 
 def job_of(overlay: str) -> ClusterJob:
-    """Return the values of the job whose rendering must equal the overlay."""
+    """Return the values of the job whose rendered objects must equal the overlay."""
     changes: dict[str, Any] = {}
     for name in OVERLAYS[overlay]:
         changes |= COMPONENTS[name].changes
@@ -137,7 +137,7 @@ def _component(name: str, component: Component) -> dict[str, str]:
 
 
 def difference(before: Object, after: Object) -> Object:
-    """Return the strategic merge patch that turns ``before`` into ``after``."""
+    """Return the strategic merge patch that changes ``before`` to ``after``."""
     assert before.keys() <= after.keys(), f"a patch cannot remove {before.keys() - after.keys()}"
     found = {}
     for key, value in after.items():

@@ -26,7 +26,7 @@ class Number(click.FloatRange):
 class ResumingCommand(click.Command):
     """A command with ``--resume`` and ``--resume=auto`` (``resume_option``).
 
-    The value must follow a ``=``, because the word after ``--resume`` may be the script.
+    A value must be attached with ``=``, because the next word after ``--resume`` may be the script.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -76,7 +76,7 @@ tls_option = click.option("--tls-dir", metavar="DIR", help="Directory with ca.pe
 #: Options of commands that query a running job (see ``running``).
 running_job_options = together(tls_option, job_options)
 
-#: Options about checkpoints, and about taking tasks from trainers.
+#: Options about checkpoints, and about taking tasks back from trainers.
 master_options = together(
     click.option("--checkpoint-increments", type=int, help="Most increments in a row; 0 disables increments [8]"),
     click.option("--checkpoint-keep-every", type=int, help="Keep every Nth checkpoint forever; 0 disables this [0]"),

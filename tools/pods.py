@@ -65,7 +65,7 @@ def templates_of(given: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         ),
     ]
     if account := given["service_account"]:
-        # The autoscaler needs permissions, so it has an account of its own.
+        # The autoscaler needs permissions, so it has its own account.
         found.append(PodTemplate(ROLES[:-1], {"spec": {"serviceAccountName": account}}))
     return (*found, *map(_of_file, given["pod_templates"]))
 

@@ -64,8 +64,8 @@ def prove(
 ) -> int:
     """Prove that a script counts every batch exactly once.
 
-    Runs SCRIPT_OR_MODULE with the ARGUMENTS as a job on this machine: first without faults, to learn how long it takes
-    and how much its final loss varies, then again and again with kills (SIGKILL) and freezes (SIGSTOP) at random
+    Runs SCRIPT_OR_MODULE with the ARGUMENTS as a job on this machine: first without faults, to measure how long it
+    takes and how much its final loss varies, then repeatedly with kills (SIGKILL) and freezes (SIGSTOP) at random
     moments, until the time is over. After each run, the recordings of all processes show how often each batch counted.
     Put `--` before arguments that look like options of this command.
 

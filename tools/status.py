@@ -53,7 +53,7 @@ def show(reply: StatusReply, console: Console) -> None:
 
 
 def facts(reply: StatusReply) -> list[tuple[str, str]]:
-    """Return the names and values of those lines that concern the whole job."""
+    """Return the names and values of the lines about the entire job."""
     tasks = reply.tasks
     last = "" if reply.epochs is None else f" of {reply.epochs}"
     found = [("job", reply.job), ("state", reply.state)]
@@ -92,7 +92,7 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
 
 
 def changes_of(reply: StatusReply) -> list[tuple[str, str]]:
-    """Return descriptions of the changes of mode and pservers that are in progress."""
+    """Return descriptions of the changes to the mode and the pservers that are in progress."""
     found = [("changing", f"waiting for {reply.mode_change}")] if reply.mode_change else []
     return found + ([] if reply.scaling is None else [("pservers", reply.scaling.text)])
 
@@ -127,7 +127,7 @@ def processes(reply: StatusReply) -> Table:
     for trainer in sorted(reply.trainers, key=lambda each: (each.name or each.trainer, each.trainer)):
         state = f"waiting for {trainer.waiting_for}" if trainer.waiting_for else f"holds {trainer.holding} tasks"
         where = f"{trainer.host} pid {trainer.pid}" if trainer.pid else trainer.host
-        # Include the id, because the master's log and the list of failed tasks refer to it.
+        # Include the trainer's id, because the master's log and the list of failed tasks refer to it.
         table.add_row(
             trainer.name or trainer.trainer,
             f"{where}, {trainer.trainer}" if trainer.name else where,

@@ -94,7 +94,7 @@ class View:
         parts: list[RenderableType] = [Text(self._trouble, style="red")] if self._trouble else []
         if status is None:
             return Group(*parts)
-        # Without colors, the bar alone would not end its line.
+        # Without colors, nothing else would mark the end of the bar's line.
         parts.append(Padding(ProgressBar(total=1.0, completed=progress_of(status)), 0))
         parts += [Text(f"{name:<12} {value}", overflow="ellipsis", no_wrap=True) for name, value in facts(status)]
         parts.append(Text(f"{'throughput':<12} {sparkline(self._rates)}", style="cyan"))
@@ -118,7 +118,7 @@ class View:
 
 
 def waits(status: StatusReply) -> Iterable[str]:
-    """Yield a line for each waiting round, with the trainers for which it waits."""
+    """Yield a line for each waiting round, naming the trainers that it waits for."""
     names = {trainer.trainer: trainer.name or trainer.trainer for trainer in status.trainers}
     for server in status.pservers:
         if server.waits_for and server.waits_s >= _EVERY_S:

@@ -13,7 +13,7 @@ Processes:
 Jobs:
 
 * ``cluster``: ``fe.local()``, a job's servers without trainers, for notebooks and tests
-* ``run``: ``flightedl run``, from the first process to the summary; ``progress``: its display; ``results``: its files
+* ``run``: ``flightedl run``, from the first process to the summary; ``progress``: display; ``results``: result files
 * ``policy``: what to do when a process has ended (pure); ``supervisor``: carries out these decisions
 * ``scaling``: adjusts the number of pserver processes
 * ``prove``: ``flightedl prove``; ``strikes``: its kills and freezes; ``proof``: its verdict
@@ -27,7 +27,7 @@ Tools:
 * ``status``: client for requests to a job's master
 * ``doctor``: queries all processes; ``probes``: checks storage, disks and certificates
 
-A process from start to end: ``run`` creates a ``cluster``, whose ``supervisor`` starts each process with a starter from
+The life of a process: ``run`` creates a ``cluster``, whose ``supervisor`` starts each process with a starter from
 ``programs``. The starter asks the fork server for a child process. When that child ends, ``policy`` decides whether to
 replace it, to leave its slot empty, or to give up the job. The outcome goes to ``verdict`` and into the summary.
 """

@@ -124,7 +124,7 @@ class LocalCluster:
 
     @property
     def processes(self) -> tuple[ProcessView, ...]:
-        """All processes, with their pids and how often they were started."""
+        """All processes, with their pids and the number of times that each was started."""
         return self._running().processes()
 
     def pid(self, role: str, index: int = 0) -> int | None:
@@ -180,7 +180,7 @@ class LocalCluster:
 
     def status(self) -> JobStatus:
         """Return a connection for requesting the job's status from the master. The caller closes it."""
-        # Imported lazily: the import takes as long as starting etcd, and is needed only once processes are running.
+        # Imported lazily: the import takes as long as starting etcd, and is not needed until processes are running.
         from flightedl.launch.status import JobStatus
 
         return JobStatus(self._programs.common, self._clock)
@@ -278,7 +278,7 @@ class LocalCluster:
     def connect(self, *, fresh: bool = False, **arguments: Any) -> Job:
         """Connect to this cluster's job with the arguments of ``fe.connect()``.
 
-        The session ends when the cluster does, or earlier if it is closed.
+        The session ends when the cluster ends, or earlier if the session is closed.
 
         Args:
             fresh: If the job was started before, restart the servers and begin it from scratch.

@@ -1,7 +1,7 @@
 """Queries every process of a job, so that ``domain.diagnosis`` can find problems.
 
-A missing answer is also an observation, so no function here raises an error if a server is unreachable. All processes
-are queried concurrently, so even many unresponsive processes delay the result by only a few seconds.
+A missing answer is also an observation, so no function in this module raises an error if a server is unreachable. All
+processes are queried concurrently, so even many unresponsive processes delay the result by only a few seconds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 
 _CALL_S = 3.0
 _CONNECT_S = 1.5
-#: A trainer reports at least every 5 s, and sends its stack traces with the next report.
+#: A trainer reports at least every 5 s. Its next report contains its stack traces.
 _STACKS_S = 12.0
 _AT_ONCE = 16
 

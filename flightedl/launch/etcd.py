@@ -3,7 +3,7 @@
 Rules:
 
 * etcd listens only on 127.0.0.1, on ports that were free a moment earlier (it does not support port 0). If another
-  process takes one of them first, other ports are tried.
+  process takes one of these ports first, other ports are tried.
 * etcd's data is in a temporary directory, which :meth:`EmbeddedEtcd.close` removes. If etcd's *process* is killed,
   :meth:`EmbeddedEtcd.start_again` restarts it with the same data and ports.
 * etcd does not sync to disk (``--unsafe-no-fsync``). This is acceptable for data that is not needed after the job, but
@@ -93,8 +93,8 @@ class EmbeddedEtcd:
     def start_again(self) -> Child:
         """Restart etcd, whose process has ended, with the same address and data.
 
-        Does not wait for an answer: etcd may be killed before it answers, or be slow on a busy machine. The supervisor
-        watches the process, and all clients retry.
+        Does not wait for an answer, because etcd may be killed before it answers, or be slow on a busy machine. The
+        supervisor watches the process, and all clients retry.
 
         Raises:
             UnavailableError: the previous process cannot be killed.
@@ -153,7 +153,7 @@ def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
 
 
 def _is_healthy(port: int, member: str) -> bool:
-    """True if this very etcd answers at the port and has a leader. Another etcd may have taken the port."""
+    """True if this etcd, and not another one that has taken the port, answers there and has a leader."""
     # Imported while etcd starts.
     import http.client
 

@@ -54,7 +54,7 @@ def _continues(last: FailedPiece, piece: FailedPiece) -> bool:
 
 
 def skipped_of(status: StatusReply) -> str:
-    """Describe the data that was skipped because it is corrupt; empty if none was."""
+    """Describe the data that was skipped because it is corrupt; empty if no data was skipped."""
     counts = (
         (status.skipped_records, "corrupt record", "corrupt records"),
         (status.skipped_parts, "corrupt part of the files", "corrupt parts of the files"),

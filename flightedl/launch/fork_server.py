@@ -1,6 +1,6 @@
 """The process from which a job's processes are forked, so that they import their common modules only once.
 
-Without it, a small job on two cores would start five processes that each spend a second on imports, and every
+Without the fork server, a small job on two cores would start five processes that each import for a second, and every
 replacement would take another second. ``forking`` starts this process and requests others from it.
 
 Forking is safe here because this process only imports modules and loads machine code: gRPC, Flight and etcd's client
@@ -8,9 +8,9 @@ have not created any objects or threads yet. It imports modules in the order in 
 checks for requests between two imports. So the master and the trainers already work while the pservers' compiler is
 being loaded. On two or more cores, a second fork server loads the compiler for the pservers concurrently.
 
-A child is forked twice, and its parent exits at once. The kernel then assigns the child to the launcher, which has made
-itself the *subreaper* of its descendants. From then on it is an ordinary child of the launcher: the launcher waits for
-it, and it dies with the launcher. The launcher is a subreaper only while it waits for an answer, because the user's
+A child is forked twice, and its parent exits immediately. The kernel then assigns the child to the launcher, which has
+made itself the *subreaper* of its descendants. From then on it is an ordinary child of the launcher: the launcher waits
+for it, and it dies with the launcher. The launcher is a subreaper only while it waits for an answer, because the user's
 program may have descendants that rely on having another parent.
 
 A child leads its own session and process group. It has the environment and the working directory in the request, writes
@@ -18,8 +18,8 @@ its output to the pipe that came with the request, and appears in ``ps`` with it
 
 The fork server ends when the launcher ends, because the launcher's end of the socket is then closed.
 
-Not guaranteed: that libraries use the child's environment. A library that reads variables while it loads uses those of
-this process. So the launcher starts it with the variables for the allocator, gRPC, and the number of BLAS threads.
+Not guaranteed: that libraries use the child's environment. A library that reads variables while it loads uses the fork
+server's. So the launcher starts the fork server with the variables for the allocator, gRPC and BLAS threads.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Request(NamedTuple):
     module: str
     arguments: list[str]
     environment: dict[str, str]
-    #: Working directory; empty for that of the fork server.
+    #: Working directory; empty for the fork server's directory.
     directory: str
     #: Pid of its parent.
     launcher: int
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
-    """Import the modules of these kinds, then serve requests. In a child, return when its module has ended."""
+    """Import the modules of these kinds of processes, then serve requests. In a child, return when its module ends."""
     gc.disable()
     for kind in kinds:
         _get_ready(kind, connection)
@@ -125,7 +125,7 @@ def _get_ready(kind: str, connection: socket.socket | None) -> None:
         if kind == "pserver":
             from flightedl.kernels.compiled import block_kernels
 
-            # Loading the first kernel takes 40 ms, and each further one 2 ms.
+            # Loading the first kernel takes 40 ms, and each further kernel takes 2 ms.
             block_kernels("float32")
     # Exclude these permanent objects from garbage collection, which would write to pages shared with children.
     gc.freeze()

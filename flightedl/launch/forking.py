@@ -1,4 +1,4 @@
-"""Client of ``fork_server``: starts processes at once, because their imports are already done.
+"""Client of ``fork_server``: starts processes immediately, because their imports are already done.
 
 Works only on Linux. On other systems, or if anything fails, the caller gets None and starts the process as a program.
 The fork server lives as long as the job, so a killed process is replaced within milliseconds.
@@ -23,12 +23,12 @@ from flightedl.config import available_cores, child_environment, thread_environm
 from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
 
 _PR_SET_CHILD_SUBREAPER = 36
-#: Imports may take long on a busy machine, but would take just as long in a process started as a program.
+#: Imports may take a long time on a busy machine, but would take just as long in a process started as a program.
 _FIRST_ANSWER_S = 120.0
 #: Timeout in seconds for kinds of processes that were forked before. A frozen fork server delays one replacement.
 _ANSWER_S = 10.0
-#: Prefixes of variables that the interpreter and libraries read only when they load. A process that needs different
-#: values of them cannot be forked, and is started as a program.
+#: Prefixes of variables that the interpreter and libraries read only when they load. A process that needs other values
+#: for these variables cannot be forked, and is started as a program.
 _READ_AT_LOAD = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GRPC_", "ARROW_", "NUMBA_", "LC_", "LANG")
 
 #: Being a subreaper is a property of the whole process, which may have several fork servers.
@@ -36,7 +36,7 @@ _adopting = threading.Lock()
 
 
 class ForkedProcess:
-    """A child of the fork server, with those parts of ``subprocess.Popen`` that launchers use."""
+    """A child of the fork server, with the parts of ``subprocess.Popen`` that launchers use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -56,7 +56,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A process from which others are forked. Use it in a ``with`` block. Thread-safe.
+    """A process from which other processes are forked. Use it in a ``with`` block. Thread-safe.
 
     Args:
         environment: Its variables; libraries read some of them when they are loaded.

@@ -56,7 +56,7 @@ class LeaseCleaner:
         try:
             while (pid := self._dead.get()) is not None and not self._is_closing:
                 if coordinator is None:
-                    # Imported lazily: the import is slow, and is needed only once a process has ended.
+                    # Imported lazily, because the import is slow and not needed until a process has ended.
                     from flightedl.adapters.etcd import EtcdCoordinator
 
                     coordinator = EtcdCoordinator(EtcdAccess.of(self._chosen), clock=self._clock)

@@ -1,7 +1,7 @@
 """Finds out if a job with leases in etcd is running, or if its leases have outlived it.
 
 A lease outlives its holder by its time to live. Moreover, etcd extends all leases when it starts, so an etcd restored
-from a backup has leases of processes that ended long ago. A lease is therefore no proof that the job is running. Rules:
+from a backup has leases of processes that exited long ago. So a lease does not prove that the job is running. Rules:
 
 * The job is running if a master answers at its recorded address, belongs to this job and has the recorded generation.
 * The job is running if a process writes a leased key after the first check.
@@ -15,7 +15,7 @@ launchers have waited for the same leases or have found none, only one of them s
 be waiting for a master to return, so their leases do not prevent a launcher from starting one.
 
 Not guaranteed: that a launcher keeps its key if etcd is unreachable for longer than the key's lease. By then the job
-has a master, or is about to have one again.
+has a master, or soon will.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Claims the name of a job in an etcd that several jobs share.
 
-The process that starts a job holds the job's name until the job ends (``liveness``). If there was an earlier job with
-this name, it is forgotten if it has finished, and resumed if it was stopped (``former``).
+The process that starts a job holds the job's name until the job ends (``liveness``). An earlier job with this name is
+forgotten if it has finished, and resumed if it was stopped (``former``).
 
-A job with an etcd of its own is the first job there and needs none of this, so ``cluster`` imports this module lazily.
+A job with its own etcd need not claim its name, so ``cluster`` imports this module lazily.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Rules:
   directories that are still on its lists, and exits.
 * The reaper has its own session and ignores the terminal's signals, so it briefly outlives the launcher.
 
-Not guaranteed: that it finds grandchildren with a session of their own. If the reaper is killed together with the
-launcher, children still die by their parent-death signal, but grandchildren and directories remain.
+Not guaranteed: that the reaper finds grandchildren that have their own session. If the reaper is killed together with
+the launcher, the parent-death signal still kills children, but grandchildren and directories remain.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 The rules depend on how a process ended:
 
-* A *server* (etcd, master, pserver) should not end while the job runs. It is restarted: at once the first time, later
-  after a delay, which doubles unless it was ended from outside. Too many short runs in a row end the job; more are
-  allowed if the last run was ended from outside.
-* If a process cannot be started at the moment, this is retried after the same delays.
+* A *server* (etcd, master, pserver) should not end while the job runs. It is restarted: immediately the first time,
+  later after a delay that doubles unless the server was ended from outside. Too many short runs in a row end the job;
+  more are allowed if the last run was ended from outside.
+* If a process cannot be started at the moment, the start is retried after the same delays.
 * A *trainer* that exited with 0 has finished. When all trainers have finished, the job is done.
 * If a trainer was killed, terminated by a signal (143), or exited with 75 ("start me again"), the user's script is not
   at fault. The trainer is replaced like a server, but more often.
@@ -16,17 +16,17 @@ The rules depend on how a process ended:
   whenever work was assigned since its last crash. ``crashes_while_training`` crashes in a row without new work end the
   job. If the master does not answer, its last report is used.
 * A poison record fails again when it is retried. If the script raises the same error at the same place for several
-  batches, but never twice for the same batch, then the script is at fault. The job is given up when there are more such
-  batches than trainers, or after ``crashes_without_failed`` crashes without a batch found to be at fault.
-* Exit codes 2 (the input must be changed) and 3 (the job cannot continue) end the job at once, because a retry cannot
-  help. A process that a signal has stopped does not end, but its lease expires and nothing replaces it. After
+  batches, but never twice for the same batch, then the script is at fault. The job is given up when more batches than
+  trainers have raised the error, or after ``crashes_without_failed`` crashes that no batch was found to cause.
+* Exit codes 2 (the input must be changed) and 3 (the job cannot continue) end the job immediately, because a retry
+  cannot help. A process that a signal has stopped does not end, but its lease expires and nothing replaces it. After
   ``frozen_s`` it therefore counts as lost, like a pod whose probe fails, and is killed and restarted.
 
 The trainers of a *group* train one model together, and none can continue without the others. If one must be restarted,
 all of them are, including those that have finished.
 
-After a run of at least ``long_run_s``, the slot's short runs and crashes are forgotten. ``restarts_limit`` limits all
-restarts of a slot, for whatever reason.
+After a run of at least ``long_run_s``, the slot's short runs and crashes are forgotten. ``restarts_limit`` limits the
+total number of restarts of a slot, for any reason.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StartAgain:
 
 @dataclass(frozen=True, slots=True)
 class StartTogether:
-    """Stop all trainers and start new ones, ``after_s`` seconds from now, because the one in ``slot`` has ended."""
+    """Stop all trainers and start new ones ``after_s`` seconds from now, because the trainer in ``slot`` has ended."""
 
     slot: Slot
     after_s: float
@@ -113,7 +113,7 @@ class Account:
     attempts: int
     #: Number of tasks that were found to be at fault and set aside.
     failed: int = 0
-    #: Number of batches at which ``error`` was raised, once each. No other error has more of them.
+    #: Number of batches at which ``error`` was raised, once per batch. No other error was raised at more batches.
     raised_once: int = 0
     error: str = ""
 
@@ -124,9 +124,9 @@ class Limits:
 
     #: Number of runs in a row, each shorter than ``long_run_s``, after which a server's slot is given up.
     server_short_runs: int = 4
-    #: The same number for a trainer's slot, if none of these runs ended with a crash of the script.
+    #: The same limit for a trainer's slot, if none of these runs ended with a crash of the script.
     trainer_short_runs: int = 10
-    #: The same number if the last run was ended from outside: by SIGKILL, by SIGTERM, or because its lease was lost.
+    #: The same limit if the last run was ended from outside: by SIGKILL, by SIGTERM, or because its lease was lost.
     ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
     crashes_while_training: int = 5
@@ -169,7 +169,7 @@ class RestartPolicy:
     _records: dict[Slot, _Record] = field(init=False)
     #: The latest account.
     _account: Account | None = field(init=False, default=None)
-    #: Number of trainer crashes since the last task was set aside, and number of tasks set aside.
+    #: Number of trainer crashes since the last task was set aside, and total number of tasks set aside.
     _crashes: int = field(init=False, default=0)
     _failed: int = field(init=False, default=0)
 

@@ -8,10 +8,10 @@ the *thread* that started it ends (``PR_SET_PDEATHSIG``); all children are start
 the :class:`Children`. Second, the orphan reaper kills all groups on its list when its input ends.
 
 A child's standard output and standard error are one stream. A thread reads it, writes it to the child's log file, and
-passes it to ``on_lines``: a single line at once, but lines in quick succession together, so that a verbose child does
-not wait for the display. The last lines are kept for messages about the child's end.
+passes it to ``on_lines``: a single line immediately, but lines in quick succession together, so that a verbose child
+does not wait for the display. The last lines are kept for messages about the child's end.
 
-Not guaranteed: that grandchildren with a session of their own are killed. The parent-death signal exists only on Linux;
+Not guaranteed: that grandchildren that have their own session are killed. The parent-death signal exists only on Linux;
 on other systems, only the orphan reaper kills children.
 """
 
@@ -256,7 +256,7 @@ class Children:
         self._instruct_reaper(f"forget-directory {directory}")
 
     def stop(self, children: Sequence[Child], grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Send SIGTERM to these children, then SIGKILL to those left after the grace period. Wait until all have ended.
+        """Send SIGTERM to these children, then SIGKILL to those that outlive the grace period. Wait until all end.
 
         Args:
             children: The processes to end.

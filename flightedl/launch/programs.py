@@ -52,7 +52,7 @@ class Programs:
     job: str
     #: Number of pservers.
     pservers: int
-    #: URL for checkpoints; None if there are to be none.
+    #: URL for checkpoints; None to write none.
     checkpoint: str | None
     #: ``host:port`` of a running etcd. If it is None, the job gets its own etcd, whose address is then stored here.
     etcd_address: str | None
@@ -80,7 +80,7 @@ class Programs:
             settings(kind, **{"job": self.job, "etcd": self.etcd_address, **checkpoints, **self.more_of(kind)})
 
     def more_of(self, kind: type[CommonSettings]) -> dict[str, Any]:
-        """Return those additional settings that a kind of process supports."""
+        """Return the additional settings that a kind of process supports."""
         return {name: value for name, value in self.more.items() if name in _names_of(kind)}
 
     def settings(self, kind: type[_Settings], **own: Any) -> _Settings:
@@ -112,7 +112,7 @@ class Programs:
 
         Masters come first, because all processes need their imports; pservers come last, because they load a compiler.
         """
-        # Always use free ports, because a fixed port in the environment would suit only one of the processes.
+        # Always use free ports, because only one of the processes could use a fixed port from the environment.
         ports = {"port": 0, "metrics_port": 0, "health_port": 0}
         master_ports = ports | {"metrics_port": self.page_port}
         master = self.master_settings(pservers=self.pservers, trainers=self.trainer_count, **master_ports)
@@ -128,7 +128,7 @@ class Programs:
 
         group = _GroupStarts(self.trainer_count) if self.has_group else None
         for index in range(2 if self.standby else 1):
-            # A master computes little, so one thread per library is enough for it.
+            # A master does little computation, so one thread per library is enough.
             add(Slot(Role.MASTER, index), ["flightedl.master"], master, cores)
         for index in range(self.trainer_count):
             assert self.trainers is not None, "it counts them"
@@ -142,7 +142,7 @@ class Programs:
         return found
 
     def pserver_starter(self, children: Children, forks: ForkServer, slot: Slot, pservers: int) -> Starter:
-        """Return the starter of a pserver that shares the cores with others, ``pservers`` in all."""
+        """Return the starter of a pserver that shares the cores with the other pservers (``pservers`` in total)."""
         chosen = self.settings(PserverSettings, checkpoint=self.checkpoint, port=0, metrics_port=0, health_port=0)
         environment = child_environment(chosen, **thread_environment(max(pservers, 1), available_cores()))
         return _starter(children, forks, slot, ["flightedl.pserver"], environment, None, None)

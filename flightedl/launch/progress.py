@@ -4,7 +4,7 @@ Rules:
 
 * Lines of trainers are printed unchanged after ``trainer-1 |``, above the live display. A line of the form ``title: 40
   %`` becomes a bar in the live display instead.
-* Plain output has a line of figures every few seconds, or at once if the epoch or the reason for waiting changes.
+* Plain output has a line of figures every few seconds, and whenever the epoch or the reason for waiting changes.
 * Waiting is normal when a job starts, so it is shown only after ten seconds.
 * If the reader of the output closes its end, as ``head`` does, the job is stopped (:class:`JobConsole`).
 * The display decides nothing. It only turns :class:`Figures` into text.
@@ -32,7 +32,7 @@ from flightedl.ports import Clock
 
 _PLAIN_EVERY_S = 5.0
 _QUIET_S = 10.0
-#: If there are more tables, only their total is shown.
+#: Maximum number of tables to list. If there are more, only their total is shown.
 _TABLES_SHOWN = 3
 #: Text in a pserver's state (see ``PserverService.status``).
 _COMPILING = re.compile(r"kernels to be compiled \((\d+) of (\d+)\)")
@@ -121,10 +121,10 @@ def _tables_of(status: StatusReply) -> list[str]:
 
 
 class JobConsole(Console):
-    """A console that reports once when the reader of its output closes its end. After that, it prints nothing.
+    """A console that reports, once, that the reader of its output has closed its end. After that, it prints nothing.
 
-    Without this, rich would end the thread that prints. If that thread reads a trainer's pipe, the pipe would fill up,
-    and the trainer would block forever.
+    Otherwise, rich would end the thread that prints. If that thread also reads a trainer's pipe, the pipe would fill
+    up, and the trainer would block forever.
     """
 
     #: Called by the thread that finds the output closed.
@@ -280,7 +280,7 @@ def _without_prefix(text: str) -> str:
 
 
 def _print(console: Console, *lines: str) -> None:
-    """Print lines with their colors. Printing many lines at once takes hardly longer than printing one."""
+    """Print lines with their colors. Printing many lines in one call takes hardly longer than printing one line."""
     has_colors = any("\x1b" in line for line in lines)
     text = Text("\n").join(map(Text.from_ansi, lines)) if has_colors else Text("\n".join(lines))
     console.print(text, soft_wrap=True)

@@ -33,7 +33,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def what_failed(self) -> str:
-        """Reason why not every batch counted exactly once."""
+        """Reason why some batches did not count exactly once."""
         findings = {} if self.account is None else self.account.findings
         # A run that did not end has not counted all batches yet.
         found = [text for kind, text in findings.items() if not (self.exit_code and kind == "lost")]
@@ -107,7 +107,7 @@ def proof_of(directory: str, metric: str, undisturbed: Sequence[Run], disturbed:
 
 
 def band_of(finals: Sequence[float]) -> tuple[float, float] | None:
-    """Return the range in which the value is expected: that of ``finals``, widened by its width or by 1 %."""
+    """Return the range in which the value is expected: the range of ``finals``, widened by its own width or by 1%."""
     if not finals:
         return None
     least, most = min(finals), max(finals)

@@ -1,8 +1,8 @@
 """``flightedl prove``: runs a script under seeded kills and freezes, and checks that every batch counts exactly once.
 
 * Up to three runs without faults show how long the script takes, and how much its final loss varies by itself.
-* Runs with faults follow until the time is over. Each has a seed of its own, which determines the strikes. After each
-  run, the recordings of its processes are added up (``recording.account``).
+* Runs with faults follow until the time is over. Each run has its own seed, which determines the strikes. After each
+  run, the account of the batches is computed from the recordings of all processes (``recording.account``).
 
 The verdict depends only on this account, and on whether all runs end as the runs without faults do. A final loss
 outside their band is only a warning, because a training script may be random. The first run that fails ends the proof.
@@ -46,9 +46,9 @@ _STRIKE_EVERY_S = (0.3, 1.5)
 #: Seconds between two lines of progress.
 _PROGRESS_S = 10.0
 _POLL_S = 0.05
-#: Seconds after the end of a run in which all processes write the rest of their recordings.
+#: Seconds after the end of a run within which all processes must write the rest of their recordings.
 _SETTLE_S = 0.5
-#: A run hangs if, not counting its strikes, it takes longer than this many runs without faults plus this many seconds.
+#: A run hangs if, excluding its strikes, it takes longer than this many runs without faults plus this many seconds.
 _PATIENCE = 4.0
 _PATIENCE_S = 60.0
 #: Share of a run's values, counted from the end, whose mean is the final value.

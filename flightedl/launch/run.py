@@ -4,7 +4,7 @@ Exit codes:
 
 * 0: every trainer did all its work and every task was done, or a trainer stopped the job (``job.stop``)
 * 1: the script crashed, or a process ended too often
-* 2: the command, the script or the data must be changed, also if the script succeeded but left work undone
+* 2: the command, the script or the data must be changed, or the script succeeded but left work undone
 * 3: the job cannot continue
 * 4: the job ended, but some tasks failed permanently, or the last checkpoint was not written
 * 129, 130, 143: stopped by a signal (hang-up, Ctrl-C, SIGTERM)
@@ -14,7 +14,7 @@ If the reader of the output closes its end, the job stops as on Ctrl-C and print
 train without watching, redirect the output to a file.
 
 After a signal, the job stops in less than five seconds, plus at most ``FLIGHTEDL_DRAIN_S`` if the servers write a last
-checkpoint. A second signal ends all processes at once. Only the output directory and the checkpoints remain.
+checkpoint. A second signal kills all processes immediately. Only the output directory and the checkpoints remain.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RunOptions:
     #: The default is derived from the name of the target.
     job: str | None = None
     checkpoint: str | None = None
-    #: True to start a standby master and a spare pserver, which take over at once. None: only with checkpoints.
+    #: True to start a standby master and a spare pserver, which take over immediately. None: only with checkpoints.
     standby: bool | None = None
     #: The default is a new directory under ``runs/``.
     output: Path | None = None
@@ -156,7 +156,7 @@ def run_job(options: RunOptions, console: Console) -> int:
                 display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` shows its state")
             poller = StatusPoller(cluster, clock)
             stack.callback(poller.close)
-            # Called first, so that a poller that waits for a reply does not delay the stop.
+            # Call this first, so that a poller that is waiting for a reply does not delay the stop.
             stack.callback(cluster.stop)
             outcome = _watch(cluster, poller, display, clock, options.trainers, requests)
             if outcome.exit_code == 0:
@@ -231,7 +231,7 @@ class StatusPoller:
             return self.status
 
     def wait_for_last_status(self) -> None:
-        """Poll until the master reports that no work is left. It does so at once unless it is being replaced."""
+        """Poll until the master reports that no work is left. It does so immediately unless it is being replaced."""
         deadline = self._clock.now() + _LAST_WORD_S
         self.status = None
         while True:

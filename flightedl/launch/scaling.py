@@ -15,7 +15,7 @@ _POLL_S = 0.5
 
 
 class DesiredPservers:
-    """Calls ``resize`` after each change of the number of pservers, from a thread of its own.
+    """Calls ``resize`` from its own thread after each change in the number of pservers.
 
     Args:
         chosen: Settings that name the job and its etcd.

@@ -41,9 +41,9 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 Returned = TypeVar("Returned")
 
 _ANSWER_TIMEOUT_S = 2.0
-#: Longer, because the restart policy needs the answer: a dead master fails at once, but a busy one may be slow.
+#: Longer, because the restart policy needs the answer, and a busy master may be slow. A dead one fails immediately.
 _ACCOUNT_TIMEOUT_S = 5.0
-#: Seconds for which the master holds a request about a change of the pservers, and timeout of each call.
+#: Seconds for which the master holds a request about a change to the pservers, and timeout of each call.
 _SCALE_WAIT_S, _SCALE_CALL_S = 0.5, 5.0
 #: Seconds between two attempts. Also the minimum timeout of an attempt, so that a timeout of 0 allows one attempt.
 _PAUSE_S = 0.1
@@ -177,7 +177,7 @@ class JobStatus:
 def follow_change(
     job: JobStatus, timeout_s: float, clock: Clock, show: Callable[[ScaleReply], None] = lambda _: None
 ) -> ScaleReply:
-    """Wait for the end of a change of the pservers, at most ``timeout_s``. Pass each reply to ``show``.
+    """Wait until a change to the pservers has ended, at most ``timeout_s``. Pass each reply to ``show``.
 
     Raises:
         UnavailableError: the master did not answer in time.

@@ -1,4 +1,4 @@
-"""Kills and freezes a running job's processes, as a seed determines.
+"""Kills and freezes a running job's processes in a sequence determined by a seed.
 
 Trainers, pservers, masters and etcd are struck at random intervals, sometimes two at the same moment, because a pair of
 faults can reveal an error that a single fault cannot. The seed determines the sequence of strikes, but not what a
@@ -20,7 +20,7 @@ from flightedl.launch.policy import Role
 #: Probability that a second strike follows at the same moment.
 _PAIRS = 0.25
 _FREEZES = 0.35
-#: Bounds on a freeze, in times to live of a lease: from less than a lease to enough to replace the process.
+#: Bounds on a freeze, in units of a lease's time to live: too short to lose the lease, or enough to be replaced.
 _FROZEN = (0.1, 2.0)
 
 
@@ -78,7 +78,7 @@ class Striker:
         return self._due_at is not None
 
     def strike(self, now: float) -> Iterator[str]:
-        """Carry out all strikes that are due. Yield a sentence about each. The first call starts the plan."""
+        """Carry out all strikes that are due. Yield a sentence about each strike. The first call starts the plan."""
         if self._due_at is None:
             self._due_at = now + self._next.after_s
         yield from self._thaw(now)

@@ -269,7 +269,7 @@ class Supervisor:
             place.frozen_s = 0.0
 
     def _carry_out(self, decision: Decision, child: Child | None, code: int | None) -> None:
-        """Carry out a decision about a slot. Its last process, if any, was ``child`` and exited with ``code``."""
+        """Carry out a decision about a slot. Its last process, if any, was ``child``, which exited with ``code``."""
         match decision:
             case StartAgain(slot, after_s, reason):
                 self._places[slot].due_at = self._clock.now() + after_s
@@ -302,7 +302,7 @@ class Supervisor:
 
 
 def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Select those last lines of a process's output that show why it ended.
+    """Select the last lines of a process's output that show why it ended.
 
     Return the last traceback, the last sentence of a server (``flightedl master: ...``), or the last few lines.
     """

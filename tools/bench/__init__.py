@@ -6,13 +6,13 @@
 * ``modules``: a step of a PyTorch module, compared with DDP
 * ``queue``: the cost of dispatching a task
 * ``data``: reading training data, compared with other libraries
-* ``scale``: predicted cost of large jobs, based on measurements of small ones
+* ``scale``: predicted cost of large jobs, based on measurements of small jobs
 * ``recovery``: the time from kill -9 until a job works again
 * ``bare``, ``floor``, ``floor_rows``: reference implementations of a step, with bare Flight and in plain Python
 * ``trainer``, ``tables``: processes that make steps with parameters and with embedding tables
 
-A benchmark starts the processes of each side with ``workers``. ``sides`` lets the sides make steps in turn and prints
-their times, so that a ratio compares runs that follow each other. Benchmarks for developers are in ``benchmarks/``.
+A benchmark starts the processes of each side with ``workers``. ``sides`` lets the sides take turns making steps and
+prints their times, so that a ratio compares consecutive runs. Benchmarks for developers are in ``benchmarks/``.
 """
 
 from __future__ import annotations

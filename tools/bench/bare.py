@@ -1,8 +1,8 @@
 """Reference for steps with bare pyarrow.flight: a DoExchange of 1 MiB batches in lockstep, and a plain optimizer loop.
 
-Clients and servers run in separate processes with the same settings as the product's (``config.tuned_environment``,
-``process.tuning``, and servers under ``SCHED_BATCH``). A server has one array, and no blocks, batch identities or
-checks. A client divides its array evenly among the servers.
+Clients and servers run in separate processes with the product's settings (``config.tuned_environment``,
+``process.tuning``, and ``SCHED_BATCH`` for servers). A server has one array, and no blocks, batch identities or checks.
+A client divides its array evenly among the servers.
 """
 
 from __future__ import annotations

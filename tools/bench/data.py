@@ -1,8 +1,8 @@
-"""``flightedl bench data``: reading of data in a job, compared with common libraries that read files.
+"""``flightedl bench data``: reading data in a job, compared with common libraries that read files.
 
 Each side is a process that reads the same file repeatedly, and the sides take turns. A trainer's time includes
 everything that a job does for a batch: assigning tasks, reading ahead, and reporting. ``overlap`` is the duration of a
-pass in which a step sleeps after each batch, divided by the duration of only reading or only sleeping, whichever is
+pass that sleeps after each batch, divided by the duration of a pass that only reads or only sleeps, whichever is
 longer. The optimum is 1.
 """
 
@@ -52,7 +52,7 @@ class OfFormat:
 
     format: str
     records_per_s: dict[str, float]
-    #: Records per second, divided by those of pyarrow, or of Python's tarfile for tar archives.
+    #: Records per second, divided by pyarrow's rate (for tar archives: the rate of Python's tarfile).
     by_pyarrow: float
     overlap: float
 
@@ -62,7 +62,7 @@ class Found:
     """All figures."""
 
     formats: tuple[OfFormat, ...]
-    #: Batches per second with a 2 ms transform in two readers, divided by those in one reader.
+    #: Batches per second with a 2 ms transform in two readers, divided by the rate with one reader.
     two_readers: float
     cores: int
 
@@ -114,7 +114,7 @@ def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _passes(batches: Iterator[Any], count: int, take: Callable[[Any], object]) -> None:
-    """Run and time passes of ``count`` batches as ordered: only reading, reading with sleeps, or only sleeping."""
+    """Run and time passes of ``count`` batches as ordered: passes that read, that sleep, or that do both."""
     ready()
     while (order := next_order())[0]:
         passes, choice = order

@@ -1,12 +1,13 @@
-"""The floor of a small step: plain Python code that does only what every step must do.
+"""The floor, a lower bound on the time of a small step: plain Python code that does only what every step must do.
 
-* ``line``: a server with one thread (epoll) and Unix sockets. It applies no batch twice, runs SGD, and answers with the
-  new values; with a barrier, it answers only when all clients have pushed. The client checks that its gradient is
-  finite, and copies the values.
+* ``line``: a server with one thread (epoll) and Unix sockets. The server applies no batch twice, runs SGD, and answers
+  with the new values (with a barrier, once all clients have pushed). The client checks that its gradient is finite, and
+  copies the values.
 * ``flight``: the same server over TCP, with one DoExchange per client, and values in the metadata of Flight's messages.
 * ``rows`` (in ``floor_rows``): lookups in an embedding table, and pushes to it.
 
-The floor has no leases, views, recovery, recording or metrics. The product's ratio to the floor shows what they cost.
+The floor has no leases, views, recovery, recording or metrics. The ratio of the product to the floor shows the cost of
+these features.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _floats(data: Any) -> npt.NDArray[np.float32]:
 
 
 class _LineServer:
-    """State of the server: values, applied batches, and the clients that wait for the end of their round."""
+    """State of the server: values, applied batches, and the clients that are waiting for their round to end."""
 
     def __init__(self, barrier: int) -> None:
         self._barrier = barrier

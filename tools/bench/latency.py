@@ -1,7 +1,7 @@
 """``flightedl bench latency``: steps and rounds of small models, compared with the floor, gloo and bare Flight.
 
-Each result is the ratio to a reference that is measured in turn with it, and has a limit. Ratios can be compared
-between machines; times cannot.
+Each result is a ratio to a reference, with a limit. The two sides are measured in turn. Ratios can be compared between
+machines; times cannot.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def by_floor(what: str, times: Sequence[Sequence[float]], limit: float) -> Bar:
 
 
 def when_busy(what: str, ours: Side, turns: int, limit: float) -> Bar:
-    """Compare a step on a machine where each core runs a busy loop with a step on the idle machine."""
+    """Compare a step while each core also runs a busy loop with a step on the idle machine."""
     quiet, busy = [], []
     for _ in range(turns):
         quiet.append(ours.run(_STEPS))

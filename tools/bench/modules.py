@@ -107,7 +107,7 @@ def train_on_a_job(mb: float, dataset: str) -> None:
         step = _step_of(net, fe.torch.Optimizer(net, job, fe.Adam(), mode=fe.Sync()))
         data = job.dataset(dataset, batch_size=1, epochs=None)
         ready()
-        # Each order has its own loop, because otherwise the rounds of other trainers would wait for an idle trainer.
+        # Run a separate loop for each order, because otherwise other trainers' rounds would wait for an idle trainer.
         while count := next_order()[0]:
             report(*run_steps(data, step, count))
 

@@ -2,7 +2,7 @@
 
 Several masters, one for each number of tasks, share one etcd and are measured in turn. Their datasets are synthetic:
 the benchmark publishes only an index, and trainers read no records. A *dispatch* is the call that a trainer makes
-between two tasks. It reports the last task and gets the next one; both are durable when the call returns.
+between two tasks, to report the last task and get the next one. Both are durable when the call returns.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _STATE_BYTES = 3000
 
 @dataclass(frozen=True, slots=True)
 class OfTasks:
-    """Results for one master, which its number of tasks identifies."""
+    """Results for one master, identified by its number of tasks."""
 
     tasks: int
     start_s: float
@@ -84,7 +84,7 @@ class Found:
     trainers: int
     one_per_s: float
     all_per_s: float
-    #: Dispatches per second of all trainers together, divided by those of a single trainer.
+    #: Dispatches per second of all trainers together, divided by the rate of a single trainer.
     group_commit: float
 
 
@@ -195,7 +195,7 @@ class _Asking:
 
 
 def run_trainers(etcd: str, job: str, count: int) -> None:
-    """Run ``count`` trainers as threads with separate connections, which dispatch concurrently, as often as ordered."""
+    """Run ``count`` trainers as threads with separate connections. They dispatch concurrently, as often as ordered."""
     process_tuning.apply()
     clock = SystemClock()
     coordinator = EtcdCoordinator(etcd, clock=clock)

@@ -9,12 +9,12 @@ fault. These times are measured:
 * master: until its successor reports another finished task, and the longest time between two accepted pushes of a
   trainer until then
 
-The launcher notices when one of its child processes dies, and ends the process's leases at once. A cluster may have no
-such launcher. Trainers and masters are therefore also killed while the launcher does not end leases, so that the death
-is noticed only when the lease expires. A frozen process, too, is noticed only then, and it also leaves calls
+The launcher notices when one of its child processes dies, and ends the process's leases immediately. A cluster may have
+no launcher that does this. Trainers and masters are therefore also killed while the launcher does not end leases, so
+that the death is noticed only when the lease expires. A frozen process is also noticed only then, and leaves calls
 unanswered.
 
-After that, the number of tasks finished in minutes with one kill each is compared with the number in minutes without.
+After that, periods of a minute with one kill are compared with periods without kills, by the number of finished tasks.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def train(directory: str) -> None:
     """Train endlessly, and record the time at which each push was accepted.
 
     A push is accepted when every pserver has acknowledged it, which in async mode is when ``model.step`` returns. Times
-    are those of the machine's monotonic clock. Each trainer process writes a file of its own.
+    are taken from the machine's monotonic clock. Each trainer process writes its own file.
     """
     kind = f"ledger-{_RECORDS}-{_RECORDS_PER_TASK}"
     data = prepared_directory(
@@ -120,7 +120,7 @@ def train(directory: str) -> None:
 
 
 def accepted_pushes(instants: Path) -> dict[str, list[float]]:
-    """Return the times of accepted pushes by trainer, without trainers that have none."""
+    """Return the times of accepted pushes by trainer, omitting trainers without accepted pushes."""
     found: dict[str, list[float]] = {}
     for path in instants.iterdir():
         data = path.read_bytes()
@@ -307,7 +307,7 @@ class _Figures:
     paused: list[float] = field(default_factory=list)
 
     def measure(self, watcher: Watcher, times: int, roles: Sequence[str], say: Callable[[str], None]) -> None:
-        """Kill and freeze each kind of process ``times`` times. Let the job recover after each time."""
+        """Kill and freeze each kind of process ``times`` times. Let the job recover after each kill or freeze."""
         for number in range(times):
             for role, way in [each for each in _MEASURED if each[0] in roles]:
                 watcher.settle()

@@ -59,7 +59,7 @@ class Seen:
     trainer_s: float
     #: Time of a step in all parameter servers together.
     servers_s: float
-    #: Time per second in the master and in etcd.
+    #: Processor time per second of the master and of etcd.
     master_s: float
     etcd_s: float
     #: Rates of all trainers together: of steps, and of requests to the master.
@@ -71,17 +71,17 @@ class Seen:
 class Constants:
     """Constants of the linear model, in seconds of processor time."""
 
-    #: Of a trainer: per step, per server in a step, per GB pushed and pulled.
+    #: Constants of a trainer: per step, per server in a step, per GB pushed and pulled.
     step_s: float
     step_server_s: float
     trainer_gb_s: float
-    #: Of a server: per message of one trainer, per GB pushed and pulled.
+    #: Constants of a server: per message from a trainer, per GB pushed and pulled.
     message_s: float
     server_gb_s: float
     #: Master: per second, per request.
     master_s: float
     request_s: float
-    #: Of etcd: per second, and per second for each process with a lease.
+    #: Constants of etcd: per second, and per second for each process with a lease.
     etcd_s: float
     etcd_process_s: float
 
@@ -149,7 +149,7 @@ def _least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The machines of a predicted job. A number of cores is that of a single process."""
+    """The machines of a predicted job. All numbers of cores are per process."""
 
     trainer_cores: float = 2.0
     server_cores: float = 8.0
@@ -178,7 +178,7 @@ class Job:
     shape: Shape
     #: Bytes of the model, including the optimizer's slots.
     stored_bytes: float
-    #: Time from the beginning of a trainer's step to the beginning of the next one.
+    #: Time from the beginning of a trainer's step to the beginning of its next step.
     step_s: float
     task_s: float
     ttl_s: float = 5.0
@@ -227,7 +227,7 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-#: Shapes of the jobs whose measurements the constants are fitted to.
+#: Shapes of the jobs to whose measurements the constants are fitted.
 SMALL = (Shape(1, 1, MB // 16), Shape(1, 4, MB // 16), Shape(4, 1, MB // 16), Shape(1, 1, 64 * MB))
 #: Shapes of the jobs whose measurements are compared with the predictions.
 LARGE = (Shape(2, 1, 64 * MB), Shape(2, 2, 16 * MB), Shape(4, 2, 64 * MB), Shape(8, 4, MB), Shape(8, 4, 64 * MB))

@@ -142,7 +142,7 @@ def take_turns(sides: Sequence[Side], turns: int, steps: Sequence[int]) -> list[
         side.forget()
     times: list[list[float]] = [[] for _ in sides]
     for turn in range(turns):
-        # The order of the sides alternates, so that none benefits if the machine becomes slower.
+        # Alternate the order of the sides, so that no side benefits if the machine becomes slower.
         order = list(zip(sides, times, steps, strict=True))
         for side, found, count in order if turn % 2 == 0 else reversed(order):
             found.append(side.run(count))
@@ -205,7 +205,7 @@ def print_json(found: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
-    """Print a table. Columns whose numbers are in ``left`` are left-aligned, the others right-aligned."""
+    """Print a table. Columns whose indices are in ``left`` are left-aligned; all other columns are right-aligned."""
     Console(highlight=False, width=180).print(table_of(title, columns, rows, left))
 
 

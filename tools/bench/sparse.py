@@ -1,7 +1,7 @@
 """``flightedl bench sparse``: lookup, push and optimizer of embedding tables between a trainer and a pserver.
 
 The sides are the product, the product with prefetched rows, the floor (``floor_rows``), and peers that a caller adds.
-All sides start together and take turns with each workload, so a ratio compares runs that follow each other.
+All sides start together and take turns with each workload, so a ratio compares consecutive runs.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _peer_side(peer: RowPeer, workloads: Sequence[TableWorkload]) -> Iterator[tu
 def compare(
     wanted: Sequence[tuple[TableWorkload, bool]], *, turns: int, directory: Path, peers: Sequence[RowPeer]
 ) -> list[Compared]:
-    """Measure all workloads. Each comes with a bool, which is True if the peers take part in it."""
+    """Measure all workloads. Each workload comes with a bool: True if the peers take part in it."""
     workloads = [workload for workload, _ in wanted]
     sizes = [4 * workload.ids * workload.group.dim for workload in workloads]
     sides: dict[tuple[int, str], Side] = {}
@@ -167,7 +167,7 @@ def _compared(
 
 
 def _reference(number: int, workloads: Sequence[TableWorkload]) -> int | None:
-    """Return the workload to compare with: one table with the same number of rows, or else the fewest rows."""
+    """Return the workload to compare with: one table with the same number of rows if there is one, else the fewest."""
     mine = workloads[number]
     alike = [
         place

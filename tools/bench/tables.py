@@ -1,7 +1,7 @@
-"""Steps with embedding tables: a trainer, and the ids and gradients, which are the same for all sides.
+"""Steps with embedding tables: the trainer, and the ids and gradients that all sides use.
 
-The kind of an order is the number of a workload. Numbers from ``len(workloads)`` on denote the same workloads with
-prefetched rows (``data.prefetching``).
+The kind of an order is the number of a workload. Adding ``len(workloads)`` selects the same workload with prefetched
+rows (``data.prefetching``).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ MODES: dict[str, Mode] = {
     "backup": Sync(backup=1),
     "deterministic": Sync(deterministic=True),
 }
-#: Maximum size of all trainers' gradients together with which each trainer has a copy of its own.
+#: If all trainers' gradients together are at most this large, each trainer has its own copy.
 _OWN_GRADIENTS_BYTES = 2 << 30
 
 

@@ -1,4 +1,4 @@
-"""Processes of a benchmark: they are started, given orders, and measured for processor time and memory.
+"""Processes of a benchmark: starts them, gives them orders, and measures their processor time and memory.
 
 ``started`` runs a function in a separate process. Some of these processes are workers. An order to a worker is a line
 with a number of steps and their kind. The worker answers with a line of JSON that contains the wall time of each step,

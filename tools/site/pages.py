@@ -15,7 +15,7 @@ from pathlib import Path
 from .reference import GENERATED
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Heading in the table of contents -> paths of its pages, from the root. A page named index.md stands for all pages in
+#: Heading in the table of contents -> paths of its pages, from the root. A page named index.md represents all pages in
 #: its directory.
 CONTENTS: dict[str, tuple[str, ...]] = {
     "Start here": ("docs/start.md", "README.md"),

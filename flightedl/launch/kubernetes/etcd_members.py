@@ -1,4 +1,4 @@
-"""An etcd for one job: a StatefulSet of 1, 3 or 5 members that have a volume each.
+"""An etcd for one job: a StatefulSet of 1, 3 or 5 members, each with a volume.
 
 A single member runs the etcd in the job's image; several members run the image of the etcd project
 (``ClusterJob.image_of_etcd``). With TLS, clients and members authenticate with certificates of the job's authority, and

@@ -62,7 +62,7 @@ def etcd_policy(job: ClusterJob) -> Object:
 
 
 def _ways_out(job: ClusterJob) -> list[Object]:
-    """Return the rules for outgoing connections: to DNS, the job's pods, and stores (and the cluster's API) by HTTPS.
+    """Return the rules for outgoing connections: to DNS, the job's pods, and (HTTPS) stores and the cluster's API.
 
     The last rule allows the machine's metadata service, which supplies the machine's credentials in a cloud.
     """
@@ -75,7 +75,7 @@ def _ways_out(job: ClusterJob) -> list[Object]:
 
 
 def ports_of(texts: Iterable[str]) -> set[int]:
-    """Return the ports of all strings that are HTTP or HTTPS URLs, or URLs with an explicit port."""
+    """Return the ports of all strings that are HTTP(S) URLs or that are URLs with an explicit port."""
     urls = filter(None, map(_URL.match, texts))
     return {int(url["port"] or _DEFAULT_PORTS.get(url["scheme"], 0)) for url in urls} - {0}
 

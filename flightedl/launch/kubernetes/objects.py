@@ -2,15 +2,15 @@
 
 Masters and pservers are Deployments. A pod claims an index in etcd, independently of its name, and each pod binds its
 own address. A pod that receives SIGTERM drains: a pserver requests a checkpoint and waits for it, but no longer than
-``drain_s``. So no hook before the signal is needed. A pserver is ready once it has loaded its predecessor's checkpoint.
-A rollout replaces a pod only after the successor of the previous one has been ready for a moment.
+``drain_s``. So no preStop hook is needed. A pserver is ready once it has loaded its predecessor's checkpoint. A rollout
+replaces a pod only after the previous pod's successor has been ready for a moment.
 
 The trainers are a Job without completions: ``parallelism`` pods run until one of them succeeds. A trainer succeeds when
 all data has been trained on, so all others are about to succeed too, and the Job waits for them. ``parallelism`` may
 change at any time, even to 0 and back. The exit codes of trainers (docs/operations.md) decide what happens:
 
 * 2 and 3: a restart would not help, so the Job fails.
-* 75 and 143, and evicted pods: nothing is wrong, so another pod starts, and no failure is counted.
+* 75 and 143, and evicted pods: no error has occurred, so another pod starts, and no failure is counted.
 * all other codes: the trainer crashed, which counts against ``backoffLimit``.
 
 The ranks of a group share one trainer's pod. If one rank dies, torchrun restarts all ranks in the pod.

@@ -46,7 +46,7 @@ def deployment(job: ClusterJob, component: str, template: Object, **spec: Any) -
 
 
 def disruption_budget(job: ClusterJob, component: str) -> Object:
-    """Limit the eviction of a component's pods to one at a time, each after the last one's successor is ready."""
+    """Limit evictions of a component's pods to one at a time, with a wait until the pod's successor is ready."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(job, component)}}
     return make(job, "PodDisruptionBudget", job.name(component), component, spec=spec)
 
@@ -78,7 +78,7 @@ def common_variables() -> list[Object]:
 
 
 def settings_of(job: ClusterJob) -> list[Object]:
-    """Return the sources of those settings that all processes share."""
+    """Return the sources of the settings that all processes share."""
     secret = [{"secretRef": {"name": job.secret}}] if job.secret else []
     return [{"configMapRef": {"name": job.job}}, *secret]
 

@@ -1,6 +1,6 @@
 """Certificates of a submitted job, as Secrets: one per role, created for this job alone.
 
-The authority's key is discarded, so no more certificates can be issued. When they expire, submit the job again.
+The authority's key is discarded, so no more certificates can be issued. When they expire, resubmit the job.
 """
 
 from __future__ import annotations

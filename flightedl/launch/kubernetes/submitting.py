@@ -7,8 +7,8 @@ queue, which then decides when it starts.
 A submission that fails or is interrupted deletes its Job, and with it the objects that the Job owns. If the mark is
 left, the next submission knows that the previous one was killed.
 
-The cluster's garbage collector works in the background, and by UIDs. It may still delete an object that has been
-applied again under its old name. Therefore a job starts only after all objects of its predecessor are gone.
+The cluster's garbage collector identifies objects by UID and works in the background, so it may still delete an object
+that has been applied again. Therefore a job starts only after all of its predecessor's objects are gone.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class ClusterJob:
     #: Number of ranks of a group, which torchrun starts in one pod; 0 if the trainers are not a group.
     ranks: int = 0
     pservers: int = 2
-    #: Number of additional pservers, which take over at once if a pserver dies.
+    #: Number of spare pservers, which take over immediately if a pserver dies.
     spares: int = 1
     #: Number of masters: one leads, the others are on standby.
     masters: int = 2
@@ -89,11 +89,11 @@ class ClusterJob:
     checkpoint: str = ""
     #: "true" to continue from the newest checkpoint, "auto" to do so if there is one, empty to start from scratch.
     resume: str = ""
-    #: ``host:port`` of a running etcd; empty if the job gets an etcd of its own.
+    #: ``host:port`` of a running etcd; empty if the job gets its own etcd.
     etcd: str = ""
-    #: Number of members of the job's own etcd; 0 if another tool creates this etcd under the same name.
+    #: Number of members of the job's own etcd; 0 if another tool creates this etcd with the same name.
     etcd_members: int = 1
-    #: Image of these members. If empty, one member uses the job's image, and several use that of the etcd project.
+    #: Image of the members. If empty, a single member uses the job's image, several use the etcd project's.
     etcd_image: str = ""
     #: True to use certificates from the Secrets JOB-server, JOB-trainer, JOB-reader and (own etcd) JOB-etcd.
     tls: bool = True
@@ -108,7 +108,7 @@ class ClusterJob:
     trainer_resources: Resources = Resources()
     #: Templates to merge into the pods, in this order.
     templates: tuple[PodTemplate, ...] = ()
-    #: Name of the Kueue queue that admits the trainers. If it is empty, they start at once.
+    #: Name of the Kueue queue that admits the trainers. If it is empty, the trainers start immediately.
     queue: str = ""
     #: Number of trainer crashes after which the job fails.
     backoff_limit: int = 6
@@ -120,9 +120,9 @@ class ClusterJob:
     keep_s: int = 600
     #: Maximum number of seconds that a server has, after SIGTERM, for its part of a last checkpoint.
     drain_s: int = 30
-    #: Maximum number of seconds for which a pserver moves its blocks to others before its pod ends; 0 moves none.
+    #: Maximum seconds for which a pserver moves its blocks to other pservers before its pod ends; 0 moves none.
     leave_s: int = 0
-    #: Seconds for which a server must be ready before the next one is replaced. A spare uses them to claim an index.
+    #: Seconds for which a server must be ready before the next one is replaced. A spare then claims an index.
     settled_s: int = 5
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ class JobView:
     job: str
     #: Name of the Job.
     name: str
-    #: Number of requested trainers, and number of running ones.
+    #: Number of requested trainers, and number of running trainers.
     wanted: int
     active: int
     #: Number of trainers' pods that have crashed.
@@ -63,7 +63,7 @@ def view_of(found: Object) -> JobView:
     spec, status, metadata = found["spec"], found.get("status", {}), found["metadata"]
     ended, is_failed = "", False
     for condition in status.get("conditions", []):
-        # Only these conditions are final. While others are set, pods may still run.
+        # Only these conditions are final. While other conditions are set, pods may still be running.
         if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
             is_failed = condition["type"] == "Failed"
             ended = f"{condition.get('reason', '')}: {condition.get('message', '')}" if is_failed else "Complete"
@@ -120,7 +120,7 @@ def component_of(pod: Object) -> str:
 def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -> list[str]:
     """Return one sentence for each part of the job that cannot start, with the reason.
 
-    Events may be outdated. One is used only while its pod is pending, or while its controller has created no pod.
+    Events may be outdated. An event is used only while its pod is pending, or while its controller has created no pod.
     """
     found = {component_of(pod): why for pod in pods if (why := waits_for(pod))}
     if view.is_queued:
