@@ -1,4 +1,4 @@
-"""``flightedl master`` and ``flightedl pserver``: run a server in place of this process.
+"""``flightedl master`` and ``flightedl pserver``: replace this process with a server.
 
 The process replaces itself with the server, so that the environment variables that make Flight fast are set before
 Flight is imported.

@@ -60,7 +60,7 @@ class TrainerProcess:
         require_files(chosen)
         self.clock: Clock = SystemClock()
         self.keys = JobKeys(chosen.job)
-        #: Name that the launcher gave to this start of the process's group; empty if it gave none.
+        #: The launcher's name for this start of the process's group; empty if there is none.
         self.start = chosen.start
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         with contextlib.ExitStack() as stack:

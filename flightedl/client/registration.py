@@ -60,7 +60,7 @@ class Registration:
 
     @property
     def held(self) -> HeldKey:
-        """The key as it was last held, even if it has been lost since."""
+        """The key as this trainer last held it, even if the trainer has lost it since."""
         with self._lock:
             return self._held
 

@@ -1,6 +1,6 @@
 """Storage for a job's checkpoints and for exported models.
 
-Checkpoints are stored under the URL in the servers' settings, in a directory named after the job.
+Checkpoints are stored at the URL in the servers' settings, in a directory named after the job.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Theory of operation. One thread lists the job's prefix, and then watches it from
 batch of changes creates a new immutable snapshot, wakes the waiting threads, and calls the subscribers.
 
 While etcd is unreachable, the copy stays unchanged (``trouble`` is the reason), and the watch resumes later. If etcd no
-longer has the events in between, all keys are listed again, and subscribers see all changes at once. After a rollback
+longer has the events in between, all keys are listed again, and subscribers see all changes together. After a rollback
 of etcd, the copy never becomes current again (``require_followed``).
 
 The copy may be outdated. A process that acts on it sends the generation that it has found there, and if that generation

@@ -225,7 +225,7 @@ class HeldKey:
         self._target_ttl_s = ttl_s
 
     def release(self) -> None:
-        """Stop renewing and end the lease, so that other processes notice at once. May be called repeatedly."""
+        """Stop renewing and end the lease, so that other processes notice immediately. May be called repeatedly."""
         self._is_released = True
         self._lose(f"{self.key} was released")
         if threading.current_thread() is not self._thread:

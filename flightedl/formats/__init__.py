@@ -13,7 +13,7 @@ Training data:
 * ``registry``: all formats, and the choice of a file's format
 * ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text``, ``json_lines``, ``tar_archive``: one
   format per module; the text formats share ``text`` and ``cutting``
-* ``indices``: ranges of indices in place of files
+* ``indices``: ranges of indices that replace files
 * ``records``, ``schemas``: requested columns and conditions; the common schema of a dataset's files
 * ``sources``, ``sinks``: opening files; writing files
 

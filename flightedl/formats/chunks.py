@@ -172,7 +172,7 @@ def merged(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 def chunks_to_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
     """Return the chunks as rows of ``CHUNK_SCHEMA``."""
-    # Convert all columns in one call, because each call releases and reacquires the GIL, which other threads use, too.
+    # Convert all columns in one call, because each call releases and reacquires the GIL, which other threads also use.
     return pa.RecordBatch.from_struct_array(pa.array([_row(chunk) for chunk in chunks], _CHUNK_STRUCT))
 
 

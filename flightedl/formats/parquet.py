@@ -210,7 +210,7 @@ def _filtered(
 
 
 def _part(file: pq.ParquetFile, number: int, columns: list[str] | None, start: int, count: int) -> pa.Table:
-    """Return ``count`` records of a row group, from ``start`` on. Later records are not decoded."""
+    """Return ``count`` records of a row group, starting at ``start``. Later records are not decoded."""
     end = start + count
     if end == file.metadata.row_group(number).num_rows:
         return file.read_row_group(number, columns=columns).slice(start)

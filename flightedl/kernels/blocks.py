@@ -134,7 +134,7 @@ def float32_to_bfloat16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16
 def float16_to_float32(
     bits: npt.NDArray[np.uint16], out: npt.NDArray[np.uint32], floats: npt.NDArray[np.float32]
 ) -> None:
-    """Convert exactly. ``floats`` is a view of ``out``. The exponents are corrected by a multiplication."""
+    """Convert exactly. ``floats`` is a view of ``out``. A multiplication corrects the exponents."""
     for start in range(0, out.size, _PIECE):
         short = bits[start : start + _PIECE]
         wide, wide_floats = out[start : start + _PIECE], floats[start : start + _PIECE]

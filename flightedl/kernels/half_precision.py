@@ -18,7 +18,7 @@ from flightedl.errors import UsageError
 Floats = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint16]
 
-#: Values of the setting ``wire``; empty stands for the parameter's own dtype.
+#: Values of the setting ``wire``. An empty string means the parameter's own dtype.
 KINDS = ("", "bfloat16", "float16")
 ITEM_BYTES = 2
 

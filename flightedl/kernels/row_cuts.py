@@ -76,14 +76,14 @@ def count_touches(t: Table, records: Records, salt: int) -> None:
 
 
 def scatter(words: Words, stride: int, at: int, width: int, records: Records, source: Words) -> None:
-    """Write ``width`` words of each record, from word ``at`` on. An entry of -1 is skipped."""
+    """Write ``width`` words of each record, starting at word ``at``. An entry of -1 is skipped."""
     for i in range(records.size):
         if records[i] >= 0:
             copy(words, records[i] * stride + at, source, i * width, width)
 
 
 def collect(words: Words, stride: int, at: int, width: int, records: Records, out: Words) -> None:
-    """Read ``width`` words of each record, from word ``at`` on."""
+    """Read ``width`` words of each record, starting at word ``at``."""
     for i in range(records.size):
         copy(out, i * width, words, records[i] * stride + at, width)
 
@@ -91,8 +91,9 @@ def collect(words: Words, stride: int, at: int, width: int, records: Records, ou
 def next_wanted(t: Table, salt: int, line: int, oldest: Records, oldest_epoch: int, records: Records) -> int:
     """Find the next records of a cut that have not changed since it began. Return their number; 0 at the end.
 
-    ``line`` is the cut's line in ``cuts``, and ``oldest`` contains one version per bucket. The cursor moves past the
-    records, so they are not copied when they change later. The caller must copy them before it releases the lock.
+    ``line`` is the index of the cut's line in ``cuts``, and ``oldest`` contains one version per bucket. The cursor
+    moves past the records, so they are not copied when they change later. The caller must copy them before it releases
+    the lock.
     """
     found, cursor, end = 0, line * CUT_SIZE + CURSOR, t.cuts[line * CUT_SIZE + END]
     wanted = longs_at(t.cuts, line * CUT_SIZE + WANTED)

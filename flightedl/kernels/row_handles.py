@@ -1,7 +1,7 @@
 """Access to tables by number, for loops that process the rows of many tables in one call.
 
-Each array that is passed to compiled code makes a call slower, and a table has many arrays. So the store has a *handle*
-for each table, which contains the addresses and sizes of its arrays, and the settings that every call needs. A table's
+Each array argument makes a call to compiled code slower, and a table has many arrays. So the store has a *handle* for
+each table, which contains the addresses and sizes of its arrays, and the settings that every call needs. A table's
 arrays do not move. When one of them is replaced, the handle is written again.
 
 The *work* of a call has one line of numbers for each section of the request. The line locates the section's table, ids

@@ -14,8 +14,8 @@ the overflow. A full segment is split into two, so growing the index takes only 
 are split at different loads, so that they are not all split at the same time.
 
 **Versions.** The records of a bucket use the bucket's own versions, which are the store's versions plus the bucket's
-entry in ``shifts``. So a bucket that arrives from another store keeps its versions, and its rows expire as they would
-have expired there.
+entry in ``shifts``. So a bucket that arrives from another store keeps its versions, and its rows expire as if they had
+stayed there.
 
 **Limits.** If a table's number of rows is limited, each bucket has a share of the limit. ``runs`` counts the bucket's
 live rows by the version of their last update: it contains pairs of version and row count in ascending order, from a
@@ -32,8 +32,8 @@ record has changed since the newest cut began. Each cut has a line of numbers in
 
 When a record first changes after the newest cut began, it is copied for each cut that wants it and whose cursor has not
 passed it. When another cut begins, the changed records are removed from the ``wanted`` bits of the earlier cuts, and
-``dirty`` is cleared. If the memory of a cut is full, the cut is lost; ``UNDONE`` is then greater than the number of
-copies that fit.
+``dirty`` is cleared. If the memory of a cut is full, the cut is lost; in that case, ``UNDONE`` is greater than the
+number of copies that fit.
 """
 
 from __future__ import annotations

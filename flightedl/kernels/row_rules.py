@@ -110,7 +110,7 @@ def to_float32(bits: Any, is_bfloat16: Any, box: Any, box_bits: Any) -> Any:
         box_bits[0] = (wide & np.uint32(0x7FFF)) << np.uint32(13)
         value = box[0] * np.float32(2.0**112)
     else:
-        # The bits would be those of a subnormal float32, which counts as zero here.
+        # The bits would represent a subnormal float32, which counts as zero here.
         value = np.float32(wide & np.uint32(0x3FF)) * np.float32(2.0**-24)
     return -value if wide & np.uint32(0x8000) else value
 

@@ -154,7 +154,7 @@ def wait(
     admit_after: int,
     places: npt.NDArray[np.int64],
 ) -> int:
-    """Count exactly how often ids that wait for admission have been pushed.
+    """Count exactly how often each id that is waiting for admission has been pushed.
 
     Args:
         w: The table of waiting ids.
@@ -198,7 +198,7 @@ def wait(
 def make(
     t: Table, ids: Ids, salt: int, version: int, epoch: int, places: npt.NDArray[np.int64], records: Records
 ) -> int:
-    """Create rows for ids whose row is missing or expired.
+    """Create rows for ids whose row is missing or has expired.
 
     Args:
         t: The table.

@@ -221,7 +221,7 @@ def rmsprop_centered_momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
 
 @register_jitable(forceinline=True)
 def adam(old: Any, g: Any, s: Any, c: Any) -> Any:
-    """Slots: the averages of gradients and of squares. Constants: a = 1 - beta1, b = beta2, c = 1 - beta2, d = eps."""
+    """Slots: averages of gradients and of squares. Constants: a = 1 - beta1, b = beta2, c = 1 - beta2, d = eps."""
     mean, square = averaged(s[0], g, c.a), c.b * s[1] + c.c * g * g
     return old * c.shrink - divided(c.rate * mean, math.sqrt(square) * c.second + c.d), (mean, square)
 

@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: Flags of the x86 control register that replace subnormal results (0x8000) and subnormal operands (0x0040) by zero.
+#: Flags of the x86 control register that replace subnormal results (0x8000) and subnormal operands (0x0040) with zero.
 _FLAGS = 0x8040
 _WORD = ir.IntType(32)
 

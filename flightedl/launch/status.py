@@ -1,7 +1,7 @@
 """Client for a job's master, used by tools.
 
 A call looks up the master's address in etcd, connects (or reuses the connection if address and generation have not
-changed), and sends the action. It never retries, because its callers poll anyway.
+changed), and sends the action. It never retries, because all callers poll.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The launcher starts it as ``python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]``; users can do the same.
 
-* After a crash, the traceback is printed from the user's first frame on, and the process exits with the error's code: 1
-  in general, 2 if the script must be changed, 3 if the job cannot continue, 75 if a new trainer should take over.
+* After a crash, the traceback is printed from the user's first frame, and the process exits with the error's code: 1 in
+  general, 2 if the script must be changed, 3 if the job cannot continue, 75 if a new trainer should take over.
 * SIGTERM raises SystemExit in the main thread, so that ``with`` and ``finally`` blocks run, and a trainer that is
   stopped returns its work.
 * The process ends when the script has ended (``process.ending``).
@@ -123,7 +123,7 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _print_from_user_frame(error: BaseException) -> None:
-    """Print the traceback from the user's first frame on; for a FlightedlError, its message and the user's line."""
+    """Print the traceback, from the user's first frame; for a FlightedlError, its message and the user's line."""
     # Set by Python itself in other programs, so that sessions still open at exit see that the script has failed.
     sys.last_value = error
     trace: TracebackType | None = error.__traceback__

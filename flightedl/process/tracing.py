@@ -49,7 +49,7 @@ class Tracer(Protocol):
         ...
 
     def over(self, name: str, key: int) -> None:
-        """End the lasting span with this key. A call of ``lasting`` with another key ends it, too."""
+        """End the lasting span with this key. A call of ``lasting`` with another key also ends the span."""
         ...
 
     def bound(self, work: Callable[[], Result]) -> Callable[[], Result]:

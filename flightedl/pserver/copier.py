@@ -96,7 +96,7 @@ class SnapshotCopier:
             self.is_complete.set()
 
     def note_due(self, numbers: Iterable[int]) -> None:
-        """Record that blocks may be copied from now on. The caller holds the lock of their span."""
+        """Record that blocks may be copied from now on. The caller holds the lock of the blocks' span."""
         with self._changed:
             for number in numbers:
                 self._due[number] = 1

@@ -58,7 +58,7 @@ class LineLoop:
         self._lock = threading.Lock()
         self._lent: dict[int, Lent] = {}
         self._parked: set[Lent] = set()
-        #: True if the loop is about to check parked steps anyway.
+        #: True if the loop is already about to check parked steps.
         self._is_awake = False
         #: Held while another thread uses the event, and while the loop's thread closes it.
         self._waking = threading.Lock()

@@ -1,7 +1,7 @@
 """Conversion of the cores' arguments, events and effects to JSON and back.
 
-A value is written under the name of its class, as in ``{"Asked": {...}}``. A nested value is too, if its field may
-contain values of several classes. Arguments and events are decoded to their classes. Effects are never decoded: the
+A value is written with the name of its class as the key, as in ``{"Asked": {...}}``. So is a nested value, if its field
+may contain values of several classes. Arguments and events are decoded to their classes. Effects are never decoded: the
 effects of a replay are encoded in the same way, and then compared.
 
 * An error is written as its class. For an error in an argument, two things are added: a digest of its message, and a

@@ -315,7 +315,7 @@ def upload(
 
 @contextmanager
 def _closing(call: ClientCall, writer: flight.FlightStreamWriter) -> Iterator[None]:
-    """Close the writer in any case. If a write failed, raise the server's error instead, which is more informative."""
+    """Always close the writer. If a write failed, raise the server's error instead, which is more informative."""
     try:
         yield
     except BaseException as error:

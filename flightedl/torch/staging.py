@@ -1,8 +1,8 @@
 """Stage gradients: ``backward`` moves each gradient to the memory from which it is sent.
 
 A pserver on the same host maps that memory, so ``step`` need not copy the gradient. ``parameter.grad`` refers to this
-memory, too, so changes of the gradient before the step (by clipping, a scaler, or a second backward pass) also change
-the sent values. The write counters of tensors do not detect changes by ``GradScaler`` or through ``.data``.
+memory as well, so changes to the gradient before the step (by clipping, a scaler, or a second backward pass) also
+change the sent values. The write counters of tensors do not detect changes by ``GradScaler`` or through ``.data``.
 
 A gradient is not moved if anything else refers to its tensor, to its memory, or to the memory for sending, because the
 move would then be visible. Gradients on an accelerator, with another layout, or with a graph are not moved either.

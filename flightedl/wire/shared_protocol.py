@@ -12,7 +12,7 @@ Each process owns one memory per stream, and may lend from further memory. A pro
 A fence separates the reads of values from the counter or the flag, and the counter or the flag from later writes. With
 sockets, everything before the sending of a message happens before everything after its receipt.
 
-If a process dies, its memory keeps its content until the peer has unmapped it, too. The effect depends on the moment:
+If a process dies, its memory keeps its content until the peer has also unmapped it. The effect depends on the moment:
 
 * If the sender dies before it sends the message, the peer never learns about the values.
 * If the sender dies after it has sent the message, the peer reads complete values, and then finds that the stream has

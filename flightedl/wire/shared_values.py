@@ -1,9 +1,9 @@
 """Values of messages in shared memory: the sender places them there, and the receiver reads them.
 
-A message with values in shared memory has an offset in place of a batch (see ``parts``). The sender copies the values
-to free memory of its own (:class:`Outbox`). The receiver consumes values in the order in which they were sent, and the
-sender then reuses their memory. The sender always chooses the lowest free offset, so it mostly reuses the same few MiB,
-which stay in the processor's cache.
+A message with values in shared memory contains an offset instead of a batch (see ``parts``). The sender copies the
+values to free memory of its own (:class:`Outbox`). The receiver consumes values in the order in which they were sent,
+and the sender then reuses their memory. The sender always chooses the lowest free offset, so it mostly reuses the same
+few MiB, which stay in the processor's cache.
 
 If the values are in the sender's *store*, they are lent instead of copied. The store is memory outside of any stream
 that the receiver also maps. Lent values must not change until the receiver has consumed them.

@@ -195,7 +195,7 @@ def measuring(turns: int, least: int = 1) -> Decorator:
 
 
 def say(text: str) -> None:
-    """Print on standard error what is being measured."""
+    """Print the name of the current measurement on standard error."""
     click.echo(f"measuring {text} ...", err=True)
 
 

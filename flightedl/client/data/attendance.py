@@ -42,7 +42,7 @@ _WATCHED_S = 2.0
 #: Minimum time to live of a rank's lease, because a script that loads a model may block other threads for seconds. A
 #: long lease costs nothing: the next start of the group does not wait for leases of the previous start.
 _LEASE_S = 30.0
-#: After this many reporting intervals without a reply, a rank asks the master before starting a round.
+#: After this many reporting intervals without a reply, a rank asks the master before it starts a round.
 _UNCONFIRMED_PART = 4
 _CONFIRM_S = 0.5
 #: Timeout in seconds for the last report of a rank whose script has raised an exception.

@@ -143,13 +143,13 @@ class TaskFeed:
             self._changed.notify_all()
 
     def registered_again(self) -> None:
-        """Drop all tasks without reporting them, because their registration has ended."""
+        """Drop all tasks without reporting them, because the registration that held them has ended."""
         with self._changed:
             self._feed.registered_again()
             self._changed.notify_all()
 
     def retire(self, kept: AssignedTask | None) -> None:
-        """Accept no more tasks. Return the held tasks to the master after a brief wait for the report on ``kept``."""
+        """Accept no more tasks. Wait briefly for the report on ``kept``, then return the held tasks to the master."""
         with self._changed:
             self._feed.retire(kept, self._clock.now())
             self._changed.notify_all()

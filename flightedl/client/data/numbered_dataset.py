@@ -21,7 +21,7 @@ from flightedl.messages.declarations import DeclaredDataset
 
 
 class NumberedDataset:
-    """Training data for scripts whose model counts its batches, as is the case with torchft.
+    """Training data for scripts whose model counts its batches, as with torchft.
 
     Args:
         declared: The dataset.

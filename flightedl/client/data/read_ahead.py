@@ -58,7 +58,7 @@ class ReadAhead:
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the thread has ended. Set ``stopping`` first. Returns at once if the thread was never started."""
+        """Wait until the thread has ended. Set ``stopping`` first. Does not wait if the thread was never started."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

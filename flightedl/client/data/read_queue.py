@@ -26,7 +26,7 @@ READ_AHEAD_MB = 64
 #: Polling interval, in seconds, of waiting threads, which check if they should stop.
 SLICE_S = 0.5
 _REFILL_AT = 2
-#: Bytes counted per batch in addition to its values. Limits the number of small batches that are read ahead.
+#: Bytes counted per batch in addition to its values, to limit the number of small batches that are read ahead.
 _BATCH_BYTES = 512 << 10
 
 

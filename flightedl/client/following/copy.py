@@ -126,7 +126,7 @@ class FollowedModel:
             return not self._missing and self.tables.is_complete
 
     def arrays(self) -> dict[str, Array]:
-        """Return all parameters, in the state after one message."""
+        """Return all parameters as they are after the same message."""
         arrays = self._arrays
         return {name: array.reshape(self._shapes[name]) for name, array in arrays.items()}
 

@@ -54,7 +54,7 @@ _REST_FACTOR = 30
 
 
 class FollowedTable:
-    """A table in a follower's copy. Its rows can be read by id, or all at once.
+    """A table in a follower's copy. Its rows can be read by id, or all together.
 
     Args:
         follower: The follower.
@@ -148,7 +148,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         return len(self.model().arrays())
 
     def parameters(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all parameters, as they were after some message. Each pserver's values have a single state."""
+        """Return all parameters as of one message, so that each pserver's values belong to a single state."""
         return self.model().arrays()
 
     @property
@@ -158,7 +158,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def age_s(self) -> float:
-        """Age of the copy: seconds since the least recent pserver was last known to have no newer changes."""
+        """Age of the copy, in seconds: the longest time since a pserver was last known to have no newer changes."""
         count = self.model().plan.pserver_count
         now = self._clock.now()
         return max((now - self._fresh.get(server, 0.0) for server in range(count)), default=0.0)
@@ -288,7 +288,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         has_changes = header.position != since
         with self._changed:
             self._answered[server] = asked
-            # If there are no changes, the pserver had nothing new until it answered.
+            # If there are no changes, the copy was up to date until the pserver answered.
             self._fresh[server] = asked if has_changes else self._clock.now()
             self._trouble = ""
             self._changed.notify_all()

@@ -26,7 +26,7 @@ from flightedl.wire.changes import Change
 Ids = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
 
-#: Number of versions or epochs that prevents rows from expiring here, because the pserver decides when they expire.
+#: Number of versions or epochs that prevents rows from expiring in the copy, because the pserver removes them.
 _NEVER = (1 << 31) - 1
 _ALL = np.ones(BUCKETS, np.bool_)
 _ITEM_TYPES: dict[str, npt.DTypeLike] = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.uint16}
@@ -52,7 +52,7 @@ class FollowedTables:
         self._specs = [followed(spec) for spec in specs]
         self._numbers = {spec.name: number for number, spec in enumerate(specs)}
         self._stores: dict[int, RowTables] = {}
-        #: (buckets,) Pserver whose store contains the bucket; -1 if none does yet.
+        #: (buckets,) Pserver whose store contains the bucket; -1 if no store contains it yet.
         self._owners = np.full(BUCKETS, -1, np.int64)
 
     def begin(self) -> RowTables:

@@ -9,13 +9,13 @@ dropped when it is pushed or replaced.
 rules hold:
 
 * A push is encoded only once, before anything is sent, so repeated messages have the same bytes. This is necessary
-  because a block that has applied the first copy answers "already applied" to the second.
+  because a block that has applied the first message answers "already applied" to the second.
 * A block's *residual* (the exact gradient minus the pushed one) changes once per push, when the block has answered. A
   gradient that arrived too late is computed again, and leaves the residual unchanged.
 * Residuals exist only in this trainer. If it dies, the last rounding errors are never corrected.
 * A block may have applied the batch before, because another trainer pushed it or because it is being repeated for other
-  blocks. The block's answer is then the same as for a repeated message, so the residual is updated in this case, too.
-  The resulting error is that of a single rounding, and does not accumulate.
+  blocks. The block's answer is then the same as for a repeated message, so the residual is updated in this case as
+  well. The resulting error is no larger than that of a single rounding, and does not accumulate.
 
 Residuals take as much memory as the model in float32, and twice as much during a push. Gradients are rounded in pieces
 that fit into the processor's cache.

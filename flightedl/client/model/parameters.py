@@ -54,7 +54,7 @@ _NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
 
 
 class Scope(Sender, Protocol):
-    """The identity and membership under which gradients are pushed."""
+    """The identity and membership with which gradients are pushed."""
 
     @property
     def membership(self) -> TrainerMembership: ...
@@ -139,7 +139,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         )
         self._waiting = waiting
         self._newest_plan = newest_plan
-        #: An operation's wait until the pservers have adopted the placement that this trainer knows.
+        #: The current operation's wait for the pservers to adopt the placement that this trainer knows.
         self._finding: Waiting | None = None
         self._layout = self._laid_out(plan, owners, None)
         #: The layout that the next operation will use.

@@ -50,7 +50,7 @@ _NONE, _PARTLY_APPLIED = Outcome.NONE, Outcome.PARTLY_APPLIED
 
 
 class Sender(Protocol):
-    """The identity under which a trainer pushes and pulls."""
+    """The identity with which a trainer pushes and pulls."""
 
     @property
     def trainer(self) -> str: ...

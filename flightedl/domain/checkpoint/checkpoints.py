@@ -258,7 +258,7 @@ class Checkpoints:
         return self._next_number
 
     def request_last(self, reason: str) -> int:
-        """Request the last checkpoint of a job. It is ordered at once, even after a failure."""
+        """Request the last checkpoint of a job. It is ordered immediately, even after a failure."""
         self._not_before_s = -math.inf
         self._has_store_failed_at_last = False
         if isinstance(self._work, _Publishing) and self._work.retry_at_s is not None:

@@ -37,7 +37,7 @@ class FilePart:
         return len(self.blocks) == len(self.of_file)
 
     def split(self, block_count: int) -> tuple[tuple[int, ...], range]:
-        """Split numbers into (block numbers, range of buckets). Numbers from ``block_count`` on denote buckets."""
+        """Split numbers into (block numbers, range of buckets). Buckets have numbers from ``block_count`` upwards."""
         blocks = tuple(number for number in self.blocks if number < block_count)
         buckets = self.blocks[len(blocks) :]
         return blocks, range(buckets[0], buckets[-1] + 1) if buckets else range(0)

@@ -401,7 +401,7 @@ class BlockRounds:
         """Change the mode at a version on which all blocks have agreed.
 
         In sync mode, the block changes its mode when the round ``at_version`` opens. In other modes the versions of
-        blocks differ, while sync mode requires equal versions. So the block changes its mode at once and sets its
+        blocks differ, while sync mode requires equal versions. So the block changes its mode immediately and sets its
         version to ``at_version``. The view that changes the mode contains only new members, which start at
         ``at_version``.
 

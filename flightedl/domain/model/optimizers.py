@@ -133,7 +133,7 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class Delta(Optimizer):
-    """Adds what is pushed: ``values += gradient``. For trainers that run an optimizer of their own.
+    """Adds the pushed arrays to the values: ``values += gradient``. For trainers that run their own optimizer.
 
     Trainers with their own optimizers push the changes of their values. In sync mode with ``reduce="mean"``, the result
     is the mean of the trainers' values. ``weight_decay`` is rejected, because those optimizers should apply it.

@@ -81,7 +81,7 @@ class Setting:
         """Check rules that concern several fields, and raise UsageError. Subclasses with such rules override this."""
 
     def check_within(self, name: str, limits: Limits) -> None:
-        """Check this setting in place of a number that has these limits.
+        """Check this setting instead of a number that has these limits.
 
         Raises UsageError with a message that begins with ``name``. Most settings ignore this, because their numbers
         have limits of their own.

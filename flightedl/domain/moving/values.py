@@ -129,7 +129,7 @@ class Thaw(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Store the received copy, in place of an earlier attempt's copy. Readers cannot see it."""
+    """Store the received copy, replacing an earlier attempt's copy. Readers cannot see the copy."""
 
     block: int
 

@@ -7,11 +7,11 @@ near the end of an epoch it holds no more than two, unless tasks are short.
 Tasks begin in the order of assignment. A task begins only if at most one earlier task is unreported, because the master
 assumes that a trainer that died had not begun its other tasks.
 
-Reports are sent at once, because other trainers may be waiting for this one to leave. Requests are sent when there is
-room for more tasks. A report stays in the feed until the master has answered it, so none is lost if the master dies;
+Reports are sent immediately, because other trainers may be waiting for this one to leave. Requests are sent when there
+is room for more tasks. A report stays in the feed until the master has answered it, so none is lost if the master dies;
 repeated reports do no harm.
 
-The master holds the request of a trainer without tasks, so that the trainer learns of new work at once: first for
+The master holds the request of a trainer without tasks, so that the trainer learns of new work immediately: first for
 ``MOMENT_S``, during which it may stay a member (``domain.master.training``), then for longer.
 
 Tasks that this trainer gives up are *handed back* in its next report and not just forgotten, because the master repeats
@@ -51,7 +51,7 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: Number of tasks that may be in progress at once: one is trained on while the next is read.
+#: Number of tasks that may be in progress simultaneously: one is trained on while the next is read.
 BEGUN_COUNT = 2
 #: Number of newest tasks from which the pace is computed.
 _PACE_COUNT = 4
@@ -293,7 +293,7 @@ class Feed:
         self._reports = replace(self._reports, finished=(*self._reports.finished, report))
 
     def batch_done(self, task: AssignedTask, number: int, *, is_urgent: bool = False) -> bool:
-        """Record a batch of a job without a model as done. It is reported soon, or at once if urgent.
+        """Record a batch of a job without a model as done. It is reported soon, or immediately if urgent.
 
         Returns True if this may change the next step.
         """
@@ -382,7 +382,7 @@ class Feed:
                 return Over()
         room = self._room()
         may_ask = now >= self._not_before
-        # A trainer that holds work must be able to report it at once, so the master must not hold the request.
+        # A trainer that holds work must be able to report it immediately, so the master must not hold the request.
         is_due = bool(self._reports) or (self._is_done_news and now >= self._report_done_at)
         if is_due and (may_ask or not self._trouble):
             return self._ask(room, MOMENT_S if room and not self._held else 0.0, now)

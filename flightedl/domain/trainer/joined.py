@@ -19,7 +19,7 @@ _TOO_LATE = (Outcome.NOT_MEMBER, Outcome.STALE)
 
 
 def joined_answers(answers: Iterable[Answer], buckets: range) -> list[Answer]:
-    """Return a pserver's answers with a single block in place of all its buckets.
+    """Return a pserver's answers with a single block that represents all of its buckets.
 
     Args:
         answers: As received.

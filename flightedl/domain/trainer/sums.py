@@ -1,7 +1,8 @@
 """The batches of the sum that a trainer pushes next, and the outcome of each (``exactly_once.accumulation``).
 
-A batch is in the sum from ``begin`` on. When the user's code has finished it, it is *complete* and ``waits``. Repeated
-batches are pushed in the same sum or in a part of it, so they are handed out again sum by sum (``Batch.again``).
+A batch is part of the sum once ``begin`` has been called. When the user's code has finished it, it is *complete* and
+``waits``. Repeated batches are pushed in the same sum or in a part of it, so they are handed out again sum by sum
+(``Batch.again``).
 """
 
 from __future__ import annotations

@@ -432,7 +432,7 @@ class RowTable:
 def read_records(
     table: row_records.Table, words: npt.NDArray[np.uint32], at: int, width: int, records: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """Return an array (n, width): ``width`` words, from word ``at`` on, of each of the n records in ``words``."""
+    """Return an (n, width) array: ``width`` words of each of the n records in ``words``, starting at word ``at``."""
     out = np.empty((records.size, width), np.uint32)
     if width:
         row_kernel(row_cuts.collect)(words, int(table.layout[row_records.STRIDE]), at, width, records, out.reshape(-1))
