@@ -6,10 +6,10 @@
 * ``flight``: the master's verbs, translated into calls of ``service``
 * ``service``: construction of the other components, and operations that they share
 * ``state``: driver of the core, guarded by one lock
-* ``durable``: group commit of the state to etcd; ``recovery``: reading of a predecessor's state
+* ``durable``: group commit of the state to etcd; ``recovery``: reads a predecessor's state
 * ``continuity``: check that etcd was not restored from an older state
 * ``declaring``: declarations of the dataset and the model; ``evaluations``: datasets of evaluations
-* ``indexing``: tasks of a declared dataset; ``growing``: files that are added to it later
+* ``indexing``: tasks of a declared dataset; ``growing``: files that are added to the dataset later
 * ``tasks``: tickets from trainers; ``failures``: location of failed work in the data files
 * ``pservers``: calls to the pservers; ``beginning``: reinitialization of a model whose values are lost
 * ``moves``: transactions that move blocks

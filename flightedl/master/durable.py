@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 Snapshot = Callable[[], tuple[int, Mapping[str, bytes]]]
 
 _RETRY_S = 0.1
-#: Maximum seconds to wait until as many requests are waiting as the last transaction served.
+#: Maximum seconds to wait for as many requests as the last transaction served.
 _GATHER_S = 0.005
-#: Minimum number of requests in the last transaction for which the writer waits.
+#: The writer waits only if the last transaction served at least this many requests.
 _CROWD = 8
 
 
@@ -146,7 +146,7 @@ class DurableState:
                 lock.release()
 
     def stored_at(self, key: str) -> int:
-        """Return the revision of this master's last write to a key, or the revision that it found."""
+        """Return the revision of this master's last write to a key; if there is none, the revision that it found."""
         return self._stored.revision_of(key)
 
     def _write(self, values: Mapping[str, bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""Indexes of evaluation datasets, built when the first trainer requests one, and again after a takeover."""
+"""Indexes of evaluation datasets. An index is built when the first trainer requests it, and again after a takeover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclarati
 
 
 class EvaluationDatasets:
-    """Datasets of all evaluations. Callers must not hold the master's lock, because indexing may take long."""
+    """Datasets of all evaluations. Callers must not hold the master's lock, because indexing may take a long time."""
 
     def __init__(self, indexing: Callable[[], DatasetIndexing], queue_settings: Callable[..., QueueSettings]) -> None:
         self._new_indexing = indexing

@@ -1,9 +1,9 @@
 """Add files to a dataset during training.
 
-Every few seconds, a thread looks for new files by the rules in ``formats.following``. It indexes the new files and adds
-their tasks to the queue, in the transaction that also records their arrival, so that a successor has both or neither.
-When the dataset is complete, the thread informs the queue, so that the last epoch may end, and reports the excluded
-files.
+Every few seconds, a thread looks for new files according to the rules in ``formats.following``. It indexes the new
+files and adds their tasks to the queue, in the transaction that also records their arrival, so that a successor has
+both or neither. When the dataset is complete, the thread informs the queue, so that the last epoch may end, and reports
+the excluded files.
 
 An unusable file does not end the job: ``status`` reports the file, and the thread reads it again when the file has
 changed, or in the next scan if only the store failed briefly.

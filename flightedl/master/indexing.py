@@ -119,7 +119,7 @@ class DatasetIndexing:
         return found
 
     def index_again(self, known: DeclaredDataset, arrivals: Sequence[ArrivalRecord] = ()) -> IndexedDataset:
-        """Index the dataset that was declared under a predecessor. ``arrivals`` are the arrivals of a followed dataset.
+        """Index the dataset that was declared to a predecessor. ``arrivals`` are the arrivals of a followed dataset.
 
         Raises:
             DataError: the dataset cannot be read, or has changed.
@@ -209,7 +209,7 @@ def stats_of(arrivals: Sequence[ArrivalRecord]) -> tuple[FileStat, ...]:
 
 
 def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequence[ArrivalRecord] = ()) -> TaskLayout:
-    """Divide the dataset into tasks. Further arrivals do not change the tasks of an arrival."""
+    """Divide the dataset into tasks. The tasks of an arrival stay the same when more files arrive."""
     files = list(accumulate(len(arrival.files) for arrival in arrivals))
     bounds = [index.first_chunk(number) for number in files[:-1]]
     return mixed_layout.layout_of(index, declared, declared.batch_size, bounds)

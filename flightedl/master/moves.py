@@ -93,7 +93,7 @@ class MoveTransactions:
                 self._state.apply(found)
 
     def _executed(self, transaction: Transaction) -> MovesRead | None:
-        """Execute a transaction, and return its outcome; None if this master ends first.
+        """Execute a transaction, and return its outcome; None if this master exits first.
 
         Raises:
             FencedError: the lock is lost.

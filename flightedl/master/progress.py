@@ -11,7 +11,7 @@ from flightedl.messages.status import RaisedError
 from flightedl.messages.tasks import REPORT_EVERY_S, FailedTask, LogRequest
 
 _WINDOW_S = 10.0
-#: Errors of the script are kept for this many seconds. Errors that are less frequent are harmless.
+#: Errors of the script are kept for this many seconds. Less frequent errors are harmless.
 _RAISED_S = 600.0
 _RAISED_LIMIT = 1_000
 #: Maximum number of reports per second from all trainers together.

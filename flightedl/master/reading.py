@@ -1,4 +1,4 @@
-"""Locations of parameters and tables, for any Flight client. Also reads rows that no pserver has completely."""
+"""Locations of parameters and tables, for any Flight client. Also reads rows split between several pservers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.routes import Answer, Endpoint, Endpoints
 
 _READ_S = 10.0
-#: Number that stands for the master in lists of servers.
+#: Number that represents the master in lists of servers.
 _MASTER = -1
 
 

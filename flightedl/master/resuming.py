@@ -74,7 +74,7 @@ def begin(
 
 
 def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
-    """Before a job runs for a day, check that the storage can be written and read. Return the sizes of its files.
+    """Check that the storage can be written and read, before the job runs for a day. Return the sizes of its files.
 
     Raises:
         UsageError: the storage cannot be used.
@@ -103,7 +103,7 @@ def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arriva
 
 
 def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manifest, bytes, list[int]]:
-    """Return the newest checkpoint that is complete by a list of files, its manifest, and newer unusable numbers.
+    """Return the newest complete checkpoint in a list of files, its manifest, and the newer unusable checkpoints.
 
     Raises:
         UsageError: the checkpoint does not exist. The message states the reason.

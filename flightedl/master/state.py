@@ -193,7 +193,7 @@ class JobState:
         self._carry_out(effects, carry)
 
     def declare(self, declaration: Request, begin: Callable[[], object]) -> Any:
-        """Return the answer to a declaration, like ``ask``. If it is the first one, call ``begin`` and ask again."""
+        """Return the answer to a declaration, like ``ask``. For a first declaration, call ``begin`` and ask again."""
         reply = self.ask(declaration)
         if isinstance(reply, out.Undeclared):
             begin()
@@ -239,7 +239,7 @@ class JobState:
         return slot.reply
 
     def _carry_out(self, effects: list[out.Effect], carry: Carry | None = None) -> None:
-        # Deliver answers first, because other effects may take long or fail.
+        # Deliver answers first, because other effects may take a long time or fail.
         for effect in effects:
             if isinstance(effect, out.Answer) and (slot := self._slots.get(effect.call)) is not None:
                 slot.reply, slot.revision = effect.reply, effect.revision
@@ -314,7 +314,7 @@ class JobState:
         self.apply(DatasetIndexed(dataset.reply, self._tasks_of(dataset)), then=keep)
 
     def grow_dataset(self, dataset: IndexedDataset) -> None:
-        """Replace the dataset by a larger one with the same task numbers. The caller must not hold the lock."""
+        """Replace the dataset with a larger one that has the same task numbers. The caller must not hold the lock."""
 
         def keep() -> None:
             self.dataset = dataset

@@ -47,7 +47,8 @@ class Tasks:
                 if state.core.trainers.get(ticket.trainer) == ticket.generation:
                     state.progress.failed(ticket.failed, state.clock.now())
             for report in ticket.failed:
-                # The core records quarantined batches but not every other failure, and it does not use their location.
+                # The core records quarantined batches but not every other failure, and it does not use the failures'
+                # locations.
                 at = "" if report.batch is None else f" batch={report.batch}"
                 text = f"work failed epoch={report.epoch + 1}{at} place={report.place or '-'}: {report.error}"
                 state.journal.add(Kind.WORK_FAILED, ticket.trainer, text, is_warning=True)
@@ -60,7 +61,7 @@ class Tasks:
         return reply, [chunks_of(each.task) for each in reply.assignments], [chunks_of(a.task) for a in reply.ahead]
 
     def index_pieces(self) -> list[pa.RecordBatch]:
-        """Return the index of the declared dataset, by which the ranks of a group plan their rounds.
+        """Return the index of the declared dataset, from which the ranks of a group compute their rounds.
 
         The index is encoded only once, because every rank requests it, and encoding a million chunks takes two seconds.
 

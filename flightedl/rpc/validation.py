@@ -74,7 +74,7 @@ class Tally:
 
     def __init__(self, schema: pa.Schema, limits: BatchLimits) -> None:
         bits = [_bits_per_value(field) for field in schema]
-        #: Bytes per row in the columns whose values take whole bytes.
+        #: Bytes per row in all columns whose values occupy whole bytes.
         self._row_bytes = sum(count // 8 for count in bits if count and count % 8 == 0)
         #: Bits per value in the columns that pack several values into a byte.
         self._odd_bits = [count for count in bits if count and count % 8]

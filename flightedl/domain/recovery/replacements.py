@@ -66,7 +66,7 @@ class Replacements(msgspec.Struct, frozen=True, array_like=True):
         return Replacements(tuple(limited))
 
     def accepts(self, pservers: Sequence[int], placement: int) -> bool:
-        """True if a report of finished work counts.
+        """True if a report of finished work must be counted.
 
         Args:
             pservers: Index -> oldest generation that acknowledged one of its batches.

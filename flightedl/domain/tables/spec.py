@@ -78,7 +78,7 @@ class TableSpec(Setting):
         return sum(slot.width(self.dim) for slot in self.optimizer.slots)
 
     def oldest_epoch(self, epoch: int) -> int:
-        """Return the lowest epoch of the last update with which a row still exists in ``epoch`` (see ``Evict``)."""
+        """Return the oldest epoch of a last update with which a row still exists in ``epoch`` (see ``Evict``)."""
         unused = None if self.evict is None else self.evict.unused_epochs
         return 0 if unused is None else max(0, epoch - unused)
 

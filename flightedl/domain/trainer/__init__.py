@@ -6,7 +6,7 @@
 * ``batches``: identity of a batch, and its state until every block has answered
 * ``steps``: the messages that follow from the user's calls, from opening a batch to settling it
 * ``transfers``: one push or pull in flight, and what its answers and failures mean
-* ``joined``: one answer that combines a pserver's answers for all of its buckets of rows
+* ``joined``: combines a pserver's answers for all of its buckets of rows into one answer
 * ``sums``: the batches of the sum to be pushed next, and their outcomes
 * ``membership``: when to join the view, and the mode of a membership
 * ``first_values``: election of the trainer that provides the model's initial values
@@ -17,5 +17,6 @@ the user's code while the trainer is a member of the view. Each call of ``model.
 pservers. When every block has answered, the batch is settled. The feed reports a task when all of its batches are
 settled.
 
-Threads and connections around these state machines are in ``client``; the simulated trainer drives the same ones.
+Threads and connections around these state machines are in ``client``; the simulated trainer drives the same state
+machines.
 """

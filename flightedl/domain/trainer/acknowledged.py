@@ -1,7 +1,8 @@
 """A loop for jobs without a model, in which a batch is done when the user acknowledges it.
 
-Batches are handed out in order, even if earlier ones are not acknowledged. A task is reported when all of its batches
-have been handed out and are done. A task with a batch that is never acknowledged eventually goes back to the master.
+Batches are handed out in order, even if earlier batches are not acknowledged. A task is reported when all of its
+batches have been handed out and are done. A task with a batch that is never acknowledged eventually goes back to the
+master.
 
 A task may be revoked while the user's code holds some of its batches. These batches keep their places until they are
 acknowledged, so ``done`` without an argument never refers to a later batch. Acknowledging them returns ``Done.TAKEN``.
@@ -58,7 +59,7 @@ class AcknowledgedLoop:
 
     @property
     def not_done(self) -> list[HandOut]:
-        """Unfinished batches that have been handed out or are next to be handed out, oldest first."""
+        """Unfinished batches that have been handed out or will be handed out next, oldest first."""
         return [HandOut(reading.task, handed.batch) for reading in self._readings for handed in reading.handed]
 
     def accept(self, item: Item, held: Collection[int]) -> LoopStep:

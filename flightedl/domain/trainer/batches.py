@@ -1,4 +1,4 @@
-"""The batch on which the user's code works: its identity, its state, and its outcome."""
+"""The batch that the user's code is working on: its identity, its state, and its outcome."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """The batch, or sum of batches, that a transfer pushes, or whose rounds it pulls."""
+    """The batch or sum of batches that a transfer pushes, or whose rounds the transfer pulls."""
 
     identity: BatchIdentity
     #: Number of records, which is the batch's weight in a round.
@@ -84,11 +84,11 @@ class CurrentBatch(msgspec.Struct, eq=False):
 
     batch: Batch
     pushed: Pushed
-    #: Membership under which the batch is pushed. Kept after the membership ends, so that pservers reject later pushes.
+    #: Membership with which the batch is pushed. Kept after the membership ends, so that pservers reject later pushes.
     member: int = 0
     #: Block that has answered for this batch -> the version from which its gradient was computed.
     answered: dict[int, int] = {}
-    #: Version from which the gradients of all blocks count as computed; None to use each block's own version.
+    #: Version from which all blocks' gradients are considered to be computed; None to use each block's own version.
     base_version: int | None = None
     #: Pserver -> its oldest generation that has answered for this batch; ``PLACEMENT`` -> the oldest placement.
     generations: dict[int, int] = {}
@@ -100,7 +100,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
     again: SumAgain | None = None
     #: The error that interrupted the push, if a retry cannot help.
     failure: BaseException | None = None
-    #: Why the newest gradient was rejected before anything was sent; None if it was not.
+    #: Reason why the newest gradient was rejected before anything was sent; None if it was not rejected.
     rejection: Exception | None = None
     #: Returns a description, for users, of the batch's files and records.
     place: Callable[[], str] | None = None
@@ -132,7 +132,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
             self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
 
     def repeat(self, again: SumAgain | None) -> None:
-        """Repeat the batch in this sum. If it is None, the batch starts again from the beginning."""
+        """Repeat the batch in this sum. If ``again`` is None, the batch starts again from the beginning."""
         self.waits = False
         self.must_repeat = True
         self.again = again

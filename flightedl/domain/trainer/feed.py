@@ -1,4 +1,4 @@
-"""One trainer's tasks: which ones it holds, when it requests more, and what it reports.
+"""One trainer's tasks: which tasks it holds, when it requests more tasks, and what it reports.
 
 If the master dies, the feed should have enough tasks to last until a new master is available. It estimates their number
 from its pace so far (``domain.queue.fair_share``). It holds at least two tasks, the one being trained on and the next;
@@ -8,8 +8,8 @@ Tasks begin in the order of assignment. A task begins only if at most one earlie
 assumes that a trainer that died had not begun its other tasks.
 
 Reports are sent immediately, because other trainers may be waiting for this one to leave. Requests are sent when there
-is room for more tasks. A report stays in the feed until the master has answered it, so none is lost if the master dies;
-repeated reports do no harm.
+is room for more tasks. A report stays in the feed until the master has answered it, so no report is lost if the master
+dies. Repeated reports do no harm.
 
 The master holds the request of a trainer without tasks, so that the trainer learns of new work immediately: first for
 ``MOMENT_S``, during which it may stay a member (``domain.master.training``), then for longer.
@@ -18,8 +18,8 @@ Tasks that this trainer gives up are *handed back* in its next report and not ju
 any assignment that a request does not list.
 
 If the master nevertheless repeats an assignment, because an answer was lost, the task arrives as another
-:class:`AssignedTask`. This is another *reading*, for which nothing has been read yet. Everything here therefore refers
-to an ``AssignedTask`` and not to its attempt.
+:class:`AssignedTask`. This is another *reading*, for which nothing has been read yet. Everything in this module
+therefore refers to an ``AssignedTask`` and not to its attempt.
 
 Tasks that the master announces for the next epoch can be opened and read early (``begin_ahead``). The feed does not
 hold them: only an assignment begins a task, even if the task was read early.
@@ -128,7 +128,7 @@ class Ask:
     wait_s: float
     #: Number of registrations so far. Assignments in an answer to an earlier registration do not count.
     registration: int
-    #: (attempt, ranges of finished batches) for each unfinished task that has any.
+    #: (attempt, ranges of finished batches) for each unfinished task with finished batches.
     done: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
     def ticket(
@@ -198,7 +198,7 @@ class Feed:
         #: Announced tasks that are not being read yet, and the newest announcement.
         self._ahead: deque[Assignment] = deque()
         self._announced: list[Assignment] = []
-        #: Time since which the oldest held task has been the oldest.
+        #: Time at which the oldest held task became the oldest.
         self._since_s = 0.0
         #: Estimated seconds per task; None if unknown.
         self._pace_s: float | None = None
@@ -217,7 +217,7 @@ class Feed:
     # for the reader
 
     def begin(self) -> AssignedTask | None:
-        """Begin and return the next task. None if there is none, or if two begun tasks are unreported."""
+        """Begin and return the next task. None if there is no task, or if two tasks that have begun are unreported."""
         return self._ready.popleft() if self._may_begin() else None
 
     def _may_begin(self) -> bool:
@@ -274,7 +274,7 @@ class Feed:
         """Report a task whose batches have all been acknowledged by all pservers.
 
         ``pservers`` are the pservers' generations; ``metrics`` (of evaluations) maps names to (weighted sum, weight);
-        ``placement`` is the oldest one under which a batch was pushed.
+        ``placement`` is the oldest placement with which a batch was pushed.
         """
         if not self.is_held(task):
             return
@@ -307,7 +307,7 @@ class Feed:
         return self._is_done_news and (is_urgent or not had_news)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, now: float, place: str = "") -> None:
-        """Report that this trainer cannot do this task. ``place`` describes where the user's code failed, if it did."""
+        """Report that this trainer cannot do this task. ``place`` is where the user's code failed, if it did."""
         if not self.is_held(task):
             return
         a = task.assignment

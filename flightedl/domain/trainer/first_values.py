@@ -1,8 +1,8 @@
 """Election of the trainer whose values become the model's initial values.
 
 The winner holds the election's key on its lease while it sends its values to every pserver. It then overwrites the key
-with ``done``, without a lease, in one transaction. This requires that the key and the pserver processes that have its
-values still exist. Losers wait for ``done``.
+with ``done``, without a lease, in one transaction, provided that the key and the pserver processes with its values
+still exist. Losers wait for ``done``.
 
 If a winner dies, its key disappears and another trainer wins. The new winner's values belong to a newer election, so
 they replace the earlier ones. A winner that was overtaken while it was frozen or disconnected becomes a loser: it stops
@@ -124,7 +124,7 @@ class ElectionOfFirstValues:
         return step
 
     def key_read(self, found: Candidate | None) -> None:
-        """Handle the key as read, or None if it does not exist."""
+        """Handle the key that was read; None if it does not exist."""
         if found is None:
             if self._has_tried:
                 self._read_again("the trainer that stood for the election of the initial values is already gone")

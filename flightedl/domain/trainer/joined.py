@@ -1,11 +1,11 @@
 """Combines a pserver's answers for its buckets, because a trainer treats all rows of a pserver as one block.
 
 A pserver answers separately for ranges of buckets. Usually it has one range, or several if their histories differ. The
-block that stands for all of its buckets has the number of the first bucket. The combined answer is
+block that represents all of the pserver's buckets has the number of the first bucket. The combined answer is
 
 * "too late" or "not a member" if any range gives this answer;
 * the batches that the ranges already have, if a range rejected a sum;
-* "applied" with the lowest version in all other cases, once all ranges have answered.
+* in all other cases, "applied" with the lowest version, once all ranges have answered.
 """
 
 from __future__ import annotations

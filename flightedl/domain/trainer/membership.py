@@ -5,7 +5,7 @@ Rules:
 * A membership begins only between two batches, with values that are pulled under it. At any sign that it is over (a
   rejected push, an answer of the master, a lost lease), the trainer drops it, and joins again for the next batch.
 * A membership keeps the mode with which it began.
-* A trainer joins in order to work on an attempt. If it has lost this attempt in the meantime, it may still hold others.
+* A trainer joins in order to work on an attempt. If it has lost the attempt by then, it may still hold other attempts.
 
 While calls are in flight, one thread writes ``member`` and another reads it, so methods read it only once.
 """
@@ -26,7 +26,7 @@ _WAITING_FOR = "the pservers to agree on this trainer's first round"
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A batch begins under this membership (0 if there is none) as its ``step``-th batch."""
+    """A batch begins as number ``step`` of this membership (0 if there is no membership)."""
 
     member: int
     step: int
@@ -58,7 +58,7 @@ class TrainerMembership:
     def __init__(self) -> None:
         #: Id of the membership in the view; 0 if there is none.
         self.member = 0
-        #: Epoch of the newest batch. When all epochs are done, it is higher than all of them.
+        #: Epoch of the newest batch. When all epochs are done, this number is higher than any epoch.
         self.epoch = 0
         #: None if there is no model, so that no membership is needed.
         self._mode: Mode | None = None
@@ -99,7 +99,7 @@ class TrainerMembership:
         return Joined(reply.member, mode if is_new else None)
 
     def tasks_answered(self, member_then: int, reply: TasksReply) -> None:
-        """Handle an answer to a request of the feed that was sent under membership ``member_then``."""
+        """Handle an answer to a request that the feed sent during membership ``member_then``."""
         if reply.member != member_then and self.member == member_then:
             # A new membership requires current values, so the trainer joins between two batches.
             self.member = 0

@@ -5,8 +5,8 @@ ahead and passes on items, each with its task; :class:`BatchLoop` keeps the :cla
 user's code works. A batch is *settled* when every block of every pserver has applied it.
 
 A task may be reported as finished only if a single reading has settled all of its batches. If a reading began in the
-middle or skipped a batch, its task is handed back. The batches that were applied are answered "already applied" next
-time.
+middle or skipped a batch, its task is handed back. When the task is repeated, pservers answer "already applied" for the
+batches that they have applied.
 
 A batch whose gradient came too late is handed out *again* under the same identity. This happens if its round was over,
 or if the trainer had lost its membership. A batch whose gradient was rejected is handed out again too, up to
@@ -15,7 +15,7 @@ or if the trainer had lost its membership. A batch whose gradient was rejected i
 If several batches are pushed as one sum, they stay unsettled until the sum is pushed. If a block could not accept all
 of them together, they are handed out again, sum by sum. The task is reported when its sums are pushed.
 
-Before it passes on an item or hands a batch out again, the driver checks that the feed still holds the task.
+Before the driver passes on an item or hands out a batch again, it checks that the feed still holds the task.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ class Finished(msgspec.Struct, frozen=True):
     """Report this task as finished."""
 
     task: AssignedTask
-    #: Pserver -> its oldest generation that has a batch of the task; 0 if nothing was sent to it.
+    #: Pserver -> its oldest generation that has a batch of the task; 0 if nothing was sent to this pserver.
     pservers: Sequence[int]
-    #: Oldest placement under which a batch of the task was pushed; 0 if none is stored.
+    #: Oldest placement with which a batch of the task was pushed; 0 if no placement is stored.
     placement: int = 0
 
 
@@ -240,7 +240,7 @@ class BatchLoop:
         return HandBack(reading.task)
 
     def _settle(self, reading: Reading) -> HandOut | Unreadable | None:
-        """Settle the batches that no longer wait. If one must be repeated, return the step for that instead."""
+        """Settle the batches that no longer wait. If a batch must be repeated, return the step that does so instead."""
         answered: list[HandedBatch] = []
         again: HandedBatch | None = None
         for handed in reading.handed:

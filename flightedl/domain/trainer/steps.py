@@ -19,7 +19,7 @@ Rules:
 * With ``push_every=n``, n batches are pushed as one sum (``sums``). With ``Async(pull_every=m)``, only every m-th step
   pulls. Batches in an unpushed sum are repeated if their membership or mode ends.
 
-The driver keeps the gradients. It stores the gradients of a sum under the sum's ``identity``.
+The driver keeps the gradients. The sum's ``identity`` is the key for the gradients of a sum.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ class Steps:
         return Done(error, is_lost, tuple(map(BatchState.of, changed.values())))
 
     def _note(self, batches: Iterable[CurrentBatch]) -> None:
-        """Record that the batches of a sum have changed. The closed ones are reported to the loop."""
+        """Record that the batches of a sum have changed. Closed batches are reported to the loop."""
         self._changed.update({id(batch): batch for batch in batches if batch is not self.current})
 
     # opening and closing a batch
@@ -350,7 +350,7 @@ class Steps:
             self.drop()
         self.current = current = CurrentBatch.of(batch, member, step)
         if self.sums is not None and self.sums.belongs_to_another_sum(current):
-            # The open sum is a repeated sum, whose other batches were pushed alone under another mode.
+            # The open sum is a repeated sum, whose other batches were pushed alone in another mode.
             return self._push_sum(self.sums, pull=self._is_synchronous)
         return _DONE
 
@@ -398,7 +398,7 @@ class Steps:
         return None
 
     def abandon_batch(self) -> Done:
-        """Abandon the batch, because the user has left the loop. The next batch opens under a new membership.
+        """Abandon the batch, because the user has left the loop. The next batch opens with a new membership.
 
         Possibly only some blocks have the batch, and some values are newer than others.
         """
@@ -446,8 +446,8 @@ class Steps:
     def pull(self, blocks: Collection[int], min_version: int = 0, *, as_reader: bool = False) -> Next:
         """Pull values of these blocks, at these versions or later; in sync mode at the batch's round or later.
 
-        If a batch was pushed to some blocks, it first arrives at the others. Otherwise two trainers, each waiting for a
-        block to which the other has not pushed, would deadlock.
+        If a batch was pushed to some blocks, it first arrives at the others. Otherwise, two trainers would deadlock if
+        each waited for a block to which the other has not pushed.
 
         Args:
             blocks: Their numbers.

@@ -1,4 +1,4 @@
-"""The batches of the sum that a trainer pushes next, and the outcome of each (``exactly_once.accumulation``).
+"""The batches of the sum that a trainer pushes next, and their outcomes (``exactly_once.accumulation``).
 
 A batch is part of the sum once ``begin`` has been called. When the user's code has finished it, it is *complete* and
 ``waits``. Repeated batches are pushed in the same sum or in a part of it, so they are handed out again sum by sum
@@ -35,16 +35,16 @@ class BatchSums:
         self.identity = identity
         #: The sum that is being repeated; None if the current sum is new.
         self._again: SumAgain | None = None
-        #: Parameter -> number of records in those batches of the sum that have a gradient for it.
+        #: Parameter -> number of records in the sum's batches that have a gradient for the parameter.
         self._weights: dict[str, int] = {}
-        #: Number of records in those batches of the sum that have any gradient. This is the sum's weight in a round.
+        #: Number of records in the sum's batches that have any gradient. This is the sum's weight in a round.
         self._weight = 0
         #: Divisors of the sum that ``take`` has returned.
         self._divisors: Mapping[str, int] = {}
         #: The incomplete batch in the sum, and the parameters for which it has gradients.
         self._current: CurrentBatch | None = None
         self._names: set[str] = set()
-        #: The last batch of the sum that was pushed last.
+        #: The last batch of the most recently pushed sum.
         self._pushed: CurrentBatch | None = None
 
     @property
@@ -74,7 +74,7 @@ class BatchSums:
         return self._current is current
 
     def is_pushed(self, current: CurrentBatch) -> bool:
-        """True if the batch was the last one in the sum that was pushed last."""
+        """True if the batch was the last batch in the most recently pushed sum."""
         return self._pushed is current
 
     def repeated(self, current: CurrentBatch, names: Iterable[str]) -> str:

@@ -3,19 +3,19 @@
 All messages of a trainer are idempotent, because a push carries the identity of its batch. After any failure, the same
 request is sent again to the process that then holds the pserver's index. Only *answers* have a meaning:
 
-* If a block has applied the batch, from this message or an earlier one, it is settled. It is then pulled if new values
-  are needed and did not come with the answer.
+* If a block has applied the batch, from this message or an earlier one, the block is settled. It is then pulled if new
+  values are needed and did not come with the answer.
 * If the gradient came too late at a block, or the block does not know the sender as a member, the block has not applied
   it. The batch must be computed again under a new membership. The rest of this transfer is then useless.
-* If a block has applied some batches of a sum, it rejects the sum and says which batches it has. The trainer pushes the
-  others again. In sync mode these join the next round, because the trainer has already arrived in this one.
+* If a block has applied some batches of a sum, it rejects the sum and lists these batches. The trainer pushes the other
+  batches again. In sync mode, these batches join the next round, because the trainer has already arrived at this round.
 * A pserver that lacks blocks is not called again. When the other pservers have answered all pushes, the driver looks up
   the placement, and the rest of the transfer goes to the blocks' owners (``TransferState.place``).
 * If there was no answer, the outcome is unknown, or the called process is gone, the request is repeated. Any other
   error is final, because the request would be rejected again.
 
 The driver may call the pservers of a :class:`Transfer` one after another or concurrently. For each pserver, a separate
-:class:`ShardTransfer` contains what it has not answered.
+:class:`ShardTransfer` contains the part that the pserver has not answered.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class TransferState(msgspec.Struct, eq=False):
     pushes: frozenset[int]
     #: True if the batch must be computed again under a new membership.
     must_repeat: bool = False
-    #: For each rejected sum, the positions of those batches that the block lacks.
+    #: For each rejected sum, the positions of the batches that the block lacks.
     refusals: set[tuple[int, ...]] = set()
     #: True if the transfer was given up. Answers that arrive later are ignored.
     is_given_up: bool = False

@@ -103,7 +103,7 @@ class RowTable:
         self._init = init_numbers(spec.init)
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
         self._removed = 0
-        #: Set of buckets -> oldest epoch of the rows that ``expire`` has kept in them.
+        #: Set of buckets -> oldest epoch of the rows that ``expire`` has kept in these buckets.
         self._expired: dict[range, int] = {}
         #: One bit per record, for rows and for waiting ids: set if the record changed between the newest cut for a file
         #: and the newest cut of any kind.
