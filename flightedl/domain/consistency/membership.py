@@ -24,8 +24,8 @@
   round, so blocks that are behind catch up to it without updates (see ``rounds``).
 * The applied sets show the master which batches were lost with the rounds of a restarted pserver; it assigns them
   again.
-* *A new master* continues from the stored state under its own generation. The stored state may be outdated: members
-  that it lacks are removed and ask to join again, and a member that a pserver does not know and can no longer admit is
+* *A new master* continues from the stored state with its own generation. The stored state may be outdated: members that
+  it lacks are removed and ask to join again, and a member that a pserver does not know and can no longer admit is
   proposed again. A pserver whose generation differs from the stored one is treated as restarted.
 * In bounded mode, the first round is where a member's clock starts. The same rules apply, except that pservers never
   refuse a member. In async mode, a view only fences off former members, so a restarted pserver gets the view unchanged.
@@ -40,8 +40,8 @@ same time share a view. The caller reports the answer (``answered``) or the fail
 
 Effects come in this order: store the state, send views, notify trainers. Safety does not depend on the order.
 
-Not guaranteed: that a join completes while a pserver is down. It may also take long if rounds close faster than views
-arrive.
+Not guaranteed: that a join completes while a pserver is down. It may also take a long time if rounds close faster than
+views arrive.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Pserver:
     generation: int
     highest_open_round: int = 0
     is_up: bool = False
-    #: The newest of this master's serials that the pserver has answered; 0 if none.
+    #: The newest of this master's serials that the pserver has answered; 0 if it has answered none.
     answered_serial: int = 0
     #: Serial of the view in flight; None if there is none.
     sending: int | None = None

@@ -63,8 +63,8 @@ class Sync(Mode):
 class Async(Mode):
     """Applies each gradient when it arrives. Trainers do not wait for each other.
 
-    With ``push_every``, "exactly once" means that whatever fails, each block applies each batch once, with the weight
-    that the batch had in the sum in which it was first pushed.
+    With ``push_every``, "exactly once" means that, whatever fails, each block applies each batch once, with the weight
+    that the batch had in the first pushed sum that contained it.
 
     After a failure the trainer pushes the same sum again. If another trainer has pushed part of it in the meantime,
     some blocks apply the rest separately. This makes no difference for plain SGD; stateful optimizers (momentum, Adam)

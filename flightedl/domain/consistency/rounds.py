@@ -7,12 +7,12 @@ atomic.
 **Sync.** ``version`` is the number of closed rounds, and therefore also the number of the open round. The rules are:
 
 * A member contributes to rounds from its *first round* on, and only to the open round. A push with an older base
-  version is ``Stale``: the trainer pulls, recomputes the gradient and pushes again under the same batch identity. A
-  push with a newer base version is an error.
+  version is ``Stale``: the trainer pulls, recomputes the gradient and pushes again with the same batch identity. A push
+  with a newer base version is an error.
 * A batch that the block has already applied contributes nothing. If its base is the open round, its sender has
   *arrived* with weight 0. If its base is older, the message is a repetition and changes nothing.
-* A round waits for its *due* members: those whose first round is not above it. It closes when all of its due members,
-  and at least one, have arrived.
+* A round waits for its *due* members: those whose first round is not above it. It closes when all of its due members
+  have arrived and there is at least one.
 * The contributions of members that have left remain in the round, because their batches are marked. A round with
   contributions therefore also closes if no member is due, even if the view is empty; otherwise, the last gradients of a
   job might never be applied.
@@ -135,7 +135,7 @@ class BlockRounds:
 
     @classmethod
     def moved(cls, mode: Mode, version: int, members: Mapping[int, int], clocks: Mapping[int, int]) -> BlockRounds:
-        """Return the rounds of a block that has moved here from another pserver. It must have been ``is_at_edge``."""
+        """Return the rounds of a block that has moved here from another pserver, where ``is_at_edge`` was true."""
         rounds = cls(mode, version)
         rounds.members, rounds._clocks = dict(members), dict(clocks)
         rounds._count_missing()

@@ -1,8 +1,8 @@
 """A pserver's handling of views, which determine the members for which its blocks wait, and their mode.
 
-``membership`` describes the rules. A pserver accepts a view only if the view is newer than its current one. It removes
-members that are missing from the view at once, admits a new member only if none of the rounds in which that member
-would be due has closed, and changes the mode only if no block has passed the switch round.
+``membership`` describes the rules. A pserver accepts a view only if the view is newer than its current one. It
+immediately removes members that are missing from the view, admits a new member only if none of the rounds in which that
+member would be due has closed, and changes the mode only if no block has passed the switch round.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class PserverView:
         return ViewVerdict(is_outdated=False, admit=admit, remove=remove, refused=refused)
 
     def _change_mode(self, number: tuple[int, int], view: ViewRequest, mode: Mode) -> ViewVerdict:
-        """Replace all members and change the mode as the view requires, if no block has passed the switch round."""
+        """If no block has passed the switch round, replace all members and change the mode as the view requires."""
         remove = tuple(self._members)
         if self._refuses_mode:
             refused = tuple(member.member for member in view.members)

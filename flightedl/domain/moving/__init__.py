@@ -18,8 +18,8 @@ pserver 0 to pserver 2 in these steps:
   owner. It compares everything that may have changed: the master's lock, the attempt, both generations, and the
   placement.
 * Pserver 2 reads the placement and adopts the block; pserver 0 reads it and releases the block. If a trainer then
-  pushes to pserver 0, it receives the new owner as the answer. It repeats the push under the same identity at pserver
-  2, which knows the applied batches.
+  pushes to pserver 0, the answer names the new owner. The trainer repeats the push with the same identity at pserver 2,
+  which knows the applied batches.
 
 Only the transaction decides. A pserver thaws a frozen block only after it has read that the attempt is over and that it
 still owns the block. If a pserver has waited too long, it deletes the intent in a separate transaction, and reads

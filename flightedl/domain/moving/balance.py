@@ -4,8 +4,8 @@ Blocks may be anywhere. The buckets of a pserver are neighbors, so the pservers 
 joins the line beside the one with the most buckets, and the borders between neighbors are shifted until all shares are
 equal.
 
-In one intent, each pserver takes part in the move of at most one unit of buckets. Therefore, the buckets of all
-pservers remain neighbors in whichever order, and up to whichever point, the moves are committed.
+In one intent, each pserver takes part in the move of at most one unit of buckets. Therefore, the buckets of each
+pserver remain neighbors, no matter in which order the moves are committed, or how many of them are.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _line(ranges: dict[int, range], wanted: Sequence[int]) -> list[int]:
     shares = {index: len(ranges[index]) for index in line}
     for index in wanted:
         if index not in shares:
-            # The neighbor gives away part of its share, so it counts as if it gave half.
+            # The neighbor gives away part of its share, so count it as if it gave half.
             beside = max(line, key=lambda each: (each not in wanted and shares[each] > 0, shares[each], -each))
             line.insert(line.index(beside) + 1, index)
             shares[index] = shares[beside] // 2

@@ -1,7 +1,7 @@
 """The master's decisions about moves: when to store, commit and cancel an intent.
 
-The caller executes one transaction at a time, and reads the placement and the intent after each one, whatever its
-outcome: after a failure or an unknown outcome, only a read shows what is stored.
+The caller executes one transaction at a time, and reads the placement and the intent after each transaction, whatever
+its outcome. After a failure or an unknown outcome, only a read shows the stored state.
 
 Rules:
 
@@ -162,7 +162,7 @@ class Director:
         return self._transaction(stored.attempt, intent, moved, generations)
 
     def cancel_if_failed(self, seen: Mapping[int, int]) -> Transaction | None:
-        """Return the transaction that cancels an intent of a predecessor, or one with a pserver that is gone."""
+        """Return the transaction that cancels a predecessor's intent, or an intent that names a pserver that is gone."""
         if self.stored is None:
             return None
         intent = self.stored.intent

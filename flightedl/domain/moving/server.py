@@ -91,9 +91,9 @@ class Arriving(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """State of all moves of a pserver. It is immutable: a change replaces it."""
+    """State of all of a pserver's moves. It is immutable: a change replaces it."""
 
-    #: The blocks that the process has, without staged ones.
+    #: The blocks that the process has, excluding staged blocks.
     blocks: tuple[int, ...]
     #: Revision of the newest read, and version of the placement that it returned.
     revision: int = 0
@@ -218,7 +218,7 @@ class MovingBlocks:
         return Copy(attempt, move.block, generation, move.count)
 
     def updated(self, block: int) -> Update | None:
-        """Return the message that sends applied updates to the destination, or None if no such unit is leaving."""
+        """Return the message that sends applied updates to the destination, or None if the unit is not leaving."""
         leaving = _find(self.state.leaving, block)
         if leaving is None:
             return None

@@ -7,7 +7,7 @@ import msgspec
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import DeclaredModel, Placement
 
-#: Stands for the attempt of an intent that must not exist.
+#: Represents the attempt of an intent that must not exist.
 NONE = 0
 
 

@@ -1,7 +1,7 @@
 """Recovery from losses.
 
 * ``replay``: repeats tasks after a pserver has restarted from an older state
-* ``replacements``: which processes were replaced, to decide if a report counts after blocks have moved
+* ``replacements``: replaced processes, which decide if a report counts after blocks have moved
 * ``audit``: compares the pservers' applied batches with the done tasks, after each epoch and before the job ends
 * ``reinitialization``: initializes the model again if no checkpoint contains its values
 * ``lives``: results that belong to one life of the model

@@ -1,7 +1,7 @@
 """Comparison of all pservers' applied batches with the done tasks, after each epoch and before the job ends.
 
-A task counts as done when a trainer reports it as finished. If such a report were wrong for any reason, batches would
-be missing unnoticed. The master therefore asks all pservers for their applied batches, and reopens missing tasks.
+A task counts as done when a trainer reports it as finished. If a report were wrong for any reason, missing batches
+would go unnoticed. The master therefore asks all pservers for their applied batches, and reopens missing tasks.
 
 Rules:
 
@@ -49,7 +49,7 @@ class Audit:
 
     @property
     def is_open(self) -> bool:
-        """True while an answer is missing."""
+        """True while any pserver has not answered."""
         return self._end_epoch > 0 and len(self._answered) < self._pserver_count
 
     def resize(self, pserver_count: int) -> None:

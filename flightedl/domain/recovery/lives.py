@@ -36,5 +36,5 @@ class PresentLife:
 
 
 def name_in(life: int, name: str) -> str:
-    """Return the key under which a name is stored in a life."""
+    """Return the key at which a name is stored in a life."""
     return f"{life}/{name}" if life else name

@@ -11,8 +11,8 @@ reinitialized, the model would be inconsistent, so all of it is initialized agai
   restarted, because only the user's script can initialize a model, and one of them is elected.
 * Pservers announce that they have applied no batches, so every task is assigned again.
 
-Only the deletion is stored. If the master dies before it, its successor gets the same answers from the same pservers.
-Each answer names the election, so a late answer about an old election cannot end a newer one.
+Only the deletion is stored. If the master dies before the deletion, its successor gets the same answers from the same
+pservers. Each answer names the election, so a late answer about an old election cannot end a newer one.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Replaced pserver processes, which determine if a report of finished work still counts after blocks have moved.
 
 For each pserver that acknowledged a batch, a report of finished work names the oldest generation that did so. It also
-names the oldest *placement* (version of the blocks' owners) under which one of its batches was pushed. The report
-counts if
+names the oldest *placement* (version of the blocks' owners) with which one of its batches was pushed. The report counts
+if
 
 * none of these processes has been replaced, even if its pserver has no blocks any more, and
 * no process with blocks was replaced while a placement newer than the report's was stored.
 
-Proof: let a block lack a batch that it has acknowledged. Then a later owner of the block was replaced by a process that
-loaded an older state.
+Proof: suppose that a block lacks a batch that it has acknowledged. Then a later owner of the block was replaced by a
+process that loaded an older state.
 
 If that owner is the one that acknowledged the batch, the first condition rejects the report. Otherwise, the block had
 moved before the replacement, so the stored placement was newer than the report's, and the second condition rejects it.
 
-The second condition may also reject reports that have lost nothing. Their batches are then repeated under a newer
+The second condition may also reject reports that have lost nothing. Their batches are then repeated with a newer
 placement. This happens only if a process is replaced while blocks move.
 """
 

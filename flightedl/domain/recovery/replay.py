@@ -8,7 +8,7 @@ once the master has compared its applied batches with the queue's done tasks and
   Otherwise everything that the older process applied since its last checkpoint is lost, so the piece is taken back
   (``give_back``), and the report is answered as lost.
 * A report that names a newer process than the master knows is accepted. That process will announce its applied batches,
-  and they include those in the report.
+  which include the batches in the report.
 * A pserver repeats its announcement until the master has stored, *in one transaction*, both the reopened queue and the
   fact that the process is settled. The pserver may serve trainers even before that.
 * The master reports the job as done only when all pservers are settled, because tasks may be reopened until then.
@@ -167,7 +167,7 @@ def _clear_bits(bitmap: bytes, count: int) -> IntervalSet:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Restart this process, so that it loads this checkpoint, or the initial values if it is None."""
+    """Restart this process, so that it loads this checkpoint, or the initial values if ``checkpoint`` is None."""
 
     generation: int
     checkpoint: int | None
@@ -177,7 +177,7 @@ class _Record(msgspec.Struct, array_like=True):
     format: int
     settled: list[tuple[int, int]]
     floor: int
-    #: The checkpoint that all pservers must load, as a list of one element. Empty if they may load any.
+    #: The checkpoint that all pservers must load, as a list of one element. Empty if they may load any checkpoint.
     pinned: list[int | None]
     #: State for ``Replacements``; empty if it was stored by a version that could not move blocks.
     processes: tuple[Process, ...] = ()

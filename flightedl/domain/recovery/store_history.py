@@ -12,9 +12,9 @@ replaces, and a late report of a lost process looks current. Therefore:
   store's revisions. Generations, elections and conditions thus remain comparable, and those of earlier lives count as
   older.
 
-Not guaranteed: that an older store is detected if, by the time a process asks again, its revision has exceeded all
-those that the process has seen. This can happen if the backup is only a few writes old. The process's writes still
-require its own key.
+Not guaranteed: that an older store is detected if, by the time a process asks again, the store's revision has exceeded
+all revisions that the process has seen. This can happen if the backup is only a few writes old. The process's writes
+still require its own key.
 
 A state that lacks only the completion of the newest checkpoint is not detected either. If the previous checkpoint has
 been deleted, pservers then find no checkpoint, and the job fails. It can be continued with ``forget`` and then
@@ -48,7 +48,7 @@ class Sighting:
 
 
 def rollback_reason(seen: Sighting, now: Sighting) -> str:
-    """Return why the store observed ``now`` does not continue the one ``seen`` before; empty if it does continue it."""
+    """Return why the store as observed ``now`` does not continue the store ``seen`` before; empty if it does."""
     if now.cluster != seen.cluster:
         return f"etcd has cluster id {now.cluster}, but had {seen.cluster} before: {_WHY}"
     if now.revision < seen.revision:
@@ -57,7 +57,7 @@ def rollback_reason(seen: Sighting, now: Sighting) -> str:
 
 
 class Witness:
-    """One process's observations of its store. Once the store has failed to continue them, this result is final."""
+    """One process's observations of its store. If the store once fails to continue them, this is final."""
 
     def __init__(self) -> None:
         #: The observation with the highest revision; None before the first one.
@@ -172,5 +172,5 @@ def life_of(revision: int) -> int:
 
 
 def life_after(life: int, newest: Sighting | None) -> int:
-    """Return a life after both the stored one and that of the newest checkpoint."""
+    """Return a life that is later than the stored life and the newest checkpoint's life."""
     return max(life, 0 if newest is None else life_of(newest.revision)) + 1
