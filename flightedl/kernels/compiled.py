@@ -233,7 +233,7 @@ class Update:
             if slot.size != size:
                 raise ValueError("values and slots must have the same length")
         optimizer = self.optimizer
-        # In nearly every job, the rate is a plain number. Then skip ``rate_at``, which is needed only for schedules.
+        # In nearly every job, the rate is a plain number. Skip ``rate_at`` then, because only schedules need it.
         rate = getattr(optimizer, "lr", None)
         rate = (rate if isinstance(rate, float) else optimizer.rate_at(version)) * rate_factor
         if rate == 0 and isinstance(optimizer, Ftrl):

@@ -4,7 +4,7 @@
 * ``declarations``: the definition of a job. ``hosts``: properties of a process and its machine.
 * ``tasks``, ``groups``: messages from trainers to the master. ``parameters``: messages from trainers to pservers.
 * ``control``: messages from the master to pservers.
-* ``moving``: messages between pservers about blocks that move. ``scaling``: changes of the number of pservers.
+* ``moving``: messages between pservers about blocks that move. ``scaling``: changes to the number of pservers.
 * ``checkpoints``, ``status``, ``reading``, ``feed``: messages from any client to a server.
 
 ``schemas/`` (package ``flightedl_schemas``) describes the same messages as JSON schemas, for other languages. A test

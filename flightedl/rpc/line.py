@@ -149,7 +149,7 @@ class Line:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close this end of the line. The peer notices that."""
+        """Close this end of the line. The peer notices that it was closed."""
         self._connection.close()
 
 

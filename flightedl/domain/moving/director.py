@@ -162,7 +162,7 @@ class Director:
         return self._transaction(stored.attempt, intent, moved, generations)
 
     def cancel_if_failed(self, seen: Mapping[int, int]) -> Transaction | None:
-        """Return the transaction that cancels a predecessor's intent, or an intent that names a pserver that is gone."""
+        """Return the transaction that cancels a predecessor's intent, or an intent that names a missing pserver."""
         if self.stored is None:
             return None
         intent = self.stored.intent

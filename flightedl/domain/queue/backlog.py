@@ -19,8 +19,8 @@ from itertools import islice
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.values import BatchRange
 
-#: [epoch, first position, number of tasks, failures, first attempt]. If the row is a part of a task, or a task with
-#: some batches done, it also has [first batch, end batch, first done batch, end of done batches, …].
+#: [epoch, first position, number of tasks, failures, first attempt]. If the row is a part of a task, or a task of which
+#: some batches are done, it also has [first batch, end batch, first done batch, end of done batches, …].
 Row = list[int]
 _PART_LENGTH = 7
 

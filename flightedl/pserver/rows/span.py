@@ -35,7 +35,7 @@ _NAMED_UNKNOWN = 3
 class ReceivedRows(NamedTuple):
     """The validated content of a message about rows."""
 
-    #: Gradients for each table to which the batch pushed, including tables without ids in this span.
+    #: Gradients for each table to which the batch pushed, including tables that have no ids in this span.
     gradients: TableRows = NO_ROWS
     #: Ids of the rows that the sender requests, in this order and without gaps.
     wanted: TableRows = NO_ROWS
