@@ -16,7 +16,7 @@
 ``domain.trainer`` makes all decisions; this package contains the threads and connections that carry them out.
 
 One batch at a time is *current* (``CurrentBatch``). The dataset opens a batch before the user's code receives it, and
-closes it when the user's code requests the next one. In between, gradients are pushed under the batch's identity.
+closes it when the user's code requests the next one. In between, gradients are pushed with the batch's identity.
 
 A task is finished only when every block of every pserver has answered for each of the task's batches. So closing a
 batch sends it, with weight zero, to all blocks that have received no gradient for it.

@@ -24,7 +24,7 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 
 def svg(panels: Mapping[str, Mapping[str, Curve]], *, x_label: str, title: str = "") -> str:
-    """Return the text of the file, with one panel per name. The arguments are those of ``drawing.draw``."""
+    """Return the text of the file, with one panel per name. The arguments are the same as for ``drawing.draw``."""
     columns = min(len(panels), 3, math.ceil(math.sqrt(len(panels))))
     rows = math.ceil(len(panels) / columns)
     top = _TITLE_HEIGHT if title else 0

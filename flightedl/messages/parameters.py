@@ -17,7 +17,7 @@ class Outcome(IntEnum):
     NONE = 0
     ACCEPTED = 1
     ALREADY_APPLIED = 2
-    #: The base version is older than the open round. Pull, recompute the gradient, and push it under the same identity.
+    #: The base version is older than the open round. Pull, recompute the gradient, and push it with the same identity.
     STALE = 3
     #: The sender is not a member of the view. It must join, pull, and recompute the gradient.
     NOT_MEMBER = 4

@@ -194,7 +194,7 @@ class Shard:
         return self.numbers
 
     def place(self, plan_hash: str) -> None:
-        """Record that this pserver's blocks are now those of another placement."""
+        """Record that another placement now determines this pserver's blocks."""
         self.plan_hash = self.copying.plan_hash = plan_hash
 
     def require_plan(self, plan_hash: str) -> None:

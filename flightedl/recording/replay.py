@@ -26,7 +26,7 @@ class Difference:
     core: str
     #: The event, as JSON.
     event: Any
-    #: Number of the effect among those of its event, counted from 1.
+    #: Number of the effect among its event's effects, counted from 1.
     effect: int
     #: The recorded effect as JSON; None if none was recorded.
     expected: Any

@@ -112,7 +112,7 @@ class MemoryCoordinator:
     # --- faults ---
 
     def fail_next(self, kind: FaultKind) -> None:
-        """Plan a fault for the next request for which none is planned yet."""
+        """Plan a fault for the next request without a planned fault."""
         with self._store.condition:
             self._faults.append(kind)
 

@@ -163,7 +163,7 @@ class Watcher:
         return self._until(self.job, "the master")
 
     def finished(self) -> int:
-        """Return the number of finished tasks, including those of earlier epochs."""
+        """Return the number of finished tasks, including tasks of earlier epochs."""
         return _finished(self._seen_job())
 
     def _accepted(self) -> dict[int, tuple[int, int]]:

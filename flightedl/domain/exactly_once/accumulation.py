@@ -2,7 +2,7 @@
 
 Rules:
 
-* A *sum* is pushed under the identities of all its batches. A block accepts the sum only if it has applied none of the
+* A *sum* is pushed with the identities of all its batches. A block accepts the sum only if it has applied none of the
   batches, and then marks all of them atomically (``AppliedBatches.mark_together``). A block that has applied all of
   them answers "already applied". So no batch counts twice.
 * If another trainer pushed some of the batches in a different sum, a block that has applied these batches rejects the

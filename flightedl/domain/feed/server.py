@@ -61,7 +61,7 @@ class ServerFeed:
         return states != self._states
 
     def note(self, states: Mapping[int, State]) -> int:
-        """Give the next number to all changes since the last one, and return it. ``states``: those of all blocks."""
+        """Give the next number to all changes since the last one, and return it. ``states``: all blocks' states."""
         self.number += 1
         known = self._states
         self._changed = {

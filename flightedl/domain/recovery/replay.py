@@ -101,7 +101,7 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
 def tasks_to_reopen(
     summary: AppliedSummary, begun_epochs: int, task_count_of: Callable[[int], int]
 ) -> dict[int, IntervalSet]:
-    """Return the tasks that a pserver lacks. ``TaskQueue.reopen`` reopens those of them that are done.
+    """Return the tasks that a pserver lacks. ``TaskQueue.reopen`` reopens the tasks that are done.
 
     Returns:
         Epoch -> its missing tasks; never empty ones. Costs O(tasks / 8) for each incomplete epoch.

@@ -257,7 +257,7 @@ class Feed:
         return self._reports
 
     def is_held(self, task: AssignedTask) -> bool:
-        """False if the task was revoked or handed back. The caller then drops the rest of it and does not report it."""
+        """False if the task was revoked or handed back. The caller then drops its remaining batches unreported."""
         held = self._held.get(task.assignment.attempt)
         return held is not None and held.number == task.number
 

@@ -2,7 +2,7 @@
 
 Rules:
 
-* A membership begins only between two batches, with values that are pulled under it. At any sign that it is over (a
+* A membership begins only between two batches, with values pulled for it. At any sign that the membership is over (a
   rejected push, an answer of the master, a lost lease), the trainer drops it, and joins again for the next batch.
 * A membership keeps the mode with which it began.
 * A trainer joins in order to work on an attempt. If it has lost the attempt by then, it may still hold other attempts.
