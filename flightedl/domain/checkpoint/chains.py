@@ -41,7 +41,7 @@ _LEAST_SHARE = 3
 class Offer:
     """The file on which a pserver may base its next file."""
 
-    #: The pserver's file in the newest complete checkpoint; empty if it is unknown or was written by another process.
+    #: The pserver's file in the newest complete checkpoint; empty if unknown or written by another process.
     after: str
     is_base: bool
     #: Number of the checkpoint that contains the chain's base.
@@ -81,7 +81,7 @@ class Chains:
         self._files = {file.index: file for file in files}
 
     def offer(self, index: int, generation: int, number: int, rejected: Collection[int]) -> Offer:
-        """Decide what a pserver's next file may be based on.
+        """Return the file on which a pserver's next file may be based.
 
         Args:
             index: Index of the pserver.

@@ -31,7 +31,7 @@ the same dataset. If the queue's state is older than the blocks, the queue repea
 answered "already applied". If it is newer, the missing tasks are reopened.
 
 The applied sets are authoritative; the queue in the manifest only saves work. Blocks need not be copied at the same
-round either: a common round serves only readers of the model and ``recovery="rollback"``.
+round either. Only readers of the model need a common round, and so does ``recovery="rollback"``.
 
 Pending tasks in the stored queue belong to trainers that are gone. A master that restores the queue takes them back:
 ``for trainer in queue.holders(): queue.trainer_departed(trainer, now, is_graceful=True)``.
@@ -44,8 +44,8 @@ continues the chains if it can read the manifest of the newest checkpoint (``cha
 the final values. If a pserver dies or takes too long, another checkpoint is ordered. The job ends without its last
 checkpoint only if the store fails repeatedly.
 
-Not guaranteed: that a checkpoint completes while the store fails or pservers keep dying; see ``trouble`` and ``age_s``.
-Two jobs that share a name and a storage, but not an etcd, overwrite each other's files.
+A checkpoint may never complete while the store fails or pservers keep dying; see ``trouble`` and ``age_s``. Two jobs
+that share a name and a storage, but not an etcd, overwrite each other's files.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Ordered:
     reason: str
     #: Numbers of checkpoints that turned out to be unusable.
     rejected: tuple[int, ...]
-    #: True if a requester waits for this checkpoint and may itself have to reach the next round.
+    #: True if a requester is waiting for this checkpoint. The next round may then need that requester.
     is_waited_for: bool
     copied: set[int] = field(default_factory=set)
     files: dict[int, ShardFile] = field(default_factory=dict)
@@ -186,12 +186,12 @@ class Checkpoints:
 
     @property
     def trouble(self) -> str:
-        """Reason for the last attempt's failure; empty if it did not fail."""
+        """Reason why the last attempt failed; empty if it succeeded."""
         return self._trouble
 
     @property
     def may_be_saved(self) -> bool:
-        """True if a checkpoint is complete, or if one may be, because writing its manifest has begun."""
+        """True if a complete checkpoint exists, or may exist because the writing of its manifest has begun."""
         return self._latest is not None or isinstance(self._work, _Publishing)
 
     @property
@@ -203,7 +203,7 @@ class Checkpoints:
         return now - self._last_complete_s
 
     def is_satisfied(self, ticket: int) -> bool:
-        """True if there is a complete checkpoint that was begun after ``request`` returned this ticket."""
+        """True if a checkpoint that began after ``request`` returned this ticket is complete."""
         return self._stored_latest is not None and self._stored_latest.number >= ticket
 
     def is_over(self, ticket: int) -> bool:
@@ -218,7 +218,7 @@ class Checkpoints:
     # events
 
     def resize(self, pserver_count: int) -> None:
-        """Change the number of pservers, between two checkpoints."""
+        """Change the number of pservers. Call this only while no checkpoint is in progress."""
         assert self.under_way is None, "the number of pservers changes during a checkpoint"
         self._pserver_count = pserver_count
         self._pservers = {index: each for index, each in self._pservers.items() if index < pserver_count}
@@ -345,7 +345,7 @@ class Checkpoints:
         return ()
 
     def send_failed(self, index: int, generation: int, order: OrderNumber) -> Effects:
-        """Resend an order that may not have arrived. The caller pauses between failures."""
+        """Send an order again, because it may not have arrived. The caller pauses between failures."""
         work = self._work
         if not isinstance(work, _Ordered) or work.generations.get(index) != generation or order != self._order(work):
             return ()
@@ -443,7 +443,7 @@ class Checkpoints:
         self._tasks_since = 0
         at_round = None
         if rounds is not None:
-            # Without members, no round closes, so the open rounds stay open.
+            # No round closes while there are no members.
             at_round = self._highest_round + (self._margin if rounds.has_members and not self._is_waited_for else 0)
             self._margin = max(1, self._margin // 2)
         work = _Ordered(
@@ -506,7 +506,7 @@ class Checkpoints:
     # storage
 
     def encode(self) -> bytes:
-        """Return the state for a successor, including the pointer to the newest checkpoint. Its size does not grow."""
+        """Return the state for a successor, including the pointer to the newest checkpoint. The size is bounded."""
         latest = None if self._latest is None else (self._latest.number, self._latest.manifest_checksum)
         return msgspec.json.encode(PointerRecord(FORMAT, self._next_number, latest, list(self._rejected), self._first))
 

@@ -12,7 +12,7 @@ Rules:
   though they were written for earlier checkpoints (see ``chains``).
 * All names are relative to the job's storage.
 
-Not guaranteed: that files have not been altered. Readers verify their hashes.
+The manifest does not protect files from being altered, so readers must verify the hashes of the files.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def shard_name(
 
 
 def since_of(name: str) -> int | None:
-    """Return the number of the checkpoint with the base of an increment, or None if the file is no increment."""
+    """Return the number of the checkpoint that contains an increment's base, or None for other files."""
     found = _INCREMENT.fullmatch(name)
     return None if found is None else int(found[1])
 
@@ -128,7 +128,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     queue: msgspec.Raw = _NOTHING
     #: Results of finished evaluations.
     evaluations: msgspec.Raw = _NOTHING
-    #: State of etcd when the master last saw it; None if unknown.
+    #: Last state of etcd that the master observed; None if unknown.
     etcd: Sighting | None = None
 
     @property
@@ -175,11 +175,11 @@ def _document(raw: msgspec.Raw) -> bytes | None:
 
 
 def checksum(data: bytes) -> str:
-    """Return a checksum of 32 hex digits, like the one in the pointer that identifies the manifest."""
+    """Return a checksum of 32 hex digits. The pointer identifies the manifest by such a checksum."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-# --- choice of the checkpoint to load ---
+# --- choosing the checkpoint to load ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ def without_manifest(names: Collection[str]) -> tuple[Skipped, ...]:
 def examine(number: int, data: bytes, sizes: Mapping[str, int], job: str) -> Manifest | Skipped:
     """Verify a checkpoint as far as possible from a file listing.
 
-    Return its manifest, or the reason why it cannot be loaded.
+    Return the checkpoint's manifest, or the reason why the checkpoint cannot be loaded.
 
     Args:
         number: Number of the checkpoint by the manifest's name.
@@ -259,7 +259,7 @@ def deletable(
         # The checkpoint that the pointer names is missing, so nothing is deleted.
         return ()
     kept = complete[:keep]
-    #: (number of the checkpoint with a chain's base, number of a checkpoint with an increment of that chain)
+    #: (number of the checkpoint that contains a chain's base, number of one that contains an increment of that chain)
     chains = [(since, number) for name in names if (since := since_of(name)) and (number := number_of(name))]
     floor = min([kept[-1], *(since for since, number in chains if number in kept)])
     lasting = {number for number in complete if keep_every and number % keep_every == 0}

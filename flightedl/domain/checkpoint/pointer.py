@@ -42,7 +42,7 @@ def latest_of(encoded: bytes) -> Pointer | None:
 
 
 def loadable_of(encoded: bytes) -> range | None:
-    """Return the numbers of loadable checkpoints, or None if there is none. Raises the errors of ``decode_pointer``.
+    """Return the range of loadable checkpoints, or None. Raises the same errors as ``decode_pointer``.
 
     The range extends from the pointer's first checkpoint to its latest one.
     """
@@ -51,5 +51,5 @@ def loadable_of(encoded: bytes) -> range | None:
 
 
 def rejected_of(encoded: bytes) -> frozenset[int]:
-    """Return the numbers of checkpoints that a pserver could not load. Raises the errors of ``decode_pointer``."""
+    """Return the numbers of checkpoints that a pserver failed to load. Raises the same errors as ``decode_pointer``."""
     return frozenset(decode_pointer(encoded).rejected)

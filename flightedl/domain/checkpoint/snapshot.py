@@ -12,9 +12,9 @@
   accumulator. All blocks share these large sets, so the sets are copied only once, after all blocks have been cut.
   Batches that were marked on a block after its cut are then removed from the copy.
 
-The caller holds the block's lock while it calls ``is_due``, ``cut`` and ``marked``, and during the operations that
-these calls describe. It holds the lock of the applied sets while it marks a batch and calls ``marked`` for it, and
-while it calls ``applied``.
+The caller holds the block's lock while it calls ``is_due``, ``cut`` and ``marked``, and while it carries out what the
+calls record. It holds the lock of the applied sets while it marks a batch and calls ``marked`` for it, and while it
+calls ``applied``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REASON_LIMIT = 500
 
 
 class SnapshotCut:
-    """State of one snapshot that is being made.
+    """State of one snapshot in progress.
 
     Args:
         numbers: Numbers of this pserver's blocks.
@@ -45,8 +45,7 @@ class SnapshotCut:
         #: Block -> version of its copy; None if the block has not been cut yet.
         self._versions: dict[int, int | None] = dict.fromkeys(numbers)
         self._left = len(self._versions)
-        #: (blocks, batch, number of batches in its task) for each mark in the shared sets that the copies do not
-        #: include.
+        #: (blocks, batch, number of batches in its task) for each mark that the shared sets have but the copies lack.
         self._excluded: list[tuple[Sequence[int], Batch, int]] = []
 
     @property
@@ -63,7 +62,7 @@ class SnapshotCut:
         return self._versions[block] is None and (self.at_round is None or version >= self.at_round)
 
     def cut(self, blocks: Sequence[int], version: int, held: Iterable[tuple[Batch, int]]) -> int:
-        """Record that the caller is now copying these blocks, which have a common history.
+        """Record that the caller is now copying these blocks. The blocks must have the same history.
 
         Args:
             blocks: Numbers of the blocks.

@@ -82,7 +82,7 @@ class OrderSnapshot:
 
     index: int
     generation: int
-    #: The order to send. The sender fills in its plan.
+    #: The order to send. The sender adds the plan.
     snapshot: SnapshotRequest
 
 
@@ -95,7 +95,7 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class MovePointer:
-    """Call ``pointer_moved`` once the new checkpoint is stored by ``encode()``. Follows a ``Persist``."""
+    """Call ``pointer_moved`` once an ``encode()`` that names the new checkpoint is stored. Follows a ``Persist``."""
 
     pointer: Pointer
 

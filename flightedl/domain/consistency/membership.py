@@ -28,10 +28,11 @@
   it lacks are removed and ask to join again, and a member that a pserver does not know and can no longer admit is
   proposed again. A pserver whose generation differs from the stored one is treated as restarted.
 * In bounded mode, the first round is where a member's clock starts. The same rules apply, except that pservers never
-  refuse a member. In async mode, a view only fences off former members, so a restarted pserver gets the view unchanged.
+  refuse a member. In async mode, a view only fences off former members. A restarted pserver therefore gets the same
+  view again.
 * The *mode changes* when a view specifies another mode. All members of that view are new and start at its *switch
-  round*. So gradients pushed in the old mode are applied before the switch round, and no gradients are pushed until all
-  pservers have changed.
+  round*. So gradients pushed in the old mode are applied before the switch round, and trainers push no gradients until
+  all pservers have changed the mode.
 * A pserver that has passed the switch round removes the old members but refuses the new mode. The master then proposes
   a later round and new member ids to all pservers. A process starts in the mode of its first view.
 
@@ -40,8 +41,7 @@ same time share a view. The caller reports the answer (``answered``) or the fail
 
 Effects come in this order: store the state, send views, notify trainers. Safety does not depend on the order.
 
-Not guaranteed: that a join completes while a pserver is down. It may also take a long time if rounds close faster than
-views arrive.
+A join cannot complete while a pserver is down, and may take long if rounds close faster than views arrive.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Pserver:
     generation: int
     highest_open_round: int = 0
     is_up: bool = False
-    #: The newest of this master's serials that the pserver has answered; 0 if it has answered none.
+    #: Serial of this master's newest view that the pserver has answered; 0 if the pserver has answered none.
     answered_serial: int = 0
     #: Serial of the view in flight; None if there is none.
     sending: int | None = None
@@ -177,7 +177,7 @@ class Membership:
         return member.member_id if member is not None and member.is_admitted else None
 
     def waiting_for(self, trainer: str) -> str:
-        """Describe whose answers a trainer's join is waiting for; empty if it is not waiting."""
+        """Return a description of the pservers whose answers a trainer's join still needs; empty if none."""
         member = self._members.get(trainer)
         if member is None or member.is_admitted:
             return ""
@@ -308,7 +308,7 @@ class Membership:
         *,
         refuses_mode: bool = False,
     ) -> list[Effect]:
-        """Handle a pserver's answer: it has adopted a view, apart from the members or the mode that it refused."""
+        """Handle a pserver's answer. The pserver has adopted a view, except for any members or mode that it refused."""
         pserver = self._pservers.get(index)
         if pserver is None or pserver.generation != generation or serial > self._serial:
             return []
@@ -329,7 +329,7 @@ class Membership:
         return self._changed()
 
     def send_failed(self, index: int, generation: int, serial: int) -> list[Effect]:
-        """Record that sending a view failed; the newest view is sent. The caller pauses between failures."""
+        """Record that a view could not be sent, and send the newest view. The caller pauses between failures."""
         pserver = self._pservers.get(index)
         if pserver is None or pserver.generation != generation or pserver.sending != serial:
             return []

@@ -18,7 +18,7 @@ class Mode(Setting):
     __slots__ = ()
 
     def version_after(self, _base_version: int) -> int:
-        """Return the lowest block version that includes a gradient with this base; its sender waits for that version.
+        """Return the lowest block version that includes a gradient with this base. The gradient's sender waits for it.
 
         Returns 0 if gradients are applied on arrival, because any version is then sufficient.
         """

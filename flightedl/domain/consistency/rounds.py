@@ -43,7 +43,7 @@ diverge, until two members waited for each other at different blocks.
 A *pull* with an outdated membership is answered with ``NOT_MEMBER`` and never waits, because the round for which it
 would wait may itself be waiting for the trainer's new membership.
 
-Decided elsewhere: which batches have already been applied (``applied``), and the members' first rounds
+Other modules decide which batches have already been applied (``applied``), and at which rounds members start
 (``membership``).
 """
 
@@ -135,7 +135,7 @@ class BlockRounds:
 
     @classmethod
     def moved(cls, mode: Mode, version: int, members: Mapping[int, int], clocks: Mapping[int, int]) -> BlockRounds:
-        """Return the rounds of a block that has moved here from another pserver, where ``is_at_edge`` was true."""
+        """Return the rounds of a block that another pserver has handed over while ``is_at_edge`` was true."""
         rounds = cls(mode, version)
         rounds.members, rounds._clocks = dict(members), dict(clocks)
         rounds._count_missing()
@@ -187,7 +187,7 @@ class BlockRounds:
 
     @property
     def held(self) -> tuple[tuple[Batch, int], ...]:
-        """The ``held_batches``, each with the number of batches in its task."""
+        """Each of the ``held_batches`` with the number of batches in its task."""
         return tuple(self._held)
 
     def waits_for(self) -> list[int]:
@@ -301,7 +301,7 @@ class BlockRounds:
     # pulls
 
     def pull(self, member: int, min_version: int) -> Pull:
-        """Decide if values may be read now; ``member`` is 0 for clients that only read."""
+        """Decide whether values may be read now. ``member`` is 0 for clients that only read."""
         if not member:
             return Pull.READY if self.version >= min_version else Pull.WAIT
         first = self.members.get(member)
@@ -371,7 +371,7 @@ class BlockRounds:
     # the view
 
     def can_admit(self, first_round: int) -> bool:
-        """False if a round in which the member would be due has already closed."""
+        """False if a round that should have waited for the member has already closed."""
         return not self._is_sync or first_round >= self.version
 
     def change(self, admit: Mapping[int, int], remove: Iterable[int]) -> None:

@@ -20,7 +20,7 @@ class Accumulate(msgspec.Struct, frozen=True):
 class Apply(msgspec.Struct, frozen=True):
     """Run the optimizer now, and mark the batch. The version has already been incremented.
 
-    ``staleness`` is the number of updates that are missing from the gradient's base version.
+    ``staleness`` is the number of updates applied since the gradient's base version.
     """
 
     staleness: int
@@ -59,7 +59,7 @@ class Pull(Enum):
 
 
 class Closing(msgspec.Struct, frozen=True):
-    """A closed round. If ``has_update`` is true, run the optimizer before the block's new version is used."""
+    """A closed round. If ``has_update`` is true, run the optimizer before using the block's new version."""
 
     #: Number of the closed round, which is below the block's new version.
     round: int

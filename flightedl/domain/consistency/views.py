@@ -1,4 +1,4 @@
-"""A pserver's handling of views, which determine the members for which its blocks wait, and their mode.
+"""A pserver's handling of views. A view determines the blocks' mode, and the members for which the blocks wait.
 
 ``membership`` describes the rules. A pserver accepts a view only if the view is newer than its current one. It
 immediately removes members that are missing from the view, admits a new member only if none of the rounds in which that
@@ -30,10 +30,10 @@ class ViewVerdict:
     remove: tuple[int, ...] = ()
     #: Ids of the members that were not admitted.
     refused: tuple[int, ...] = ()
-    #: Unless this is None: remove all members, change to this mode at ``switch_round``, then admit the members.
+    #: New mode, which begins at ``switch_round``: remove all members, change the mode, admit the new members. Or None.
     switch: Mode | None = None
     switch_round: int = 0
-    #: True if the mode could not be changed at the round that the view names.
+    #: True if the mode could not be changed at the view's switch round.
     refuses_mode: bool = False
 
     @property

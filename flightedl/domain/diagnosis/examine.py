@@ -19,7 +19,7 @@ _RULES = (
     probes.disks,
     probes.certificates,
 )
-#: Cause -> the causes whose findings it hides, because they follow from it.
+#: Cause -> its consequences, which are omitted if the cause itself is found.
 _HIDES = {
     Cause.ETCD_UNREACHABLE: {Cause.NO_MASTER, Cause.UNKNOWN_JOB, Cause.PSERVER_MISSING},
     Cause.ETCD_WITHOUT_QUORUM: {Cause.NO_MASTER, Cause.UNKNOWN_JOB, Cause.PSERVER_MISSING, Cause.ETCD_SLOW},

@@ -72,7 +72,7 @@ class Observations:
     etcd: tuple[Asked, ...] = ()
     #: Names of the jobs that have keys in etcd.
     jobs: tuple[str, ...] = ()
-    #: Generations in etcd of the master's lock and of its published address; 0 if the key does not exist.
+    #: Generations of the master's lock and of its published address in etcd; 0 if the key does not exist.
     lock_generation: int = 0
     address_generation: int = 0
     #: None if no address is published.
@@ -84,7 +84,7 @@ class Observations:
     replies: Mapping[int, PserverStatusReply] = field(default_factory=dict)
     #: Process -> stack traces of its threads.
     stacks: Mapping[str, str] = field(default_factory=dict)
-    #: None if it is unknown where the job stores its checkpoints.
+    #: None if the location of the job's checkpoints is unknown.
     store: StoreTried | None = None
     #: Path on this machine -> (free bytes, total bytes) of its disk.
     disks: Mapping[str, tuple[int, int]] = field(default_factory=dict)

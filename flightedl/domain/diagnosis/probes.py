@@ -1,4 +1,4 @@
-"""Rules about checks that this machine performs itself: of the checkpoint storage, disks and certificates."""
+"""Rules about the checkpoint storage, disks and certificates, which this machine checks itself."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _NAMES = {
     "wait": "waiting for others in the round",
     "pull": "receiving values",
 }
-#: Costs on which there is advice, each with the parts of the profile that it sums up.
+#: Costs for which advice exists, each with the parts of the profile that make up the cost.
 _COSTS = {"data": ("data",), "wait": ("wait",), "traffic": ("push", "pull")}
 _ADVICE = {
     "data": "Read fewer columns, move the files closer, or split them into more chunks (`flightedl dataset split`).",
