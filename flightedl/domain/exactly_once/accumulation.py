@@ -20,9 +20,9 @@ Rules:
 
 Gradients are not kept. When a batch is repeated, the user's code computes its gradient again from current values.
 
-Not guaranteed: that all blocks make the same number of updates. Each block applies each batch once, with the same
-weight. But if blocks apply a batch in different sums, optimizer state that depends on more than the gradients (step
-counts, squares) differs between the blocks.
+Each block applies each batch once, with the same weight, but blocks may make different numbers of updates. If blocks
+apply a batch in different sums, optimizer state that depends on more than the sum of gradients (step counts, squares)
+differs between the blocks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Member = TypeVar("Member")
 
 @dataclass(frozen=True, slots=True)
 class Settled(Generic[Member]):
-    """Outcome of each batch of a pushed sum."""
+    """Outcomes of the batches in a pushed sum."""
 
     done: tuple[Member, ...]
     #: Batches to repeat, grouped into the sums in which to push them.

@@ -13,8 +13,8 @@ pserver starts with one cohort. Blocks from other pservers bring their own cohor
 
 Blocks are identified by their numbers in the shard plan. Stored sets are in ascending order of block numbers.
 
-Not guaranteed: that the memory of a finished epoch is freed. An epoch is reduced to its number once its task count is
-known (``set_task_count``), but not while one of its tasks is incomplete, for example because the task failed.
+Memory: an epoch is reduced to its number once its task count is known (``set_task_count``) and all of its tasks are
+complete. If a task remains incomplete, for example because it failed, the epoch's memory is not freed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FORMAT = 1
 
 class _Record(msgspec.Struct, array_like=True):
     format: int
-    #: Block -> its cohort, and its bit there: the number of preceding blocks in the same cohort.
+    #: Block -> (its cohort, its bit in that cohort's masks: the number of preceding blocks in the same cohort).
     cohort_of: list[int]
     cohorts: list[CohortRecord]
 
@@ -145,7 +145,7 @@ class AppliedBatches:
         return found
 
     def _masks_of(self, blocks: Iterable[int]) -> list[tuple[Cohort, int]]:
-        """Return the blocks' mask in each of their cohorts. Masks are cached, because every push needs them."""
+        """Return the blocks' mask in each cohort. Masks are cached, because every push needs them."""
         known = self._masks.get(blocks) if isinstance(blocks, range) else None
         if known is not None:
             return known
@@ -187,7 +187,7 @@ class AppliedBatches:
             cohort.set_task_count(epoch, task_count)
 
     def done_tasks(self, epoch: int) -> list[int]:
-        """Return, in ascending order, the tasks of which every block has applied all batches."""
+        """Return the tasks whose batches every block has applied, in ascending order."""
         bitmap = np.unpackbits(np.frombuffer(self.done_bitmap(epoch), np.uint8), bitorder="little")
         return [int(task) for task in np.flatnonzero(bitmap)]
 
@@ -197,7 +197,7 @@ class AppliedBatches:
         return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 
     def incomplete_tasks(self, epoch: int) -> dict[int, bytes]:
-        """Return the partly applied tasks, of which some block has applied a batch and some block lacks one.
+        """Return the partly applied tasks: some block has applied one of the task's batches, and some block lacks one.
 
         Returns:
             Task -> the batches that every block has, as bits, lowest first; empty if the blocks' batches differ.
@@ -211,7 +211,7 @@ class AppliedBatches:
         return found
 
     def epochs(self) -> list[int]:
-        """Return the epochs of which any block has applied any batch, in ascending order."""
+        """Return the epochs from which any block has applied a batch, in ascending order."""
         return sorted({epoch for cohort in self._cohorts for epoch in (*cohort.finished, *cohort.epochs)})
 
     def completed_task_count(self, epoch: int) -> int | None:
@@ -281,7 +281,7 @@ class AppliedBatches:
 
     @classmethod
     def rebuilt(cls, sources: Mapping[int, AppliedBatches]) -> AppliedBatches:
-        """Return new sets, in which each block has a copy of its source block's set."""
+        """Return new sets that give each block a copy of its source block's set."""
         chosen: dict[int, tuple[Cohort, list[int], list[int]]] = {}
         for number, source in sources.items():
             cohort, bit = source._places[number]  # noqa: SLF001 - same class

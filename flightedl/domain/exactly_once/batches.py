@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Limits on the numbers in messages. The memory that bitmaps use depends on these numbers.
+#: Limits on the numbers in messages. Without these limits, bitmaps could use any amount of memory.
 MAX_TASKS = 1 << 28
 MAX_BATCHES_PER_TASK = 1 << 24
 

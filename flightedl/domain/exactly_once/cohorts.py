@@ -19,7 +19,7 @@ from flightedl.errors import MessageError
 
 
 class Bitmap:
-    """A set of small numbers as a bitmap, lowest number first, with its size."""
+    """A set of small numbers, stored as a bitmap (lowest number first) and the size of the set."""
 
     __slots__ = ("bits", "count")
 
@@ -77,11 +77,11 @@ class _Epoch:
     __slots__ = ("done", "task_count", "tasks")
 
     def __init__(self, done: Bitmap | None = None, task_count: int = 0) -> None:
-        #: Tasks of which all blocks have applied all batches.
+        #: Tasks whose batches all blocks have applied.
         self.done = Bitmap(b"") if done is None else done
         #: Number of tasks of the epoch; 0 if unknown.
         self.task_count = task_count
-        #: Tasks that are not in ``done``, but of which some block has applied a batch.
+        #: Tasks that are not in ``done``, but from which some block has applied a batch.
         self.tasks: dict[int, _Task] = {}
 
     def copy(self) -> _Epoch:
@@ -98,7 +98,7 @@ class Cohort:
     def __init__(self, block_count: int) -> None:
         self.block_count = block_count
         self.full = (1 << block_count) - 1
-        #: Epoch -> its task count, for epochs of which all blocks have applied all batches.
+        #: Epoch -> its task count, for epochs whose batches all blocks have applied.
         self.finished: dict[int, int] = {}
         self.epochs: dict[int, _Epoch] = {}
 
@@ -129,7 +129,7 @@ class Cohort:
             raise MessageError(f"{batch}: the task has {flight.batch_count} batches, not {batch_count}")
 
     def add(self, batch: Batch, batch_count: int, blocks: int) -> int:
-        """Mark the batch on the blocks in a mask; return the mask of the blocks that had not applied it.
+        """Mark the batch on the blocks in a mask. Return the mask of those blocks that had not applied the batch.
 
         Raises:
             MessageError: as for ``require_possible``; nothing was done.

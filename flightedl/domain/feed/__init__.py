@@ -3,13 +3,13 @@
 * ``server``: a pserver's numbering of its changes, and its choice between an increment and a base
 * ``follower``: a client's decision about which messages it applies
 
-A pserver *numbers* its changes. Each number stands for the changes of blocks and rows since the previous number, and a
-block has only the number of its last change. An *increment* after number s thus contains the current content of
+A pserver *numbers* its changes. Each number stands for the changes to blocks and rows since the previous number. A
+block keeps only the number of its last change. An *increment* after number s thus contains the current content of
 everything that changed after s, and the ids of removed rows. It exists for any s, and can be applied twice. A *base*
 contains everything.
 
-A client whose position names another process gets a base, because this process may have restored an older state than
-the other one had.
+A client gets a base if its position names another process of the pserver, because the new process may have restored an
+older state than the client has.
 
 Expired rows are not listed: increments contain the lowest versions and epochs of unexpired rows, by which clients
 remove the same rows.

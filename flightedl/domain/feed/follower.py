@@ -9,13 +9,13 @@ from flightedl.messages.feed import ChangesHeader, Position
 
 
 class Use(enum.Enum):
-    """Use of a received base or increment."""
+    """Decision about a received base or increment."""
 
     #: Apply the message, then call ``applied``.
     APPLY = "apply"
-    #: Ignore the message: it is older than what was applied, or it comes from a replaced process.
+    #: Ignore the message: it is older than the applied state, or comes from a process that has been replaced.
     IGNORE = "ignore"
-    #: The message does not follow what was applied. Send another request with ``since``.
+    #: The message does not fit the applied state. Send another request with ``since``.
     ASK_AGAIN = "ask again"
 
 
@@ -24,7 +24,7 @@ class FollowedFeeds:
 
     def __init__(self) -> None:
         self._positions: dict[int, Position] = {}
-        #: Block or bucket -> highest version of a placement with which its content was applied.
+        #: Block or bucket -> highest placement version of any message from which its content was applied.
         self._placements: dict[int, int] = {}
 
     def since(self, server: int) -> Position | None:
@@ -32,7 +32,7 @@ class FollowedFeeds:
         return self._positions.get(server)
 
     def use_of(self, server: int, header: ChangesHeader) -> Use:
-        """Return the use of a pserver's message. Generations only increase, even when the model starts over."""
+        """Decide what to do with a pserver's message. Generations only increase, even when the model starts over."""
         known, received = self._positions.get(server), header.position
         if known is not None and received.generation < known.generation:
             return Use.IGNORE
@@ -46,12 +46,12 @@ class FollowedFeeds:
         return Use.APPLY if header.since <= known.number else Use.ASK_AGAIN
 
     def owned(self, header: ChangesHeader, blocks: Iterable[int]) -> set[int]:
-        """Return the blocks whose content in this message is not older than what another owner has sent."""
+        """Return the blocks whose content in this message is not older than the content sent by another owner."""
         placement = header.position.placement
         return {block for block in blocks if self._placements.get(block, 0) <= placement}
 
     def applied(self, server: int, header: ChangesHeader, blocks: Iterable[int]) -> None:
-        """Record that a message with the content of these blocks was applied."""
+        """Record that the content of these blocks was applied from a message."""
         self._positions[server] = header.position
         for block in self.owned(header, blocks):
             self._placements[block] = header.position.placement

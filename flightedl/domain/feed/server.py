@@ -1,7 +1,7 @@
 """Numbering of a pserver's changes; see the package for the rules.
 
-The caller reads a block's content only after it has noted the block's state. If the block changes in between, its
-content is newer than its number, and the block is noted and sent once more.
+The caller notes a block's state before it reads the block's content. If the block changes in between, the content is
+newer than the block's number. The next call then notes the change, and the block is sent again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flightedl.messages.feed import Position
 class State(NamedTuple):
     """State of a block: two equal states have the same content."""
 
-    #: Number of moves of the block to this pserver. While another pserver had it, its version may have decreased.
+    #: Number of times that the block has moved to this pserver. The version may have decreased on another pserver.
     arrivals: int
     version: int
 
@@ -46,7 +46,7 @@ class ServerFeed:
         self.generation = generation
         self.number = 0
         self._most_removed = most_removed
-        #: Lowest number after which increments can be made.
+        #: Lowest number that an increment can follow.
         self._floor = 0
         #: Block -> its state when it was last noted.
         self._states: dict[int, State] = {}
@@ -80,17 +80,17 @@ class ServerFeed:
             self._floor = dropped.number
 
     def start_of(self, since: Position | None) -> int | None:
-        """Return the number after which a client needs the changes; None if it needs a base."""
+        """Return the number after which changes must be sent to a client; None if the client needs a base."""
         if since is None or (since.life, since.generation) != (self.life, self.generation):
             return None
         return since.number if self._floor <= since.number <= self.number else None
 
     def changed_after(self, number: int | None) -> list[int]:
-        """Return the blocks that changed after a number, ascending; all blocks if it is None."""
+        """Return the blocks that changed after a number, in ascending order; all blocks if the number is None."""
         return sorted(block for block, changed in self._changed.items() if number is None or changed > number)
 
     def removed_after(self, number: int | None) -> list[Removed]:
-        """Return the rows removed after a number; empty for a base (None), which has no removed rows."""
+        """Return the rows removed after a number; empty if the number is None, because a base lists no removed rows."""
         return [] if number is None else [removed for removed in self._removed if removed.number > number]
 
     def position(self, placement: int) -> Position:

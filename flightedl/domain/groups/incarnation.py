@@ -5,8 +5,8 @@ etcd, so a later start has a higher number. The rules are:
 
 * Only rank 0 begins an incarnation, and only with a generation above the current one. This ends the previous
   incarnation: its ranks can no longer start, report or finish.
-* An incarnation runs once all of its ranks have reported which token they loaded, if any. If all loaded tokens are
-  equal, the token applies to all ranks. If they differ, the incarnation ends with an explanation to every rank.
+* An incarnation runs once every rank has reported the token that it loaded, if any. If all loaded tokens are equal, all
+  ranks use that token. If the tokens differ, the incarnation ends, and every rank gets an explanation.
 * The group is done when every rank of the current incarnation has reached the end of the data and left its session
   cleanly.
 
@@ -39,7 +39,7 @@ from flightedl.messages.groups import (
 GATHERING, RUNNING, OVER, DONE = "gathering", "running", "over", "done"
 OVER_TEXT = "another rank of this group has ended, or the group was started again: start this process again"
 SILENT = "it ended without a word"
-#: Maximum number of reports per second from all ranks together. It leaves the master time for other work.
+#: Maximum number of reports per second from all ranks together. The limit leaves the master time for other work.
 _REPORTS_PER_S = 200
 _REPORT_S = 0.5
 #: Maximum number of ranks that a message names.
@@ -65,7 +65,7 @@ class Group:
 
     def __init__(self, attempts_limit: int, record: GroupRecord | None = None) -> None:
         self._attempts_limit = attempts_limit
-        #: Complete state for a successor. A change replaces it, and never modifies it.
+        #: Complete state for a successor. Changes replace this object and never modify it.
         self.record = GroupRecord() if record is None else record
         #: Rank -> its round. Not stored, because the ranks report to a successor again.
         self.places: dict[int, Place] = {}
@@ -283,7 +283,7 @@ class Group:
 
 
 def without(step: plan.Round, left_out: Collection[Piece]) -> plan.Round:
-    """Return a round without the records that are to be skipped."""
+    """Return a copy of a round without the records to be skipped."""
     pieces = step.pieces
     for epoch, task, first, end in left_out:
         if epoch == step.epoch:

@@ -4,7 +4,7 @@ With torchft, the count is ``manager.batches_committed()``. It is part of the mo
 groups, even one that has just recovered. In a step, the participating groups use the batches starting with this number,
 one per group. If the step is not committed, the next step uses the same numbers.
 
-So the model is trained on each batch once, no matter how many groups take part, and no two groups get the same batch.
+So the model is trained on each batch once, and two groups never get the same batch.
 
 Rules:
 
@@ -41,7 +41,7 @@ class NumberedBatches:
         self._per_epoch = -(-self._record_count // batch_size)
         #: Total number of batches; None if unlimited.
         self.count = None if epochs is None else epochs * self._per_epoch
-        #: (epoch, its tasks in order, number of records up to the end of each task); cached.
+        #: Cached (epoch, its tasks in order, number of records up to the end of each task).
         self._order: tuple[int, Integers, Integers] | None = None
 
     def batch(self, number: int) -> Round:

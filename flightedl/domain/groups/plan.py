@@ -23,7 +23,7 @@ The *remainder* setting determines what happens to records that do not fill a ro
 * ``drop``: the last records are skipped if they are too few for a complete round.
 * ``pad``: every batch is full; the last ones repeat records from the start of the epoch.
 
-Memory: the size of each task (8 bytes), and a few integers per rank.
+A plan needs 8 bytes of memory per task, for the task's size, and a few integers per rank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_o
 
 Remainder = Literal["split", "drop", "pad"]
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
-#: Number of positions of the shuffled order that are computed together.
+#: Number of positions in the shuffled order that are computed at a time.
 _BLOCK = 1024
 
 
@@ -57,7 +57,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     """A position in the data. It does not depend on the number of ranks."""
 
     epoch: _Natural = 0
-    #: Number of the epoch's records before this position.
+    #: Number of records in the epoch before this position.
     records: _Natural = 0
     #: Index in the epoch's order of the first unopened task.
     unopened: _Natural = 0
@@ -160,7 +160,7 @@ class RoundPlan:
         )
 
     def position(self) -> Position:
-        """Return the position after the latest round or, after an epoch's last round, the start of the next epoch."""
+        """Return the position after the latest round. After an epoch's last round, it is the next epoch's start."""
         if self._epoch is None or not self._epoch.round:
             return self._start
         if self._epoch.round == self._epoch.shares.rounds:
@@ -234,7 +234,7 @@ class _Epoch:
         #: Heap of (number of records in a rank's tasks since the start position, rank).
         self._ends = [(0, rank) for rank in range(world_size)]
         heapify(self._ends)
-        #: For each rank: its newest task (its index in the order, and its size), and the number of records in all its
+        #: For each rank: the index in the order and the size of its newest task, and the number of records in all its
         #: tasks.
         self._last = [(0, 0, 0)] * world_size
         #: The rank's unfinished tasks: (task, first record, number of the rank's records before the task and after it).

@@ -5,7 +5,7 @@ Rules:
 * A token contains a digest of the data and the seed, but it does not depend on the number of ranks or the batch size.
   Any group that reads the same data with the same seed can therefore resume from it.
 * Equal tokens are encoded as equal strings on all ranks.
-* The string has at most 4 kB for groups of up to 512 ranks, even if there are millions of tasks.
+* The string is at most 4 kB long for groups of up to 512 ranks, even if there are millions of tasks.
 * A string that is incomplete, altered, or written by a newer version is rejected with a one-sentence error.
 """
 
@@ -44,7 +44,7 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     seed: int | None
     #: The position, without its opened tasks.
     position: Position
-    #: Indices of the opened tasks, each as the difference from the previous index; the first is stored unchanged.
+    #: Indices of the opened tasks. All but the first are stored as differences from the previous index.
     gaps: list[int]
     firsts: list[int]
 

@@ -1,4 +1,4 @@
-"""The master's checkpoints: passes orders from ``domain.checkpoint`` to pservers, and the pservers' replies back.
+"""The master's checkpoints: orders from ``domain.checkpoint`` to pservers, and the pservers' replies.
 
 The master repeats an order until the pserver reports that it has written the file, failed or refused. Repeating the
 order also queries the progress of the snapshot.
@@ -42,7 +42,7 @@ class Checkpointing:
         self._draining: set[int] = set()
 
     def settled(self, index: int, generation: int, now: float) -> None:
-        """Let a pserver take part in checkpoints. Its missing tasks are in the queue, and it need not reload one."""
+        """Let a pserver take part in checkpoints, because the queue has its missing tasks and it needs no reload."""
         if self.is_kept:
             self.perform(self.checkpoints.pserver_up(index, generation, now))
 

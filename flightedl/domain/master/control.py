@@ -1,4 +1,4 @@
-"""The master's calls to pservers, at most one at a time to each process, and the handling of the answers."""
+"""The master's calls to pservers, and the handling of the answers. Each process gets at most one call at a time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PserverControl:
     def next_call(
         self, event: events.ControlAsked, members: Members | None, training: Training, plan_hash: str, now: float
     ) -> out.ControlCall | out.NoCallDue:
-        """Return the next call to a pserver's process, or the number of seconds to wait before asking again."""
+        """Return the next call to a pserver's process, or the number of seconds until this should be asked again."""
         index, generation = event.index, event.generation
         pservers, revision = self._pservers, self._outbox.revision
         if members is None:
@@ -126,7 +126,7 @@ class PserverControl:
         has_lost = self._outbox.revision != before
         # If one pserver has lost updates, the others may also have to reload a checkpoint.
         self.look_at_all(now)
-        # Requests that wait for the end of the job may have been waiting for this answer.
+        # This answer may complete requests that wait for the end of the job.
         self._outbox.wakes_requests = True
         return Consequences(has_lost=has_lost)
 

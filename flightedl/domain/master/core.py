@@ -313,7 +313,7 @@ class MasterCore:
         self._check_end()
         may_begin = not (self.ending.may_end or self.is_over or self.has_former_model)
         if self._is_turn_of_moves:
-            # Take turns, because checkpoints at short intervals would otherwise never let blocks move.
+            # Checkpoints and moves take turns. Otherwise, frequent checkpoints would prevent all moves.
             self._look_at_moves(may_begin=may_begin)
         self._tick_checkpoints()
         self._is_turn_of_moves |= self.checkpointing.checkpoints.under_way is not None
@@ -573,7 +573,7 @@ class MasterCore:
         self._update_members(ticket, handed, is_deterministic=is_deterministic, waits=is_waiting)
         if is_over:
             if self.has_former_model:
-                # No trainer needs to declare the model again, because the checkpoint is complete and the job ends.
+                # The checkpoint is complete and the job is ending, so no trainer needs to declare the model again.
                 self._adopt_former_model()
             self._check_end()
         if is_waiting:
@@ -611,7 +611,7 @@ class MasterCore:
         return lost
 
     def _update_members(self, ticket: TasksTicket, handed: HandedOut, *, is_deterministic: bool, waits: bool) -> None:
-        """Remove the trainer from the members if it has no tasks; add it if it may rejoin without asking."""
+        """Remove a trainer without tasks from the members. Add a trainer that may rejoin without asking."""
         members = self.members
         if handed.begins_epoch and members is not None:
             members.leave_all()
@@ -628,7 +628,7 @@ class MasterCore:
         return 0 if self.members is None else self.members.member_of(trainer)
 
     def _final_pservers(self) -> list[int]:
-        """Return the generations of the pservers that were checked just before the job was reported as done."""
+        """Return the generations of the pservers. They were checked just before the job was reported as done."""
         count = self._count
         return [] if self.members is None else [self.pservers.present.get(i, 0) for i in range(count)]
 

@@ -42,7 +42,7 @@ class Declarations:
     def __init__(self, declaration: JobDeclaration, outbox: Outbox) -> None:
         self.known = declaration
         self._outbox = outbox
-        #: Cache of the encoded declaration, which every comparison with the stored keys needs.
+        #: Cached encoding of the declaration. Every comparison with the stored keys needs the encoding.
         self._encoded = (JobDeclaration(), b"")
 
     @property
@@ -98,7 +98,7 @@ class Declarations:
     # the model
 
     def model(self, declared: ModelDeclaration) -> DeclaredModel | None:
-        """Return the declared model if it equals ``model``, or None if none has been declared.
+        """Return the job's model if it equals ``declared``, or None if the job has no model yet.
 
         After a resume, the first declaration may change the optimizer's settings. Pservers adopt the model only after
         that declaration has been stored, so none of them has used the previous settings.
@@ -135,7 +135,7 @@ class Declarations:
             self.known = replace(self.known, model=placed_model(model, placement))
 
     def adopt_former_model(self, declared: ModelDeclaration | None = None) -> DeclaredModel:
-        """Adopt the model of the checkpoint from which the job resumed, with the settings of ``declared`` if any."""
+        """Adopt the model of the checkpoint from which the job resumed, with the settings of ``declared``, if any."""
         known = self.known.model
         assert known is not None, "a resumed job has a model"
         if declared is not None and declared != known.declaration:
@@ -165,7 +165,7 @@ def placed_model(model: DeclaredModel, placement: Placement) -> DeclaredModel:
 
 
 def _is_setting(field: str, tables: Collection[str]) -> bool:
-    """True for the fields that may change after a resume: optimizer settings, and initial values of stored tables."""
+    """True if a field may change after a resume: an optimizer setting, or the initial values of a stored table."""
     path = field
     if field.startswith("tables."):
         names = [name for name in tables if field.startswith(f"tables.{name}.")]

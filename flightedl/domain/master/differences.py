@@ -1,4 +1,4 @@
-"""Comparison of two declarations. If the later one differs from the first, an error names the differing fields."""
+"""Comparison of two declarations. If they differ, an error names the differing fields."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ ControlRequest = AppliedRequest | ReloadRequest | SealRequest | SnapshotRequest 
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The answer to a request that has been carried out and has no result."""
+    """The answer to a completed request that has no result."""
 
 
 class Undeclared(msgspec.Struct, frozen=True):
-    """The reply to a first declaration. The driver indexes or plans it, reports the result, and declares again."""
+    """The reply to a first declaration. The driver indexes the data or plans the model, then declares again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class QueueNews:
 
 
 class Kind(enum.StrEnum):
-    """Kinds of events in a job's history."""
+    """Kind of an event in a job's history."""
 
     MASTER_LEADS = "master_leads"
     DECLARED = "declared"
@@ -166,7 +166,7 @@ class Outbox:
     effects: list[Effect] = field(default_factory=list)
     #: Number of times that the stored state has changed.
     revision: int = 0
-    #: True if there has been a change for which a request may be waiting.
+    #: True if a request may have been waiting for one of the changes.
     wakes_requests: bool = False
 
     def touch(self) -> None:

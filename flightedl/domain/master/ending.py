@@ -6,8 +6,8 @@ are present and have been compared with the queue, all rounds are closed, and th
 The master waits for missing pservers, but not for a store that keeps failing. A job without checkpoints needs no final
 one, and a job without a model has nothing to compare.
 
-A job that a trainer has stopped is done when no task is pending and no task has to be repeated. Tasks have to be
-repeated if a pserver has lost them, or if only some blocks have applied one of their batches. The master compares the
+A job that a trainer has stopped is done when no task is pending and no task has to be repeated. A task has to be
+repeated if a pserver has lost it, or if only some blocks have applied one of its batches. The master compares the
 pservers after all members have left, because only members can push.
 
 If tasks have to be repeated and no trainer requests one for ``ALONE_S`` seconds, the job has failed, and ``unfinished``
@@ -41,7 +41,7 @@ class Ending:
         self.may_end = False
         #: Reason, for users, why a stopped job cannot be completed; empty if it can.
         self.unfinished = ""
-        #: Time at which a trainer last requested tasks; None if none has done so since this master started.
+        #: Time of the last request for tasks; None if this master has not received any.
         self._asked_at: float | None = None
         self._epoch_seen = 0
 

@@ -1,11 +1,11 @@
 """Membership at the end of an epoch: which idle trainers remain members, and which rejoin along with their next task.
 
-An idle trainer leaves the view, so that rounds do not wait for it. If the model is small, leaving and rejoining take as
-long as several rounds. Two rules avoid this delay at the end of an epoch:
+An idle trainer leaves the view, so that rounds do not wait for it. If the model is small, leaving and rejoining takes
+as long as several rounds. Two rules avoid this delay at the end of an epoch:
 
 * A trainer remains a member if the epoch's last reports are probably in flight, because its request then waits only
-  briefly. This is likely if every other trainer has only rounds left that this trainer has already completed, or if all
-  trainers have held their tasks for as long as a task usually takes.
+  briefly. This is likely if all rounds that the other trainers still have to do are rounds that this trainer has
+  completed, or if all trainers have held their tasks for as long as a task usually takes.
 * A trainer that has left rejoins without asking if its next task was promised to it. It has already read this task and
   can train on it immediately, so rounds can wait for this trainer.
 
@@ -51,6 +51,6 @@ class EpochEnds:
         )
 
     def joins_with(self, ticket: TasksTicket, first: Assignment) -> bool:
-        """True if the trainer's first task was promised to it. Forgets the promise."""
+        """True if the first task had been promised to the trainer. The promise is then forgotten."""
         generation, places = self._promised.pop(ticket.trainer, (0, set()))
         return generation == ticket.generation and (first.epoch, first.position) in places

@@ -7,7 +7,7 @@ When a trainer finishes a piece, it reports the piece's metrics as sums and weig
 queue accepts this report as the first one for the piece, so a repeated piece is counted once. The queue and the metrics
 are stored together.
 
-The newest ``KEPT`` results are kept, but not their queues, until the model is initialized again
+The newest ``KEPT`` results, without their queues, are kept until the model is initialized again
 (``domain.recovery.lives``).
 """
 
@@ -44,7 +44,7 @@ class Evaluation:
 
     #: While ``work`` is None, this record contains a predecessor's queue.
     record: EvaluationRecord
-    #: None if the evaluation is done, or if its dataset has not been indexed again since a takeover.
+    #: None if the evaluation is done, or if this master has taken over and not yet indexed the dataset.
     work: Work | None = None
 
     @property
@@ -91,7 +91,7 @@ class Evaluations:
         return is_new
 
     def reinitialize(self, election: int) -> None:
-        """Drop all evaluations, because the life of the model that began with this election has ended."""
+        """Drop all evaluations, because the model that this election initialized no longer exists."""
         self._life.end(election)
         self._known.clear()
 
@@ -206,7 +206,7 @@ class Evaluations:
     def encode_results(self) -> bytes | None:
         """Return the finished evaluations, encoded for a checkpoint, or None if there are none.
 
-        Running evaluations are left out. They must start again after a restore, to measure a single model.
+        Running evaluations are left out, because each must measure a single model. They start again after a restore.
         """
         done = [each.record for each in self._known.values() if each.is_done]
         return encode(EvaluationsRecord(evaluations=done)) if done else None

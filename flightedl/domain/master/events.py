@@ -76,7 +76,7 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for a checkpoint. If ``is_last``, the wait ends after the store has failed several times."""
+    """A request for a checkpoint. If ``is_last``, the wait ends once the store has failed several times."""
 
     call: int
     request: Request
@@ -95,7 +95,7 @@ class WaitEnded:
 
 @dataclass(frozen=True, slots=True)
 class DatasetIndexed:
-    """The tasks of a declared dataset, which becomes the job's dataset unless the job already has one."""
+    """The tasks of a declared dataset. If the job has no dataset yet, the core adopts this dataset."""
 
     reply: DeclaredDataset
     tasks: QueueSettings
@@ -125,7 +125,7 @@ class GrowthEnded:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlanned:
-    """The block plan of a valid declared model, which becomes the job's model unless the job already has one."""
+    """The block plan of a declared model. If the job has no model yet, the core adopts this model."""
 
     declared: ModelDeclaration
     plan_hash: str
@@ -135,7 +135,7 @@ class ModelPlanned:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationIndexed:
-    """The tasks of an evaluation are known. It begins, or continues where a predecessor stopped."""
+    """The tasks of an evaluation are known. The evaluation begins, or continues where a previous master stopped."""
 
     name: str
     reply: DeclaredDataset

@@ -14,7 +14,7 @@ class Ended(NamedTuple):
 
     trainer: str
     generation: int
-    #: True if the trainer has registered again after losing its lease. Its tasks then cannot have killed it.
+    #: True if the trainer lost its lease but has registered again, so its tasks did not kill it.
     is_alive: bool
 
 

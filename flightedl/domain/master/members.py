@@ -1,7 +1,7 @@
 """The job's members. This module carries out the effects of ``domain.consistency.membership``.
 
-The module keeps the next view for each pserver. A view is sent only after the state from which it follows has been
-stored. A successor therefore knows every member that a pserver may have admitted.
+The module keeps the next view for each pserver. A view is sent only after the corresponding state has been stored. A
+successor therefore knows every member that a pserver may have admitted.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Members:
         return self.membership.member_id_of(trainer) or 0
 
     def switch(self, mode: Mode) -> None:
-        """Change the mode, starting by agreeing on the round with the pservers."""
+        """Begin to change the mode. The pservers must first agree on the round of the change."""
         self.perform(self.membership.switch(mode))
 
     def mode_reply(self) -> ModeReply:
@@ -98,7 +98,7 @@ class Members:
         return replace(found[1], plan_hash=plan_hash)
 
     def view_answered(self, index: int, generation: int, reply: ViewReply) -> None:
-        """Handle a pserver's answer to a view, which accepts the view or rejects it as outdated."""
+        """Handle a pserver's answer to a view. The answer accepts the view or rejects it as outdated."""
         if reply.outdated:
             self.view_lost(index, generation, reply.serial)
             return

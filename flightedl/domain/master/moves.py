@@ -6,8 +6,8 @@ with some of the moves, until the blocks are distributed equally. Finally, it re
 intents, checkpoints and audits that are due take place.
 
 ``domain.moving`` describes the protocol. Only one transaction is in progress at a time, and its outcome returns as a
-``MovesRead`` event. While it is in progress, no calls to pservers begin, because an answer for one placement must not
-be combined with an answer for another one.
+``MovesRead`` event. No calls to pservers begin during a transaction, because the answers of pservers with different
+placements must not be combined.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flightedl.messages.scaling import ScaleRecord, ScaleReply, ScaleRequest
 
 #: An intent without progress for this many seconds is cancelled.
 _STALLED_S = 120.0
-#: Number of intents in a row that may fail before the change is given up.
+#: Number of consecutive failed intents after which the change is abandoned.
 _FAILURES_LIMIT = 20
 _RETRY_S = 0.5
 #: Maximum number of steps in the calculation of a change's moves.
@@ -89,7 +89,7 @@ class Moves:
     def desired(self) -> int | None:
         """Number of pserver processes that the job needs; None if it has never been changed.
 
-        The number falls before pservers leave the placement, so that the processes that then end are not replaced.
+        The number decreases before pservers leave the placement, so that the ending processes are not replaced.
         """
         if self.record is None or self.director is None:
             return None
@@ -249,7 +249,7 @@ class Moves:
             return None
         moves: list[Move] = []
         if record.is_done:
-            # Remove pservers without blocks that were added for a change that was later given up.
+            # Remove pservers that have no blocks because the change for which they were added was abandoned.
             count = max(record.pservers, max(placement.owners) + 1)
         else:
             count = max(record.pservers, placement.pservers)

@@ -45,7 +45,7 @@ class Pservers:
         self._audit = Audit(pserver_count)
         #: Index -> generation of the process, for pservers with a live lease.
         self.present: dict[int, int] = {}
-        #: Index -> why the batches that the process lacks cannot be repeated.
+        #: Index -> reason why the process's missing batches cannot be repeated.
         self._refused: dict[int, str] = {}
         #: Index -> description of the values that the process has lost.
         self._lacking: dict[int, LostValues] = {}
@@ -137,7 +137,7 @@ class Pservers:
         return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in indexes], report.placement)
 
     def without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
-        """Turn reports of finished work into reports of returned work, if pservers have since lost the work.
+        """Replace reports of finished work with reports of returned work if pservers have since lost the work.
 
         Return the changed ticket, and the work that was lost.
         """
@@ -164,7 +164,7 @@ class Pservers:
         return index in self._recovery.to_reload()
 
     def must_be_audited(self, index: int, generation: int) -> tuple[bool, int | None]:
-        """Return whether this process must be asked for its applied batches, and the audit that needs them, or None."""
+        """Return (True if this process must be asked for its applied batches, the audit that needs them or None)."""
         if not self.is_settled(index, generation):
             return True, None
         audit = self._audit.wanted(index, generation)
@@ -181,7 +181,7 @@ class Pservers:
     def answered(
         self, index: int, generation: int, audit: int | None, reply: AppliedReply, queue: TaskQueue | None
     ) -> bool:
-        """Handle the applied batches of a process. True if they settle it, which changes the stored state."""
+        """Handle the applied batches of a process. True if the process is now settled."""
         self._lacking.pop(index, None)
         if not self._lacking:
             # Either a checkpoint contained the lost values after all, or all pservers have new values.
@@ -268,7 +268,7 @@ class Pservers:
 
     @property
     def missing_count(self) -> int:
-        """Number of finished tasks, since this master started, that pservers turned out to lack."""
+        """Number of finished tasks that pservers turned out to lack since this master started."""
         return self._audit.missing_count
 
     def _audited(self, index: int, generation: int, audit: int, reply: AppliedReply, queue: TaskQueue) -> None:

@@ -1,7 +1,7 @@
 """A waiting request of a trainer or a user: for tasks, membership, a change of mode, or a checkpoint.
 
-The core reconsiders a request after each change for which the request may be waiting, and when the request's timeout
-expires (``WaitEnded``).
+The core reconsiders a request after each change that may allow an answer, and when the request's timeout expires
+(``WaitEnded``).
 """
 
 from __future__ import annotations

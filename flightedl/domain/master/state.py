@@ -60,7 +60,7 @@ class StoredState:
     files: tuple[ShardFile, ...] = ()
     #: Record that the job was stopped; None if it was not.
     stop: StopRecord | None = None
-    #: True if the queue comes from a checkpoint. The trainers that held its tasks have then not necessarily died.
+    #: True if the queue comes from a checkpoint. The trainers that held the queue's tasks may then still be alive.
     is_resumed: bool = False
 
 

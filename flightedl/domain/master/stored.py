@@ -2,8 +2,8 @@
 
 A transaction writes all keys whose values have changed, on condition that each key still has the revision of its
 previous write. A write whose outcome is unknown is therefore harmless. If etcd applied the write, every key contains
-exactly the bytes that were sent. If it did not, it never will, because the next write changes the revisions that this
-write requires.
+exactly the bytes that were sent. Otherwise, etcd will never apply the write, because the next write changes the
+revisions that this write requires.
 
 ``MasterCore.encode`` returns the values by name. For a resumed job, ``values_of_checkpoint`` returns the initial
 values. ``state_in`` decodes both.

@@ -79,7 +79,7 @@ class Training:
     def begin(
         self, tasks: QueueSettings, stored: bytes | None, failures: bytes | None, *, may_reseed: bool = False
     ) -> None:
-        """Begin with the dataset's tasks, or continue with a predecessor's ``stored`` queue and ``failures``.
+        """Start with the dataset's tasks, or continue with the ``stored`` queue and ``failures`` of a previous master.
 
         Raises:
             UsageError: the stored queue has other settings; nothing was changed. With ``may_reseed``, the seed may

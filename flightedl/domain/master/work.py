@@ -101,14 +101,14 @@ class Work:
         return lost
 
     def take_back_unstarted(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
-        """If the job is stopped, take back the tasks that a trainer has not begun, and return them."""
+        """Take back and return the tasks that a trainer has not begun, if the job is stopped."""
         if not self.queue.is_stopped:
             return []
         name, generation = ticket.trainer, ticket.generation
         held = [a for a in self.queue.holders().get(name, ()) if self.queue.is_current(name, a.attempt, generation)]
         acknowledged = [each for each in held if each.attempt in ticket.holding]
-        # If a ticket does not list an assignment, the reply with that assignment was lost. Tickets with want=0 list
-        # none.
+        # If a ticket lacks an assignment, the reply with that assignment was lost. Tickets with want=0 list no
+        # assignments.
         unheard = [each for each in held if each.attempt not in ticket.holding] if ticket.want else []
         lost = [
             ReturnedTask(epoch=each.epoch, position=each.position, attempt=each.attempt)
