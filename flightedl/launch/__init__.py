@@ -4,7 +4,7 @@ Processes:
 
 * ``processes``: child processes that cannot outlive their parent
 * ``orphan_reaper``: the process that kills orphaned child processes
-* ``fork_server``: the process from which a job's processes are forked; ``forking``: its client
+* ``fork_server``: the process that forks a job's processes; ``forking``: client of the fork server
 * ``etcd``: an etcd for one job
 * ``trainer``: entry point of a trainer process, which runs the user's script
 * ``programs``: settings and commands of a job's processes; ``places``: directories and free ports
@@ -18,7 +18,7 @@ Jobs:
 * ``scaling``: adjusts the number of pserver processes
 * ``prove``: ``flightedl prove``; ``strikes``: its kills and freezes; ``proof``: its verdict
 * ``failed``: describes failed work; ``verdict``: result of a job whose trainers all succeeded
-* ``naming``: claims a job's name; ``liveness``: finds out if a job is running
+* ``naming``: claims a job's name; ``liveness``: determines whether a job is running
 * ``former``: state of an earlier job in etcd; ``lease_cleaner``: ends the leases of dead processes
 * ``kubernetes``: a job on Kubernetes
 

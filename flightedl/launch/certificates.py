@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 #: Host names, IPv4 addresses and IPv6 addresses. The first label of a host name may be ``*``.
 _HOST = re.compile(r"(\*\.)?[\w:]([\w.:-]{0,251}[\w:])?", re.ASCII)
-#: Replaces the role in the certificate of a job's own etcd. Masters and pservers reject that certificate.
+#: Role in the certificate of a job's own etcd. Masters and pservers reject certificates with this role.
 ETCD = "etcd"
 
 
 def members(job: str, etcd_hosts: Sequence[str]) -> list[Member]:
-    """Return a member for each role and one for etcd. They are valid for these names and addresses, and for loopback.
+    """Return a member for each role and for etcd. All are valid for these names and addresses, and for loopback.
 
     Raises:
         UsageError: a host contains characters that are not allowed in names and addresses.

@@ -96,8 +96,8 @@ class LocalCluster:
         self._report: OnEvent = on_event or (lambda _: None)
         self._forks = forks
         self._clock = SystemClock()
-        #: True to end a process's leases as soon as the supervisor sees that it has ended; False to let them expire, as
-        #: on a cluster without a supervisor.
+        #: True to end a process's leases as soon as the supervisor notices the end of the process. False to let the
+        #: leases expire, as on a cluster without a supervisor.
         self.revokes_leases = True
         self._resources: contextlib.ExitStack | None = None
         self._supervisor: Supervisor | None = None
@@ -179,7 +179,7 @@ class LocalCluster:
             raise UnavailableError(f"the pservers have not changed: {reply.text}")
 
     def status(self) -> JobStatus:
-        """Return a connection for requesting the job's status from the master. The caller closes it."""
+        """Return a connection to the master for status requests. The caller must close it."""
         # Imported lazily: the import takes as long as starting etcd, and is not needed until processes are running.
         from flightedl.launch.status import JobStatus
 

@@ -1,6 +1,6 @@
 """Queries every process of a job, so that ``domain.diagnosis`` can find problems.
 
-A missing answer is also an observation, so no function in this module raises an error if a server is unreachable. All
+A missing answer is also a finding, so no function in this module raises an error if a server is unreachable. All
 processes are queried concurrently, so even many unresponsive processes delay the result by only a few seconds.
 """
 

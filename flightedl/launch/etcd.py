@@ -153,7 +153,7 @@ def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
 
 
 def _is_healthy(port: int, member: str) -> bool:
-    """True if this etcd, and not another one that has taken the port, answers there and has a leader."""
+    """True if this etcd (not another one that has taken its port) answers and has a leader."""
     # Imported while etcd starts.
     import http.client
 

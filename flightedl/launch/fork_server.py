@@ -18,8 +18,8 @@ its output to the pipe that came with the request, and appears in ``ps`` with it
 
 The fork server ends when the launcher ends, because the launcher's end of the socket is then closed.
 
-Not guaranteed: that libraries use the child's environment. A library that reads variables while it loads uses the fork
-server's. So the launcher starts the fork server with the variables for the allocator, gRPC and BLAS threads.
+Limitation: a library that reads environment variables while it loads sees the fork server's variables, not the child's.
+So the launcher starts the fork server with the variables for the allocator, gRPC and BLAS threads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from flightedl.process.tuning import defer_pandas, leave_out_pandas_and_scipy
 
 #: Last argument of this process. It reserves memory for the command line of a child.
 PADDING = "-" * 512
-#: Size in bytes of a number in a request and in its answer.
+#: Size in bytes of a number in requests and answers.
 NUMBER_BYTES = 8
 #: Kind of process -> the modules that it imports besides its main module.
 _IMPORTS = {
@@ -79,7 +79,7 @@ class Request(NamedTuple):
 
 
 def main() -> None:
-    """Serve requests until there are no more. In a child, run the requested module."""
+    """Serve requests until the launcher closes the socket. In a child, run the requested module."""
     serve(socket.socket(fileno=0), sys.argv[1:-1])
 
 
@@ -116,7 +116,7 @@ def _received(connection: socket.socket) -> tuple[Request, int] | None:
 
 
 def _get_ready(kind: str, connection: socket.socket | None) -> None:
-    """Import the modules of a kind of process, and load the kernels of pservers. Stop early if a request arrives."""
+    """Import the modules for a kind of process and, for pservers, load the kernels. Stop early if a request arrives."""
     with _without_pandas_and_scipy():
         for name in _IMPORTS.get(kind, (kind,) if "." in kind else ()):
             if connection is not None and select.select([connection], [], [], 0)[0]:

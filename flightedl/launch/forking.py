@@ -1,4 +1,4 @@
-"""Client of ``fork_server``: starts processes immediately, because their imports are already done.
+"""Client of ``fork_server``: starts processes without delay, as their modules are already imported.
 
 Works only on Linux. On other systems, or if anything fails, the caller gets None and starts the process as a program.
 The fork server lives as long as the job, so a killed process is replaced within milliseconds.
@@ -25,7 +25,7 @@ from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
 _PR_SET_CHILD_SUBREAPER = 36
 #: Imports may take a long time on a busy machine, but would take just as long in a process started as a program.
 _FIRST_ANSWER_S = 120.0
-#: Timeout in seconds for kinds of processes that were forked before. A frozen fork server delays one replacement.
+#: Timeout in seconds for kinds of processes forked before: the delay if the fork server is frozen.
 _ANSWER_S = 10.0
 #: Prefixes of variables that the interpreter and libraries read only when they load. A process that needs other values
 #: for these variables cannot be forked, and is started as a program.
@@ -200,7 +200,7 @@ def _adopt(*, wanted: bool) -> bool:
 
 
 def _is_own(pid: int) -> bool:
-    """True if a process, running or ended, is a child of this one. Otherwise kill it."""
+    """True if the process, running or ended, is a child of this process. If it is not, kill it."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return True

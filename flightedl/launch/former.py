@@ -37,7 +37,7 @@ class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """True if there would be no work for the job's trainers."""
+        """True if the job's trainers would have no work."""
         return self.finished_epochs is not None or self.is_stopped
 
 
@@ -83,7 +83,7 @@ def require_startable(former: FormerJob | None, etcd: str, storage: Storage | No
         raise UsageError(f"job {name} {ended}: {resuming}; {ways}")
     if former.checkpoint is not None:
         where = "no --checkpoint is given" if storage is None else f"{storage.url} does not have it"
-        # An etcd restored from a backup may name a deleted checkpoint. With --resume, the master detects this.
+        # An etcd restored from a backup may refer to a deleted checkpoint. With --resume, the master detects this.
         if storage is None or not (
             storage.list(manifest_name(former.checkpoint)) or (resume and _has_later(storage, former.checkpoint))
         ):

@@ -77,7 +77,7 @@ class LeaseCleaner:
 
 
 def delete_keys_of(coordinator: Coordinator, prefix: str, pid: int) -> None:
-    """Delete the keys that a process of this machine holds, unless another process has replaced them by then.
+    """Delete the keys of a process on this machine, except those that another process has already replaced.
 
     Raises:
         UnavailableError, OutcomeUnknownError: etcd is unreachable; call again.

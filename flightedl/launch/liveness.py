@@ -1,4 +1,4 @@
-"""Finds out if a job with leases in etcd is running, or if its leases have outlived it.
+"""Determines whether a job with leases in etcd is running, or its leases have outlived it.
 
 A lease outlives its holder by its time to live. Moreover, etcd extends all leases when it starts, so an etcd restored
 from a backup has leases of processes that exited long ago. So a lease does not prove that the job is running. Rules:
@@ -14,8 +14,8 @@ A launcher holds the key ``launcher`` from before it starts the first process un
 launchers have waited for the same leases or have found none, only one of them starts the job. Trainers and pservers may
 be waiting for a master to return, so their leases do not prevent a launcher from starting one.
 
-Not guaranteed: that a launcher keeps its key if etcd is unreachable for longer than the key's lease. By then the job
-has a master, or soon will.
+Limitation: a launcher loses its key if etcd is unreachable for longer than the key's lease. By then the job has a
+master, or soon will.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Liveness:
     #: Measures how long leases survive.
     clock: Clock
     is_answering: IsAnswering
-    #: Called with a sentence about the leases for which the caller has to wait.
+    #: Called with a message about the leases that the caller must wait for.
     say: Callable[[str], None] = lambda _: None
     #: True ends the wait.
     is_unwanted: Callable[[], bool] = lambda: False
@@ -141,7 +141,7 @@ class Liveness:
 
 
 def names_process(entry: Entry, keys: JobKeys) -> bool:
-    """True if an entry is leased to a process. Names of ``job.once`` do not count, because they may outlive it."""
+    """True if an entry is leased to a process. Names of ``job.once`` do not count: they may outlive the process."""
     return bool(entry.lease_id) and not entry.key.startswith(keys.once)
 
 

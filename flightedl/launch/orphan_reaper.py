@@ -8,7 +8,7 @@ Rules:
   directories that are still on its lists, and exits.
 * The reaper has its own session and ignores the terminal's signals, so it briefly outlives the launcher.
 
-Not guaranteed: that the reaper finds grandchildren that have their own session. If the reaper is killed together with
+Limitation: the reaper does not find grandchildren that have their own session. If the reaper is killed together with
 the launcher, the parent-death signal still kills children, but grandchildren and directories remain.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 
 def reap(lines: Iterable[str]) -> None:
-    """Process ``lines`` until they end. Then kill the remaining groups, and remove the remaining directories."""
+    """Process ``lines`` until the input ends, then kill the remaining groups and remove the remaining directories."""
     groups: set[int] = set()
     directories: set[str] = set()
     for line in lines:

@@ -1,4 +1,4 @@
-"""Restart policy for a job's processes. Pure: it takes the ends of processes and returns decisions.
+"""Restart policy for a job's processes. Pure: it is told how a process ended, and returns a decision.
 
 The rules depend on how a process ended:
 
@@ -113,7 +113,7 @@ class Account:
     attempts: int
     #: Number of tasks that were found to be at fault and set aside.
     failed: int = 0
-    #: Number of batches at which ``error`` was raised, once per batch. No other error was raised at more batches.
+    #: Number of batches at which ``error``, the most frequent error, was raised. Each batch counts once.
     raised_once: int = 0
     error: str = ""
 
@@ -130,7 +130,7 @@ class Limits:
     ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
     crashes_while_training: int = 5
-    #: Two trainers need fewer crashes than this to bisect a task of a few thousand batches each.
+    #: Bisecting two tasks of a few thousand batches each, one per trainer, takes fewer crashes than this.
     crashes_without_failed: int = 40
     restarts_limit: int = 200
     long_run_s: float = 20.0

@@ -11,8 +11,8 @@ A child's standard output and standard error are one stream. A thread reads it, 
 passes it to ``on_lines``: a single line immediately, but lines in quick succession together, so that a verbose child
 does not wait for the display. The last lines are kept for messages about the child's end.
 
-Not guaranteed: that grandchildren that have their own session are killed. The parent-death signal exists only on Linux;
-on other systems, only the orphan reaper kills children.
+Limitation: grandchildren that have their own session are not killed. The parent-death signal exists only on Linux; on
+other systems, only the orphan reaper kills children.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Children:
             self._instruct_reaper(f"forget-group {child.pid}")
 
     def adopt_directory(self, directory: Path) -> None:
-        """Have a directory removed when the launcher ends, for any reason."""
+        """Arrange for a directory to be removed when the launcher ends for any reason."""
         self._instruct_reaper(f"directory {directory}")
 
     def remove_directory(self, directory: Path) -> None:

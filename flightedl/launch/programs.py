@@ -33,7 +33,7 @@ _KINDS = (MasterSettings, PserverSettings, TrainerSettings)
 
 @dataclass(frozen=True, slots=True)
 class TrainerProgram:
-    """The program that runs as a job's trainers."""
+    """The program that each of a job's trainers runs."""
 
     #: Path of a script, or dotted name of a module.
     target: str

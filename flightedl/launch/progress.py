@@ -121,13 +121,13 @@ def _tables_of(status: StatusReply) -> list[str]:
 
 
 class JobConsole(Console):
-    """A console that reports, once, that the reader of its output has closed its end. After that, it prints nothing.
+    """A console that reports, once, that its output has been closed by the reader. After that, it prints nothing.
 
     Otherwise, rich would end the thread that prints. If that thread also reads a trainer's pipe, the pipe would fill
     up, and the trainer would block forever.
     """
 
-    #: Called by the thread that finds the output closed.
+    #: Called from the thread that notices that the output is closed.
     on_closed: Callable[[], None] = staticmethod(lambda: None)
 
     def on_broken_pipe(self) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from flightedl.recording.account import Account
 
-#: Smallest half width of the band, as a fraction of the mean.
+#: Minimum half-width of the band, as a fraction of the mean.
 _LEAST_BAND = 0.01
 
 

@@ -48,7 +48,7 @@ _PROGRESS_S = 10.0
 _POLL_S = 0.05
 #: Seconds after the end of a run within which all processes must write the rest of their recordings.
 _SETTLE_S = 0.5
-#: A run hangs if, excluding its strikes, it takes longer than this many runs without faults plus this many seconds.
+#: A run hangs if, not counting its strikes, it takes longer than this many runs without faults plus this many seconds.
 _PATIENCE = 4.0
 _PATIENCE_S = 60.0
 #: Share of a run's values, counted from the end, whose mean is the final value.
@@ -127,7 +127,7 @@ class _Prover:
         return runs
 
     def disturbed(self, typical_s: float) -> list[Run]:
-        """Run the script with faults until a run fails or the time is over.
+        """Run the script with faults until a run fails or the time is up.
 
         Args:
             typical_s: Duration of an undisturbed run.

@@ -41,7 +41,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 Returned = TypeVar("Returned")
 
 _ANSWER_TIMEOUT_S = 2.0
-#: Longer, because the restart policy needs the answer, and a busy master may be slow. A dead one fails immediately.
+#: Longer, because the restart policy needs the answer, and a busy master may be slow. A dead master fails immediately.
 _ACCOUNT_TIMEOUT_S = 5.0
 #: Seconds for which the master holds a request about a change to the pservers, and timeout of each call.
 _SCALE_WAIT_S, _SCALE_CALL_S = 0.5, 5.0

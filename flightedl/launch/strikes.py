@@ -54,7 +54,7 @@ def strikes(seed: int, roles: Sequence[Role], *, every_s: float, lease_s: float)
 
 
 class Striker:
-    """Strikes the processes of a cluster when strikes are due.
+    """Carries out strikes on a cluster's processes when they are due.
 
     Args:
         cluster: The running cluster.
@@ -78,7 +78,7 @@ class Striker:
         return self._due_at is not None
 
     def strike(self, now: float) -> Iterator[str]:
-        """Carry out all strikes that are due. Yield a sentence about each strike. The first call starts the plan."""
+        """Carry out all strikes that are due. Yield a message about each strike. The first call starts the plan."""
         if self._due_at is None:
             self._due_at = now + self._next.after_s
         yield from self._thaw(now)

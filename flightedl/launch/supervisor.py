@@ -173,7 +173,7 @@ class Supervisor:
             )
 
     def child(self, slot: Slot) -> Child | None:
-        """Return the process that runs in a slot, or None. Raises KeyError if there is no such slot."""
+        """Return the process running in a slot, or None. Raises KeyError if there is no such slot."""
         with self._lock:
             return self._places[slot].child
 

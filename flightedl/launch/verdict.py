@@ -1,7 +1,7 @@
 """Verdict on a job whose trainers all exited with 0: complete, or with work left. Pure.
 
-Exit code 0 of a script says only that the script itself succeeded. The master's status shows the rest: tasks that were
-not done, a model that never received a gradient, a checkpoint that was never written.
+Exit code 0 means only that the script itself succeeded. The master's status shows the rest: tasks that were not done, a
+model that never received a gradient, a checkpoint that was never written.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@
 * ``shard``: operations on blocks (push, read, copy, move), as decided by ``domain.pserver.blocks``
 * ``held``: the shard's stores, with their block protocol and locks
 * ``soundness``: detection of interrupted changes, after which values and protocol state are inconsistent
-* ``changes``: notification of clients that wait for a version
+* ``changes``: wakes clients that wait for a version
 * ``stores``: interface of the two stores: ``dense`` for parameters, the package ``rows`` for embedding tables
 * ``spans``: arrays of adjacent blocks that are updated in one kernel call
 * ``building``: allocation of the spans of a shard plan
 * ``arena``: memory allocator for the blocks' arrays
-* ``copying``: copies of blocks for all cuts in progress; ``copier``: the copies for one cut
+* ``copying``: copies of blocks for every cut in progress; ``copier``: copies for a single cut
 * ``snapshots``: checkpoint orders, and the thread that writes the copies to files
 * ``moving``: moves of blocks to and from other pservers
 * ``restoring``: loading of the newest readable checkpoint
@@ -24,7 +24,7 @@
 * ``meter``, ``metrics``: counters of pushes, steps and rounds, and Prometheus metrics
 
 A gradient's path: ``conversation`` receives a message, and ``wire.parts`` verifies its checksum. The store checks that
-sizes match and that all numbers are finite (``shard.push``). Under the span's lock, the block protocol decides if the
-block accepts the batch. The store then accumulates or applies the gradient, and runs the optimizer when the round is
-complete. After each message, ``changes`` wakes the clients that wait for the new version.
+sizes match and that all numbers are finite (``shard.push``). Under the span's lock, the block protocol decides whether
+the block accepts the batch. The store then accumulates or applies the gradient, and runs the optimizer when the round
+is complete. After each message, ``changes`` wakes the clients that wait for the new version.
 """

@@ -8,7 +8,7 @@ from flightedl.process.importing import of_a_server
 from flightedl.process.tuning import leave_out_pandas_and_scipy
 
 if __name__ == "__main__":
-    # Must be called before the following imports, which import NumPy.
+    # Must be called before the imports below, which load NumPy.
     leave_out_pandas_and_scipy()
     with of_a_server():
         from flightedl.pserver.main import run

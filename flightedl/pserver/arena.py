@@ -42,7 +42,7 @@ class Arena:
         self._lock = threading.Lock()
         #: The unused part of the newest slab.
         self._slab: Array = np.empty(0, np.uint8)
-        #: Former arrays of values, each with the readers that may still be using it.
+        #: Former arrays of values, each with the readers that may still use the array.
         self._left: list[tuple[Array, Sequence[weakref.ref[Array]]]] = []
         #: Arrays of slots and accumulators that belonged to released blocks.
         self._released: list[Array] = []
@@ -60,7 +60,7 @@ class Arena:
         return array
 
     def release(self, values: Array, readers: Sequence[weakref.ref[Array]], others: Sequence[Array]) -> None:
-        """Make the arrays of released blocks available for reuse. Values may be read until all ``readers`` are dead."""
+        """Make the arrays of released blocks reusable; the values, only after all ``readers`` have been freed."""
         with self._lock:
             self._left.append((values, readers))
             self._released += others
@@ -71,8 +71,8 @@ class Arena:
         with self._lock:
             target = self._values_of(values.nbytes, values.dtype)
         copy_past_cache(target.view(np.uint8), values.view(np.uint8))
-        # Do this only after the copy. Otherwise, the readers might end, and another move could overwrite these values
-        # while they are being copied.
+        # Release the old values only after copying them. Otherwise their readers might end, and another move could
+        # overwrite the values during the copy.
         with self._lock:
             self._left.append((values, readers))
         return target

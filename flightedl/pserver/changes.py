@@ -17,7 +17,7 @@ class Changes:
         self.count = 0
         #: Set if the current message has changed blocks. The change is announced at the end of the message.
         self.has_news = False
-        #: Called for each announcement in addition to waking the waiting threads, if not None.
+        #: If not None, called at each announcement, in addition to waking the waiting threads.
         self.wake: Callable[[], None] | None = None
 
     def announce(self) -> None:

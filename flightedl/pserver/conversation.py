@@ -1,4 +1,4 @@
-"""One trainer's stream of steps and row lookups, which are served one after the other.
+"""One trainer's stream of steps and row lookups. Its requests are served one after the other.
 
 The first message of a step contains the request. Each message gets one answer, and the last answer marks the end of the
 step (see ``steps``). A row lookup is a single message, which may have several answers.
@@ -38,8 +38,8 @@ from flightedl.wire.rows import OutgoingBlocks
 
 _step_decoder = decoder_of(PushHeader)
 _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-#: Maximum bytes of values in a step that the loop serves. Larger steps would delay the loop by their copies and
-#: optimizer runs.
+#: Maximum bytes of values in a step that the loop serves. Copying and optimizing larger steps would delay the other
+#: conversations.
 SMALL_STEP_BYTES = LITTLE_BYTES
 #: Polling interval, in seconds, of a handler that watches its stream while the loop serves the conversation.
 _LOOK_S = 0.1
@@ -75,7 +75,7 @@ class _Begun:
     deadline: float
     #: Count of changes when the awaited values were last checked.
     seen: int = -1
-    #: Time at which the outcomes are sent, even if no values are available.
+    #: Time at which the outcomes are sent even if no values are available yet.
     moment: float = 0.0
 
 
@@ -127,7 +127,7 @@ class Conversation:
         return self.handle(self._lent())
 
     def handle(self, handed: Handed) -> bool:
-        """Serve a request, or what the loop handed back. Return False if the trainer has ended the stream."""
+        """Serve a request, or an object that the loop handed back. Return False if the trainer has ended the stream."""
         if isinstance(handed, _Word):
             handed = self._stream.request_by_stream()
         if isinstance(handed, BaseException):
@@ -352,7 +352,7 @@ def _opened(request: bytes) -> PushHeader | LookupHeader:
 
 
 def while_wanted(found: Iterator[list[OutgoingBlocks]], call: Call) -> Iterator[list[OutgoingBlocks]]:
-    """Yield all messages that are not empty. Raises an error if the client is no longer waiting."""
+    """Yield the messages that are not empty. Raises an error if the client is no longer waiting."""
     for pieces in found:
         if pieces:
             yield pieces

@@ -89,14 +89,14 @@ class SnapshotCopier:
         self._due = bytearray(max(numbers, default=-1) + 1)
         #: Block at which the copying thread resumes its search.
         self._next = 0
-        #: Reason why the copies can never be completed; empty if there is none.
+        #: Reason why the copies can never be completed; empty if they still can be.
         self._given_up = ""
         self.is_complete = threading.Event()
         if not numbers:
             self.is_complete.set()
 
     def note_due(self, numbers: Iterable[int]) -> None:
-        """Record that blocks may be copied from now on. The caller holds the lock of the blocks' span."""
+        """Record that these blocks may now be copied. The caller holds the lock of the blocks' span."""
         with self._changed:
             for number in numbers:
                 self._due[number] = 1
@@ -140,7 +140,7 @@ class SnapshotCopier:
                 self._changed.notify_all()
 
     def next_due(self) -> int | None:
-        """Return the due block to copy next, just ahead of a push in progress. Return None if no block is due."""
+        """Return the next due block to copy, just ahead of the push in progress, or None if no block is due."""
         with self._changed:
             found = self._due.find(1, self._next)
             found = self._due.find(1) if found < 0 else found
@@ -152,7 +152,7 @@ class SnapshotCopier:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a block is due, all blocks are copied, or time is up. Return True if all are copied.
+        """Wait until a block is due, all blocks are copied, or the timeout expires. Return True if all are copied.
 
         Raises:
             UnavailableError: The copies were abandoned.

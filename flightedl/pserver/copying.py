@@ -30,7 +30,7 @@ class Copying:
         self.under_way: dict[int, SnapshotCopier] = {}
 
     def begin(self, begin: Callable[[Mapping[int, int], int], SnapshotCopier | None]) -> None:
-        """Call ``begin(versions, highest open round)`` under all locks. Begin a cut if it returns a copier."""
+        """Call ``begin(versions, highest open round)`` under all locks. If ``begin`` returns a copier, start a cut."""
         held = self.held
         with held.all_locked():
             copies = begin(held.protocol.versions(), held.protocol.highest_open_round())

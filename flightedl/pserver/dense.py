@@ -105,7 +105,7 @@ class DenseStore:
         return gradient
 
     def first_values(self, row: Row) -> Array:
-        """Return the elements of one block, which are always sent in the declared dtype.
+        """Return the elements of one block. They are always sent in the declared dtype.
 
         Raises:
             MessageError: The size is wrong, or the block is not on this pserver.
@@ -128,7 +128,7 @@ class DenseStore:
         return GradientError(f"{self.name_of(number)} has NaN or infinity in block {number}: nothing of it was applied")
 
     def sent_bytes(self, blocks: range) -> int:
-        """Return the size of adjacent blocks' values on the wire. Raises the same errors as ``span``."""
+        """Return the wire size of the values of adjacent blocks. Raises the same errors as ``span``."""
         size_bytes, number = 0, blocks.start
         while number < blocks.stop:
             span = self.span(number)
@@ -237,7 +237,7 @@ def _shared_memory(plan: ShardPlan, index: int) -> SharedMemory | None:
         block.size * np.dtype(plan.parameters[block.parameter].storage_dtype).itemsize + ALIGNMENT_BYTES
         for block in blocks
     ]
-    # Leave room for blocks that move here later, until this pserver has an equal share.
+    # Leave room for blocks that may move here later, up to this pserver's equal share.
     size_bytes = 2 * max(sum(sizes[number] for number in own), sum(sizes) // plan.pserver_count + ALIGNMENT_BYTES)
     try:
         return SharedMemory.create(secrets.token_bytes(NONCE_BYTES), size_bytes, "flightedl-model")

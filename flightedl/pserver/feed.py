@@ -3,7 +3,7 @@
 ``domain.feed.server`` numbers the changes and decides between a base and an increment. Nothing is recorded during
 training: when a client requests changes, versions show which blocks have changed, and the bits that cuts maintain show
 which rows. When a number is assigned, values are borrowed and rows are cut, so the answer has the state of that moment,
-however slowly it is read. If it is read too slowly, the cut is lost, and the client must repeat the request.
+however slowly it is read. If the client reads too slowly, the cut is lost, and the client must repeat the request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flightedl.wire.changes import CHANGES_SCHEMA, HEADER_KEY, Change, encode_ch
 
 Array = npt.NDArray[np.generic]
 
-#: Maximum number of answers that are sent at the same time. Cuts must be left for checkpoints and readers.
+#: Maximum number of answers being sent at the same time. The remaining cuts are reserved for checkpoints and readers.
 _ANSWERS = 3
 #: Interval in seconds between two checks for changes.
 _LOOK_S = 0.02
@@ -61,7 +61,7 @@ class PserverFeed:
         self._answers = threading.BoundedSemaphore(_ANSWERS)
 
     def changes(self, ticket: ChangesTicket, call: Call) -> Outgoing:
-        """Return a base or increment, as soon as there is a change or the wait is over.
+        """Return a base or increment as soon as there is a change or the wait times out.
 
         Raises:
             BusyError: too many clients are being answered, or there is no memory.
@@ -90,7 +90,7 @@ class PserverFeed:
         return self._feed.is_behind(shard.states()) or any(each.rows.removed for each in distinct(shard.rows.spans))
 
     def _wait(self, ticket: ChangesTicket, call: Call) -> None:
-        """Wait while the client already has all changes."""
+        """Wait as long as the client already has all changes."""
         deadline = min(self._clock.now() + ticket.wait_s, call.deadline)
         while self._feed.start_of(ticket.since) == self._feed.number and self._clock.now() < deadline:
             if self._is_behind():
@@ -100,7 +100,7 @@ class PserverFeed:
 
 
 class _Answer:
-    """A base or increment that is being sent. Its cuts are dropped at the end, even if it was never sent.
+    """A base or increment being sent. Its cuts are always dropped at the end, even if nothing was sent.
 
     Args:
         plan: Plan of the model.
@@ -203,7 +203,7 @@ class _Answer:
 
     def __del__(self) -> None:
         if self._place is not None:
-            # The answer was never sent. The thread that collects garbage may hold the lock of a span.
+            # The answer was never sent. The thread running the garbage collector may hold a span's lock.
             threading.Thread(target=_drop, args=(self._cuts, self._place), name="flightedl-feed-end").start()
 
 

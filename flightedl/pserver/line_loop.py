@@ -70,7 +70,7 @@ class LineLoop:
             self._streams += 1
 
     def leave(self) -> None:
-        """Count the end of a stream whose conversation is not lent. When the last stream ends, so does the thread."""
+        """Record the end of a stream whose conversation is not lent. The thread exits when the last stream ends."""
         with self._lock:
             self._streams -= 1
             if not self._streams and self._thread is not None:
@@ -130,7 +130,7 @@ class LineLoop:
                 timeout_s = self._look() if self._parked else _LONG_S
         poller.close()
         with self._waking:
-            # Another thread of the loop may have been started in the meantime.
+            # The loop may have started another thread in the meantime.
             if self._event == event:
                 self._event = None
             os.close(event)

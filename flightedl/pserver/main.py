@@ -4,9 +4,9 @@ The process first binds its server, which answers "not ready". Then it reads ``p
 ``ps/<index>``, and publishes its address and generation under that key. Once the model is declared, it builds the
 shard, loads its predecessor's values, and serves. A process that finds no free index waits as a spare.
 
-The lease has a longer TTL until the shard is built. The process exits with code 0 on request, 75 if it has lost its
-lease and should be restarted, and 3 if the job cannot continue. It ignores state in etcd that is older than the
-acquired index.
+The lease has a longer TTL until the shard is built. The process exits with code 0 when asked to stop, 75 if it has lost
+its lease and should be restarted, and 3 if the job cannot continue. It ignores any state in etcd that is older than the
+key of its index.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flightedl.rpc.identity import Caller, ServerIdentity
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-#: Factor by which the TTL of the lease is longer while the pserver is starting. On an overloaded machine, a start may
+#: Factor by which the lease's TTL is multiplied while the pserver is starting. On an overloaded machine, a start may
 #: take more than a minute, with seconds between renewals. If a pserver dies while it is starting, ``flightedl run``
 #: ends its lease; with other launchers, the successor waits until the longer TTL has passed.
 _STARTING_FACTOR = 4
@@ -112,7 +112,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 held.release()
 
     def _leave(self, service: PserverService) -> bool:
-        """Move all blocks to other pservers, if settings and time permit it. Return True if none are left."""
+        """Move all blocks to other pservers, if the settings allow it and time is left. Return True if none remain."""
         if self._exit_code or not self._settings.leave_s or not service.is_serving:
             return False
         deadline = self._clock.now() + self._settings.leave_s
@@ -177,7 +177,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
 
 
 def _has_seen(directory: Directory, held: HeldKey) -> bool:
-    """Return True if the directory is at least as new as the acquired key, or if the key has been lost."""
+    """True if the directory is at least as new as the acquired key, or if the key has been lost."""
     return directory.revision >= held.generation or not held.is_held
 
 

@@ -49,14 +49,13 @@ class Meter:
         self._round_closed_at: float | None = None
         #: Member -> exponential moving average of the staleness of its gradients.
         self._staleness: dict[int, float] = {}
-        #: The argument ``what`` of the latest call of ``waits_s``, and the time of the first call with the same
-        #: argument.
+        #: Argument ``what`` of the latest call of ``waits_s``, and time of the first call in a row with this argument.
         self._waits: tuple[object, float] = (None, 0.0)
 
     # recording
 
     def message(self, seconds: float, parts: Iterable[ReceivedBlocks], answers: Iterable[Pushed]) -> None:
-        """Count a message of a push or step, which took ``seconds``, with its parts and answers."""
+        """Count one message of a push or step, with its parts and answers. Processing it took ``seconds``."""
         with self._lock:
             self._messages += 1
             for part in parts:
@@ -70,7 +69,7 @@ class Meter:
             self.instruments.observe(PUSH_SECONDS, seconds)
 
     def sent(self, size_bytes: int) -> None:
-        """Count values that were sent after the answer to their request."""
+        """Count values that were sent later than the answer to the request for them."""
         with self._lock:
             self._sent_bytes += size_bytes
 

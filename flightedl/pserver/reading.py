@@ -2,7 +2,7 @@
 
 A ticket names rows of a parameter or table, and the state to read. The present values are read span by span, so each
 block has a single version, but different blocks may have different versions. A checkpoint's values are read from its
-files, which contain the same cut of all pservers.
+files, which together contain one consistent cut.
 """
 
 from __future__ import annotations

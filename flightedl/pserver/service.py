@@ -125,7 +125,7 @@ class PserverService:
         self.refusals: Callable[[], dict[str, int]] = dict
         self.meter = Meter(now=clock.now)
         self._storage = storage
-        #: True if requests may not read all rows of a table, but only checkpoints may.
+        #: True if only checkpoints, and no requests, may read all rows of a table.
         self.keeps_checkpoints = storage is not None
         self._clock = clock
         self._directory = directory
@@ -176,7 +176,7 @@ class PserverService:
         self._carry_out(effects)
 
     def _find_lease_over(self) -> None:
-        """Check the lease, so that a process that was frozen does not act on an outdated state."""
+        """Check the lease, so that a process that was frozen does not act on stale state."""
         if self._life.index >= 0 and not self._is_held():
             self._decide(happens.LeaseOver())
 
@@ -267,7 +267,7 @@ class PserverService:
         threading.Thread(target=self._load_kernels, args=(model,), name="flightedl-kernels", daemon=True).start()
 
     def _load_kernels(self, model: DeclaredModel) -> None:
-        """Load the model's kernels. One process per machine at a time compiles kernels that numba's cache lacks."""
+        """Load the model's kernels. If numba's cache lacks some, one process at a time per machine compiles them."""
         declared = model.declaration
         kernels = kernels_of(
             parameters_of(declared), tables_of(declared), Optimizer.from_json(declared.optimizer), declared.wire
@@ -281,7 +281,7 @@ class PserverService:
             compiling_begins.set(lambda: None)
 
     def _compiling_began(self, number: int, count: int, turn: contextlib.ExitStack) -> None:
-        """Wait while another process on this machine compiles this kernel, which is then in the cache."""
+        """Wait while another process on this machine compiles this kernel and adds it to the cache."""
         if not self._has_compiled:
             self._has_compiled = True
             _log.info("compiling up to %d kernels, once on this machine", count)
@@ -591,7 +591,7 @@ class PserverService:
     def set_task_counts(self, request: SealRequest) -> None:
         """Set the number of tasks of each epoch in the request.
 
-        Once all tasks of an epoch are applied, the epoch's record takes no memory.
+        An epoch's record takes no memory after all tasks of the epoch have been applied.
 
         Raises:
             FencedError: The request belongs to a different shard plan, or comes from a deposed master.

@@ -76,7 +76,7 @@ _READERS = 2
 _CHUNK_BYTES = 1 << 20
 Array = npt.NDArray[np.generic]
 _UPDATE = Needs(has_update=True)
-#: Longest wait for moving blocks before looking again, in case the change was announced just before.
+#: Maximum wait for moving blocks between two checks, in case a change was announced just before the wait.
 _LOOK_S = 0.02
 
 
@@ -113,7 +113,7 @@ class Shard:
         shares_memory: bool = False,
     ) -> None:
         self.plan_hash = plan.hash
-        #: Placement at startup, and True if blocks have been adopted or released since then.
+        #: Placement at startup, and a flag: True if blocks have been adopted or released since then.
         self._placement, self._has_moved = plan.placement, False
         self.meter = Meter() if meter is None else meter
         self.changes = Changes()
@@ -140,7 +140,7 @@ class Shard:
         self._spans_changed()
         #: Block or bucket -> number of times that it has been adopted.
         self._arrivals: Counter[int] = Counter()
-        #: Held by each reader of all rows, so that there is always a cut left for checkpoints.
+        #: Held by each reader of all rows. It limits the readers, so that one cut is always left for checkpoints.
         self._reading = threading.BoundedSemaphore(_READERS)
 
     # figures
@@ -172,7 +172,7 @@ class Shard:
         return self._protocol.version_range()
 
     def waits_for(self) -> tuple[int, list[int]]:
-        """Return the lowest version at which rounds wait, and the members they wait for; none if no round waits."""
+        """Return the lowest version at which a round is waiting, and the members that the round waits for, if any."""
         waits: list[tuple[int, list[int]]] = []
         for span in self._held.spans():
             with span.lock:
@@ -451,7 +451,7 @@ class Shard:
     def states(self) -> dict[int, State]:
         """Return the states of all blocks; the first bucket of a span stands for all of its buckets.
 
-        A block's value may still be that of the version before.
+        A block may still have the value of the preceding version.
         """
         found: dict[int, State] = {}
         for span in self._protocol.spans:
@@ -595,7 +595,7 @@ class Shard:
             numbers = range(some.stop, numbers.stop)
 
     def freeze(self, numbers: range) -> bool:
-        """Accept no pushes to adjacent blocks after the end of their open round. Return True if the round has ended."""
+        """Stop accepting pushes to adjacent blocks when their open round ends. Return True if it has ended."""
         if numbers not in self._freezing:
             self._freezing = [*self._freezing, numbers]
         with contextlib.ExitStack() as held:

@@ -14,8 +14,8 @@ never reported, and its thread stops at the next block.
 
 Lock order: the locks of blocks, then the lock of the applied batches. No lock is held while a file is written.
 
-An order may never be completed, because a newer order may replace it, or the storage may fail. The master learns this
-from ``progress`` and sends a new order.
+An order may remain incomplete, because a newer order replaces it or the storage fails. The master learns this from
+``progress`` and sends a new order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Detection of interrupted changes, after which values, slots, versions and applied batches may be inconsistent.
 
 A push first marks its batch as applied, then uses the gradient, then closes rounds. Everything that can cause a
-rejection, including lack of memory, is checked before the batch is marked. So an exception after that leaves a mark
-without its gradient, or some blocks one round behind the others. Only a checkpoint can repair this: the process must
-end, and its successor loads one. Until then, reads, pushes and checkpoints of the blocks are rejected.
+rejection, including lack of memory, is checked before the batch is marked. So a later exception leaves a marked batch
+whose gradient was not used, or some blocks one round behind the others. Only a checkpoint can repair this: the process
+must end, and its successor loads one. Until then, reads, pushes and checkpoints of the blocks are rejected.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Soundness:
             self.interrupted(error)
 
     def interrupted(self, error: BaseException) -> None:
-        """Record that ``error`` interrupted a change of blocks. A MessageError is ignored: it precedes any change."""
+        """Record that ``error`` interrupted a change of blocks. Ignore a MessageError: nothing has changed yet."""
         if self.lost_because or isinstance(error, MessageError):
             return
         _log.error("a change of blocks was interrupted", exc_info=error)

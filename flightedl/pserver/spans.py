@@ -1,8 +1,8 @@
-"""Spans: arrays of adjacent blocks that are updated together. They make many tiny parameters as cheap as one large one.
+"""Spans: arrays of adjacent blocks updated together, so that many tiny parameters cost no more than a large one.
 
 The blocks of a *span* have the same history: the same version, open round and applied batches. As long as every message
 covers whole spans, as in normal training, a span is checked, updated and sent as a unit. A message that covers only
-some blocks of a span splits it permanently, which costs nothing but speed.
+some blocks of a span splits the span permanently, which costs only speed.
 
 **Values are sent without a copy.** A reader borrows a view of the span's memory (``borrow``), which never changes while
 the view is alive: if the values have readers, ``detach_for_write`` first moves them to other memory. So a borrowed view

@@ -95,7 +95,7 @@ class StepStream(Channel):
         self._meter = meter
         self._shares_memory = shares_memory
         self._has_asked = False
-        #: Membership of the trainer in its most recent step; 0 if unknown.
+        #: Membership id that the trainer used in its most recent step; 0 if unknown.
         self.member = 0
         self._pair: SharedPair | None = None
 

@@ -31,7 +31,7 @@ _FEW = 4
 
 
 class StepSession:
-    """One step. Call ``feed`` for each message until ``has_all``, then ``drain`` unless ``is_over``.
+    """One step. Call ``feed`` for each message until ``has_all`` is true, then ``drain`` unless ``is_over`` is true.
 
     Args:
         shard: The blocks.
@@ -120,7 +120,7 @@ class StepSession:
         return found
 
     def ready(self) -> list[OutgoingBlocks]:
-        """Return all values that are available now, and keep waiting for the others."""
+        """Return all values that are available now. The others remain awaited."""
         found: list[OutgoingBlocks] = []
         missing: list[Wanted] = []
         while self._waiting:

@@ -83,7 +83,7 @@ class Span(Protocol):
 
 
 class Store(Protocol):
-    """The spans of parameters, or those of tables. Each span has a lock; the parts of a split span share it."""
+    """The spans of parameters, or the spans of tables. Each span has a lock. Parts of a split span share a lock."""
 
     #: Block number -> span. Unless the span's lock is held, the span may be split concurrently.
     spans: dict[int, Any]

@@ -2,7 +2,7 @@
 
 If all pservers started at the same time, each start would take as long as all starts together, and leases could not be
 renewed in time. A turn is a name in Linux's abstract socket namespace, which a process holds until it ends. A process
-that has waited for ``patience_s`` continues without a turn, because the holder may be frozen. On systems without
+that has waited ``patience_s`` seconds continues without a turn, because the holder may be frozen. On systems without
 abstract names, processes do not wait.
 """
 

@@ -1,4 +1,4 @@
-"""Network policies of a job. They forbid all connections that are not listed here.
+"""Network policies of a job. They deny all connections that are not listed here.
 
 TLS alone does not protect a server, because the request of an unauthorized client is in the server's memory before the
 server can reject it. Networks without support for policies ignore these objects.

@@ -3,10 +3,10 @@
 Masters and pservers are Deployments. A pod claims an index in etcd, independently of its name, and each pod binds its
 own address. A pod that receives SIGTERM drains: a pserver requests a checkpoint and waits for it, but no longer than
 ``drain_s``. So no preStop hook is needed. A pserver is ready once it has loaded its predecessor's checkpoint. A rollout
-replaces a pod only after the previous pod's successor has been ready for a moment.
+replaces the next pod only after the new pod has been ready for a while.
 
 The trainers are a Job without completions: ``parallelism`` pods run until one of them succeeds. A trainer succeeds when
-all data has been trained on, so all others are about to succeed too, and the Job waits for them. ``parallelism`` may
+training on all data is complete, so the others will soon succeed too, and the Job waits for them. ``parallelism`` may
 change at any time, even to 0 and back. The exit codes of trainers (docs/operations.md) decide what happens:
 
 * 2 and 3: a restart would not help, so the Job fails.
@@ -64,7 +64,7 @@ from flightedl.launch.trainer import is_script
 _CLOSING_S = 15
 #: Seconds in which a trainer can finish its current step.
 _TRAINER_GRACE_S = 60
-#: Maximum number of times that a group starts in one pod. The master counts starts that end at the same records.
+#: Maximum number of starts of a group in one pod. The master counts the starts that end at the same records.
 _RESTARTS = 1000
 _AUTOSCALER_RESOURCES = Resources("100m", "256Mi", "512Mi")
 

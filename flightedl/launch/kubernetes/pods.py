@@ -46,7 +46,7 @@ def deployment(job: ClusterJob, component: str, template: Object, **spec: Any) -
 
 
 def disruption_budget(job: ClusterJob, component: str) -> Object:
-    """Limit evictions of a component's pods to one at a time, with a wait until the pod's successor is ready."""
+    """Limit evictions of a component's pods to one at a time. The next one waits until the pod's successor is ready."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(job, component)}}
     return make(job, "PodDisruptionBudget", job.name(component), component, spec=spec)
 

@@ -1,6 +1,6 @@
 """Certificates of a submitted job, as Secrets: one per role, created for this job alone.
 
-The authority's key is discarded, so no more certificates can be issued. When they expire, resubmit the job.
+The authority's key is discarded, so no more certificates can be issued. When the certificates expire, resubmit the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DAYS = 365
 
 
 def secret_names(job: ClusterJob) -> list[str]:
-    """Return the names of the Secrets for which the job's pods wait."""
+    """Return the names of the Secrets that the job's pods need before they can start."""
     roles = [Role.SERVER, Role.TRAINER, *([Role.READER] if job.scaling else []), *([ETCD] if job.own_etcd else [])]
     return [job.name(role) for role in roles] if job.tls else []
 

@@ -137,7 +137,7 @@ def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -
 
 
 def waits_for(pod: Object) -> str:
-    """Return why a pod is not running yet; empty if neither its machine nor the cluster gives a reason."""
+    """Return the reason why a pod is not running yet; empty if neither its machine nor the cluster reports any."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting")
@@ -153,7 +153,7 @@ def waits_for(pod: Object) -> str:
 
 
 def is_being_evicted(pod: Object) -> bool:
-    """True if the cluster is evicting the pod, but not if the job itself removes this trainer."""
+    """True if the cluster is evicting the pod; False if the job itself is removing this trainer."""
     status = pod.get("status", {})
     marked = any(
         each["type"] == "DisruptionTarget" and each["status"] == "True" for each in status.get("conditions", [])

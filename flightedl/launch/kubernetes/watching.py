@@ -71,7 +71,7 @@ class Followers:
             self.on_lines(name, [line])
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Stop following the output. Wait for what remains, at most ``wait_s`` per pod."""
+        """Stop following the output, after waiting for the rest of it for at most ``wait_s`` seconds per pod."""
         for thread in self._threads.values():
             thread.join(wait_s)
         self._open.close()

@@ -2,8 +2,8 @@
 
 * ``mover``: reads placement and intents, copies units that leave, and serves the messages of other pservers
 * ``peers``: access to etcd, the master and the other pservers
-* ``departure``: content of a unit that leaves
-* ``arrival``: content of a unit that arrives, until it is adopted
+* ``departure``: content of a departing unit
+* ``arrival``: content of an arriving unit, staged until the unit is adopted
 * ``parcels``: encoding of the content
 
 A unit's path: ``mover`` reads an intent, and its thread uploads the rows of a ``departure`` while pushes continue, then

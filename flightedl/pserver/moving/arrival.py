@@ -37,7 +37,7 @@ class Arrival:
         #: First block of a span -> its newest state.
         self._states: dict[int, ReleasedBlocks] = {}
         self._blocks: dict[int, StoredBlock] = {}
-        #: Spans that only have to be made visible; empty until all content has arrived.
+        #: Complete spans, not yet visible to clients; empty until all content has arrived.
         self._ready: list[tuple[ReleasedBlocks, Any]] = []
 
     def add(self, parcel: Parcel) -> None:

@@ -1,4 +1,4 @@
-"""Content of a unit that leaves this pserver: rows are copied while pushes continue, blocks once the unit is frozen.
+"""Content of a departing unit. Rows are copied while pushes continue, dense blocks only after the unit is frozen.
 
 Every push changes all elements of a dense block, so copying the block before it is frozen would save nothing. A push
 changes only few rows of a table. So all rows are copied first, and then, repeatedly, the rows that have changed since.
@@ -81,7 +81,7 @@ class Departure:
                     cut.drop()
 
     def rest(self) -> Iterator[Parcel]:
-        """Yield everything that has not been sent yet. The unit is frozen."""
+        """Yield all content that has not been sent yet. The unit must be frozen."""
         yield from self.copy()
         yield from self._states(self._numbers)
 

@@ -1,12 +1,12 @@
 """Driver of ``domain.moving.server``: reads placement and intent, sends leaving units, and stages arriving units.
 
-Theory of operation. One lock guards the core. Effects of a read are carried out under it, in order. One thread sends
-the leaving units, one after the other, so that at most one unit is frozen at a time. Uploads of other pservers are
-handled by the server's threads. Another thread repeats the acknowledgements to the master until a read shows that the
-attempt is over.
+Theory of operation. One lock guards the core. The effects of each read of etcd are carried out under this lock, in
+order. One thread sends the leaving units, one after the other, so that at most one unit is frozen at a time. Uploads of
+other pservers are handled by the server's threads. Another thread repeats the acknowledgements to the master until a
+read shows that the attempt is over.
 
-While a unit is frozen or acknowledged, this pserver applies no view, because the unit's state that was sent contains
-the members of the present view.
+While a unit is frozen or acknowledged, this pserver applies no new view, because the state that it has sent contains
+the members of the current view.
 
 Limitation: a move may fail. If a message fails, or a frozen unit is not committed in time, the source deletes the
 intent. The unit then stays on the source, frozen until a read confirms the deletion. Without etcd, it remains frozen.
@@ -56,12 +56,12 @@ _FROZEN_S = 5.0
 #: with each attempt that fails on a busy machine, and decreases again when a unit has moved.
 _GIVE_UP_S, _LONGEST_GIVE_UP_S = 0.2, 5.0
 _ACKNOWLEDGE_S = 0.05
-#: Maximum number of changed rows that are left when a unit is frozen, and maximum number of updates before that.
+#: Maximum number of changed rows left when a unit is frozen, and maximum number of passes over these rows.
 _FEW_ROWS = 6_000
 _MOST_UPDATES = 8
 _EDGE_S = 0.02
-#: Between two units, pushes continue for this multiple of the time for which the first one was frozen, within limits.
-#: Otherwise one step of a trainer would wait for several units.
+#: After a unit was frozen, pushes continue for this multiple of the frozen time (within limits) before the next unit is
+#: frozen. Otherwise one step of a trainer might wait for several units.
 _PACE, _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 0.05, 0.5
 #: Seconds between the removals of two buckets that have moved away.
 _DISCARD_PAUSE_S = 0.002
@@ -111,7 +111,7 @@ class Mover:
         #: Guards the core and all fields below. Notified after each read.
         self._changed = threading.Condition()
         self._leaving: deque[_Leaving] = deque()
-        #: First blocks of the units whose state was sent while they were frozen.
+        #: First block of each frozen unit whose state has been sent.
         self._pinned: set[int] = set()
         #: Time at which the newest unit was frozen.
         self._frozen_at = 0.0
@@ -131,12 +131,12 @@ class Mover:
 
     @property
     def is_discarding(self) -> bool:
-        """True while rows that another pserver has now are still in memory, where a checkpoint would find them."""
+        """True while memory still contains rows that now belong to another pserver. A checkpoint would include them."""
         return self._shard.rows.has_leftovers
 
     @contextlib.contextmanager
     def no_unit_is_pinned(self) -> Iterator[None]:
-        """Keep units from being frozen or acknowledged during the ``with`` block, which applies a view.
+        """Prevent units from being frozen or acknowledged while the ``with`` block applies a view.
 
         Raises:
             NotReadyError: A unit is frozen or acknowledged.
@@ -337,7 +337,7 @@ class Mover:
             raise NotReadyError(problem)
 
     def _wait_while_leaving(self, leaving: _Leaving, deadline: float) -> bool:
-        """Wait until the attempt of a unit is over. Return False if it is not over at the deadline."""
+        """Wait until the attempt to move a unit is over. Return False if it is not over by the deadline."""
         with self._changed:
             while self._is_leaving(leaving) and not self._is_closed:
                 left_s = deadline - self._clock.now()
@@ -347,7 +347,7 @@ class Mover:
         return True
 
     def _await_end(self, leaving: _Leaving) -> None:
-        """End the attempt of a unit unless it is over, and wait until a read of etcd shows that it is over."""
+        """End the attempt to move a unit, unless it is already over. Return after a read of etcd confirms the end."""
         while not self._wait_while_leaving(leaving, self._clock.now()):
             with self._changed:
                 transaction = self._core.give_up(leaving.copy.block) if self._is_leaving(leaving) else None

@@ -1,6 +1,6 @@
 """Encoding of a moving unit's content: a *parcel* is a record batch with a header in its metadata.
 
-A batch has one row. Each column contains one array, or nothing. The header describes the content and the arrays.
+A batch has one row. Each column contains one array, or is empty. The header describes the content and the arrays.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def decode(columns: Sequence[pa.Array], metadata: bytes | None) -> Parcel:
 
 
 class Digest:
-    """Digest of all parcels that were sent or received. Equal digests mean equal contents."""
+    """Digest of all parcels sent or received. If the digests are equal, so are the contents."""
 
     def __init__(self) -> None:
         # Imported lazily: most pservers never move blocks.

@@ -23,7 +23,7 @@ _ACTION_S = 2.0
 
 
 class Reading(NamedTuple):
-    """Results of a read at one revision of etcd."""
+    """Values read from etcd at a single revision."""
 
     revision: int
     placement: Placement
@@ -64,14 +64,14 @@ class Peers:
         return Reading(revision, placement, intent, None if holder is None else holder.create_revision)
 
     def pserver(self, index: int, generation: int) -> Connection:
-        """Return a connection to the process with this index and generation. Raises NotReadyError if it is replaced."""
+        """Return a connection to this generation of a process. Raises NotReadyError if the process was replaced."""
         record = self._directory.pservers().get(index)
         if record is None or record.generation != generation:
             raise NotReadyError(f"pserver {index} was replaced")
         return self._connection("pserver", index, record)
 
     def acknowledge(self, acknowledged: Acknowledged, generation: int) -> None:
-        """Inform the master that a unit is staged completely. Raises the errors of an action."""
+        """Inform the master that a unit has been staged completely. Raises the same errors as any action."""
         record = self._directory.master()
         if record is None:
             raise NotReadyError("there is no master")
@@ -79,7 +79,7 @@ class Peers:
         self._connection("master", 0, record).action("moved", encode(request), timeout_s=_ACTION_S)
 
     def scale(self, request: ScaleRequest) -> ScaleReply:
-        """Ask the master to change the pservers. Raises the errors of an action."""
+        """Ask the master to change the pservers. Raises the same errors as any action."""
         record = self._directory.master()
         if record is None:
             raise NotReadyError("there is no master")

@@ -1,4 +1,4 @@
-"""Read the content of the tables as of one moment; see ``tables``.
+"""Reads the content of the tables as of a single moment; see ``tables``.
 
 A cut has two parts for each table: its rows, and its ids that wait for admission. Each part is read in two passes:
 first the records that have not changed since the cut, then the copies of the changed records. After the first pass, no
@@ -82,7 +82,7 @@ def changes_of(
 
 
 class _Part:
-    """Rows of one table, or its waiting ids. ``changed`` has a bit for each record to include; None includes all."""
+    """Rows of one table, or its waiting ids. The bits set in ``changed`` select the records; None selects all."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class RowCut:
         self.epoch = epoch
         self.line = line
         self.is_base = changes is None
-        #: Buckets of which an incremental cut contains all rows.
+        #: Buckets whose rows are all included, even in an incremental cut.
         self.complete: list[int] = [] if changes is None else np.flatnonzero(changes.adopted).tolist()
         #: True if all rows have been read.
         self.is_over = False

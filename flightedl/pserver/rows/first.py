@@ -1,4 +1,4 @@
-"""Initial rows of a table from a file, which each pserver reads when the model gets its initial values.
+"""Initial rows of a table, read from a file by each pserver when the model gets its initial values.
 
 The rows exist before the first push, so every checkpoint contains them, and a replacement pserver restores them from a
 checkpoint. If there is no checkpoint yet, the model is initialized again, and the file is read again.

@@ -30,13 +30,12 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
 _SYSTEM = Path("/proc/meminfo")
 _USED, _STATISTICS = Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory.stat")
-#: Once the rows have grown by this much, the available memory is queried again. If less than this is available, it is
-#: queried every time.
+#: Once the rows have grown by this much, the available memory is queried again. If less than this much is available,
+#: every check queries it.
 _LOOK_BYTES = 64 << 20
-#: Memory reserved for other processes: in bytes and, for small machines, as a fraction of total memory.
+#: Memory left for other processes: in bytes and, on small machines, as a fraction of total memory.
 _SPARE_BYTES, _SPARE_SHARE = 1 << 30, 0.05
-#: Files with the container's memory limit, for both versions of cgroups. If there is no limit, the file contains a
-#: word.
+#: Files with the container's memory limit, for both versions of cgroups. Without a limit, a file contains a word.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 

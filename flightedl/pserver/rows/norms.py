@@ -23,7 +23,7 @@ Records = npt.NDArray[np.int64]
 
 
 class SmallRows:
-    """Search for rows with a small norm, at each cut.
+    """A search for rows with a small norm, repeated at each cut.
 
     A search examines rows that have changed since they were last examined. It examines a limited number of rows, so
     that pushes do not wait long. The next cut examines the remaining rows.

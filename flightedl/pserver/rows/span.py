@@ -219,5 +219,5 @@ class RowSpan(SpanPlace):
 
 
 def _seed_of(effect: Update) -> int:
-    """Return the seed of stochastic rounding, which is the same whenever the same batches are applied."""
+    """Return the seed for stochastic rounding. It depends only on the applied batches."""
     return batch_seed(*min((batch for batch, _ in effect.batches), default=Batch(0, 0, 0)))

@@ -92,7 +92,7 @@ class RowStore:
         return found
 
     def knows(self, file: str) -> bool:
-        """Return True if the changes since this file's cut are known, so an increment would be smaller than a base."""
+        """True if the changes since this file's cut are known, so that an increment would be smaller than a base."""
         return any(span.rows.knows(file) for span in distinct(self.spans))
 
     # messages
@@ -236,7 +236,7 @@ class RowStore:
         self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 
     def borders(self, blocks: range) -> list[int]:
-        """Return the first bucket of every span but the first, up to the first bucket that is not on this pserver."""
+        """Return the start buckets of all spans after the first, up to the first bucket missing on this pserver."""
         found: list[int] = []
         # Joined tables could contain the rows of a bucket twice, or rows that a copy lacks.
         span = None if self._leftovers or self.copying else self.spans.get(blocks.start)

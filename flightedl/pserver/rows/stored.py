@@ -1,4 +1,4 @@
-"""Convert between a span's rows and the records of a file. A cut can be read while the rows change."""
+"""Conversion between a span's rows and the records of a file. A cut can be read while the rows change."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ from flightedl.pserver.rows.values import (
 
 #: Number of new rows to initialize at a time, so that their records stay in the processor's cache.
 _CHUNK = 2048
-#: Number of records that an update checks for expiry per id that it updates.
+#: Number of records that an update checks for expiry, for each id in the update.
 _SWEPT_BY_ID = 2
 _WORD_BYTES = 4
-#: Bytes of the index per record.
+#: Size of the index, in bytes per record.
 _INDEX_BYTES = 14
 #: Minimum number of counters in a sketch: 16 in each row of a bucket's sketch.
 _LEAST_SKETCH_BYTES = 64 * BUCKETS
@@ -225,7 +225,7 @@ class RowTable:
         return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
 
     def counts(self, version: int, epoch: int) -> RowCounts:
-        """Return the table's statistics, except of reads, given the ``version`` and ``epoch`` of the last push."""
+        """Return the table's statistics, without reads. ``version`` and ``epoch`` are those of the last push."""
         state, waiting = self.rows.state, self.waiting.state
         live = int(state[row_records.USED])
         if self._limit:
@@ -262,7 +262,7 @@ class RowTable:
         return self._from_bits(values) if self.half else values
 
     def values_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the records' values, (n, dim), in the table's dtype. ``words`` is the raw memory of all records."""
+        """Return the records' values, (n, dim), in the table's dtype. ``words``: raw memory that holds all records."""
         found = read_records(self.rows, words, int(self.rows.layout[row_records.AT_VALUES]), self.value_words, records)
         if self.half:
             return np.ascontiguousarray(found.view(np.uint16)[:, : self.spec.dim])
@@ -378,7 +378,7 @@ class RowTable:
             row_kernel(row_cuts.remove)(table, records[:count], self.salt)
 
     def give_up(self, buckets: Sequence[int], versions: npt.NDArray[np.int64]) -> None:
-        """In each of these buckets, evict the rows with lower versions than the given one."""
+        """In each of these buckets, evict the rows whose version is lower than the given one."""
         if self._limit:
             given_up = self.given_up.copy()
             given_up[buckets] = versions

@@ -1,8 +1,8 @@
 """Rows of embedding tables in a range of buckets: reads, updates, rounds, cuts.
 
-``flightedl.testing.reference_table`` specifies how a row behaves; this module implements this behavior for speed and
-low memory use. All buckets of a store have the same history. A pserver has a separate store for each range of buckets
-with a different history.
+``flightedl.testing.reference_table`` specifies how a row behaves; this module is the fast and compact implementation.
+All buckets of a store have the same history. A pserver has a separate store for each range of buckets with a different
+history.
 
 Ids are (n,) uint64: contiguous, distinct within a call, and in the store's buckets (see ``incoming``). ``version`` is
 the span's version as defined by the reference. ``epoch`` is the highest epoch of all batches applied to the span so
@@ -12,8 +12,8 @@ far.
 closes, they are summed by id, either in order of arrival or in order of their batches. The sum is then applied like a
 push.
 
-**Cuts.** ``begin_cut`` takes no time, and the cut contains the rows as they are at that moment. It is read in chunks
-(``RowCut.next_rows``), which take one or two milliseconds each; a row that changes before it has been read is copied
+**Cuts.** ``begin_cut`` is immediate, and the cut contains the rows as they are at that moment. A cut is read in chunks
+(``RowCut.next_rows``) of one or two milliseconds each; a row that is about to change before it has been read is copied
 first. Several cuts may be read independently at the same time. A cut contains either all rows (a *base*) or the changes
 since the cut of an earlier file (an *increment*, see ``domain.checkpoint.changes``).
 
@@ -105,7 +105,7 @@ class RowTables:
         self._size_bytes = 0
         self._note_size()
         self._round: list[_Contribution] = []
-        #: Cuts that are being read, by the number of their row in ``cuts``. A finished cut is removed later.
+        #: Cuts in progress, by the index of their row in ``cuts``. A finished cut may still be listed.
         self._cuts: dict[int, RowCut] = {}
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
         #: Copies in progress for which only changes remain to be read.
@@ -490,7 +490,7 @@ class RowTables:
         self._note_size()
 
     def charge(self, memory: RowMemory) -> None:
-        """From now on, count the rows in another ``RowMemory``."""
+        """Count the rows in another ``RowMemory`` instead of the present one."""
         self.memory = memory
         memory.taken_bytes += self._size_bytes
 

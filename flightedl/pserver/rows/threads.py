@@ -1,4 +1,4 @@
-"""A second thread that processes rows of large messages.
+"""A second thread that helps to process the rows of large messages.
 
 While a pserver processes rows, the trainer that sent the rows waits, so one processor is often idle. All stores of a
 process share the thread, which runs kernels without holding the GIL.

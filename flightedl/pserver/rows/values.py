@@ -150,7 +150,7 @@ class RowCounts:
 
 
 class RowChunk(NamedTuple):
-    """Rows of one table at the moment of a cut."""
+    """Rows of one table as of a cut."""
 
     table: int
     #: True for ids that wait for admission. Their records have no slots and values, and ``updates`` counts pushes.
@@ -196,8 +196,8 @@ class CutTable:
     oldest: int
     #: Rows whose last update was in a lower epoch have expired.
     oldest_epoch: int
-    #: (n,) In increments: ids of rows that cuts have removed (see ``Evict``) since the previous file. Rows with these
-    #: ids may exist again.
+    #: (n,) In increments: ids of rows that cuts have removed (see ``Evict``) since the previous file. These ids may
+    #: have new rows by now.
     removed: Ids
     #: Sketch counters of waiting ids; empty if the table has no sketch.
     sketch: npt.NDArray[np.uint8]
@@ -208,7 +208,7 @@ class CutTable:
 
 
 def bit_words(table: row_records.Table) -> int:
-    """Return the number of 64-bit words needed for one bit per record ever used."""
+    """Return the number of 64-bit words needed to store one bit for each record that was ever used."""
     return -(-int(table.state[row_records.HIGH]) // 64)
 
 
