@@ -18,6 +18,6 @@
 One batch at a time is *current* (``CurrentBatch``). The dataset opens a batch before the user's code receives it, and
 closes it when the user's code requests the next one. In between, gradients are pushed with the batch's identity.
 
-A task is finished only when every block of every pserver has answered for each of the task's batches. So closing a
-batch sends it, with weight zero, to all blocks that have received no gradient for it.
+A task is finished only when every block of every pserver has answered for each of the task's batches. So when a batch
+is closed, it is sent with weight zero to all blocks that have received no gradient for it.
 """

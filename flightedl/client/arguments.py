@@ -1,8 +1,8 @@
 """Validate the script's arguments and convert them to declarations.
 
-A wrong argument raises a UsageError before anything is sent. The message is one sentence: it contains the argument's
-name, its value, and a valid alternative. Unambiguous variants are accepted: NumPy scalars, paths as well as strings, a
-single name instead of a list of names, and the name or class of an optimizer or mode whose settings all have defaults.
+An invalid argument raises a UsageError before anything is sent. The message is one sentence with the argument's name,
+its value, and a valid alternative. Unambiguous variants are accepted: NumPy scalars, paths as well as strings, a single
+name instead of a list of names, and the name or class of an optimizer or mode whose settings all have defaults.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class Servers:
         self._calls = calls
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
-        #: Cache: index -> (state of the directory, result of the lookup in that state). Most steps find the state
-        #: unchanged.
+        #: Cache: index -> (state of the directory, result of the lookup in that state). The state rarely changes
+        #: between steps.
         self._pservers: dict[int, tuple[object, tuple[int, Connection]]] = {}
         #: Connections to servers that have been replaced; other threads may still be using them.
         self._retired: list[Connection] = []
@@ -73,7 +73,7 @@ class Servers:
             connection.abort_calls()
 
     def follow(self, key: str, election: FollowedElection) -> None:
-        """Reject all calls once the model has been initialized again. The key ``key`` in etcd holds its election."""
+        """Reject all calls once the model has been initialized again. The model's election is the etcd key ``key``."""
         self._election = key, election
 
     @property

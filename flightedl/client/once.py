@@ -9,12 +9,12 @@ declared a model belongs to the job.
 Guarantees of ``once``:
 
 * According to etcd, at most one trainer holds the name at any time. After a clean end, no other trainer gets it.
-* A holder loses the name if, before its session ends, it dies, or is frozen or disconnected for longer than its lease.
-  Another trainer may then claim the name and repeat the work. So the work is done *at least* once if the job succeeds,
-  and should be idempotent.
-* A trainer is not notified when it loses a name. ``require`` asks etcd. After writing, and just before the file
-  appears, ``publish`` and ``save_model(once=...)`` do the same. So a trainer that has lost the name does not replace a
-  file.
+* A holder loses the name if it dies before its session ends, or if it is frozen or disconnected for longer than its
+  lease. Another trainer may then claim the name and repeat the work. So the work is done *at least* once if the job
+  succeeds, and should be idempotent.
+* A trainer is not notified when it loses a name. ``require`` asks etcd, and so do ``publish`` and
+  ``save_model(once=...)`` after writing, just before the file appears. So a trainer that has lost the name does not
+  replace a file.
 
 Other side effects, such as sending mail or writing a file by other means, are not protected if the name is lost. Some
 time passes between the check and the file's appearance: on an object store, the duration of the upload.
@@ -38,7 +38,7 @@ from flightedl.ports import Absent, Coordinator, CreatedAt, Put
 
 
 class Once:
-    """Result of claiming a name, truthy if this trainer holds it. Its methods fence work done as its holder.
+    """Result of claiming a name, truthy if this trainer holds it. Its methods fence the holder's work.
 
     Attributes:
         name: The claimed name.

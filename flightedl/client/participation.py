@@ -148,7 +148,7 @@ class Participation:
         return states
 
     def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
-        """Record that the user acknowledged a batch without a model. If its task was revoked, it does not count."""
+        """In a job without a model, record that the user acknowledged a batch. Ignored if its task was revoked."""
         self.probe.turn(PUSH)
         self._current = None
         if is_counted:

@@ -97,7 +97,7 @@ class ProgressReporter:
         self._metrics: dict[str, tuple[float, float]] = {}
         self._waiting_for = ""
         self._sent_waiting_for = ""
-        #: Returns True if other trainers train the same model.
+        #: Returns True if other trainers are training the same model.
         self.shares_model: Callable[[], bool] = lambda: True
         self._sent_model = ""
         self._stopping = threading.Event()

@@ -501,7 +501,7 @@ class Job:
             self._process.progress.metrics(values, 1)
 
     def wait_for_end(self) -> None:
-        """Wait until the trainers have completed every task of every epoch, as they have when a loop has ended.
+        """Wait until the trainers have completed every task of every epoch. A loop's end implies this.
 
         After this call, ``model.pull`` returns the final values. If a pserver then dies and loses batches,
         ``model.pull`` raises BegunAnewError, and restarted trainers repeat these batches.
@@ -587,10 +587,11 @@ class Job:
             if won := job.once("report"):
                 won.publish(job.output_dir / "report.json", report)
 
-        A trainer loses its name if, before its session ends cleanly, it dies, or is frozen or disconnected for longer
-        than its lease. Another trainer may then claim the name and repeat the work. A frozen trainer that continues is
-        not notified: ``won.require()`` raises FencedError, and ``won.publish`` and ``save_model(once=won)`` do not
-        replace the files of the new holder. Other side effects are not protected, so make them idempotent.
+        A trainer loses its name if it dies before its session ends cleanly, or if it is frozen or disconnected for
+        longer than its lease. Another trainer may then claim the name and repeat the work. A frozen trainer is not
+        notified when it continues: ``won.require()`` raises FencedError, and ``won.publish`` and
+        ``save_model(once=won)`` do not replace the new holder's files. Other side effects are unprotected and should be
+        idempotent.
         """
         self._require_open()
         return self._once.claim(arguments.name_of("the name given to once", name))
@@ -611,7 +612,7 @@ class Job:
             raise UsageError(self._closed)
 
     def _shares_model(self) -> bool:
-        """True if this script's trainer and other trainers may be training one model."""
+        """True if other trainers may be training the same model as this script's trainer."""
         is_known = self._model.is_declared or self._data.explicit_done or self._once.is_used
         return is_known or self._data.is_of_group or has_process_group()
 

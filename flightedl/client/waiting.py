@@ -1,8 +1,8 @@
 """Tell the user what the program is waiting for, and end a wait that takes too long.
 
-A waiting thread is often blocked in a call to a frozen or disconnected server. Therefore another thread checks all
-waits (``Waits.look``) and reports which server has not answered. It cannot abort the call, which has its own deadline
-of at most half a minute; the wait ends only after that deadline.
+A waiting thread is often blocked in a call to a frozen or disconnected server. So another thread checks all waits
+(``Waits.look``) and reports which server has not answered. It cannot abort the call, which has its own deadline of at
+most half a minute; the wait ends only after that deadline.
 """
 
 from __future__ import annotations

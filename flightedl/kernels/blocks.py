@@ -105,7 +105,7 @@ def all_finite(gradient: Floats) -> bool:
 def copy_finite(words: npt.NDArray[np.uint32], copy: npt.NDArray[np.uint32]) -> bool:
     """Copy ``words``. Return True if no word, read as a float32, is NaN or infinite.
 
-    If no word is NaN or infinite, no pair of words, read as a float64, is either. The copy is checked instead of the
+    If no word is NaN or infinite, no pair of words is NaN or infinite as a float64. The copy is checked instead of the
     source, because another process may change the source during the call. The check relies on the fact that adding one
     to an exponent of all ones carries into the sign bit.
     """

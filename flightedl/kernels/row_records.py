@@ -30,9 +30,9 @@ then their records, and then processes them.
 record has changed since the newest cut began. Each cut has a line of numbers in ``cuts``: a cursor, the address of the
 ``wanted`` bits of the records to read, and the address of the memory for old contents.
 
-When a record first changes after the newest cut began, it is copied for each cut that wants it and whose cursor has not
-passed it. When another cut begins, the changed records are removed from the ``wanted`` bits of the earlier cuts, and
-``dirty`` is cleared. If the memory of a cut is full, the cut is lost; in that case, ``UNDONE`` is greater than the
+When a record first changes after the newest cut began, it is copied for each cut that wants the record and whose cursor
+is not past it. When another cut begins, the changed records are removed from the ``wanted`` bits of the earlier cuts,
+and ``dirty`` is cleared. If the memory of a cut is full, the cut is lost; in that case, ``UNDONE`` is greater than the
 number of copies that fit.
 """
 

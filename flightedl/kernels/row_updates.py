@@ -65,7 +65,7 @@ def _chance(stream: Any, element: Any) -> Any:
 
 @register_jitable
 def _updates_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
-    """Count an update of a row. Return the number of earlier updates, at most ``size - 1``, or 0 if not counted."""
+    """Count an update of a row. Return the number of earlier updates, at most ``size - 1``, or 0 if uncounted."""
     if at_updates < 0:
         return 0
     step = np.int64(t.words[at + at_updates])

@@ -267,7 +267,7 @@ def give_up(t: Table, version: int, oldest: Records, most: int, limit: int) -> N
 def sweep(
     t: Table, salt: int, oldest_version: int, oldest_epoch: int, first_bucket: int, end_bucket: int, count: int
 ) -> None:
-    """Remove the expired rows of these buckets among the next ``count`` records. After the last record, start over."""
+    """Search the next ``count`` records for expired rows of these buckets, and remove them. Wraps around at the end."""
     state = t.state
     for _ in range(min(count, state[HIGH])):
         if state[SWEPT] >= state[HIGH]:
@@ -305,8 +305,8 @@ def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.
 
 
 _index_size = register_jitable(index_size)
-# Rows of the array that ``received`` fills. Its columns are the sections with gradients, and then those with wanted
-# rows.
+# Rows of the array that ``received`` fills. Its columns are the sections with gradients, followed by the sections with
+# wanted rows.
 RECEIVED_TABLE, RECEIVED_DIM, RECEIVED_COUNT, RECEIVED_FIRST, RECEIVED_VALUES = range(5)
 RECEIVED_SIZE = 5
 

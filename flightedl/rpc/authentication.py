@@ -57,7 +57,7 @@ def name_in_certificate(job: str, role: Role) -> str:
 
 @functools.lru_cache(maxsize=256)
 def proven_role(identity: bytes, job: str) -> Role:
-    """Return the role that a verified certificate proves in a job.
+    """Return a peer's role in a job, as attested by its verified certificate.
 
     Args:
         identity: First subject alternative name of the peer's certificate, from Flight.

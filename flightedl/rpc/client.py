@@ -4,8 +4,8 @@ Every call has the required keyword argument ``timeout_s``, because Flight would
 of :mod:`flightedl.errors`, mapped by the list in :mod:`flightedl.rpc.errors`. A call that raises OutcomeUnknownError
 or DeadlineError may have been carried out, so repeat only idempotent requests.
 
-Python cannot run signal handlers during a Flight call. So that Ctrl-C works, a call on the user's main thread should
-take at most 5 s.
+Python cannot run signal handlers during a Flight call. For Ctrl-C to work, a call on the user's main thread should take
+at most 5 s.
 
 Received batches are read-only views of network memory and may be unaligned. NumPy can read them; raw pointers and
 ``.view(dtype)`` do not work. Copy data that must outlive the batch.
@@ -63,8 +63,8 @@ _CHANNEL_OPTIONS = [
 class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
     """Middleware for one call. It stores the header that carries the server's identity.
 
-    pyarrow must only call builtins of this object, no Python code. A signal that arrives while Flight waits is handled
-    by the next Python code that runs. If that code were a method of this class, Flight would log the resulting
+    pyarrow may call only builtins of this object, never Python code. A signal that arrives while Flight waits is
+    handled by the next Python code that runs. If that code were a method of this class, Flight would log the resulting
     SystemExit or KeyboardInterrupt, and the program would not receive it.
     """
 

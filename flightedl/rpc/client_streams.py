@@ -74,7 +74,7 @@ class ClientCall:
         self.is_checked = True
 
     def _check_place(self) -> None:
-        """Also check the server that sent a refusal. It may not know its own index and generation yet."""
+        """Check the server that sent a refusal. This server may not know its own index and generation yet."""
         if self._expected is None:
             return
         server = self._answered_by()

@@ -63,7 +63,7 @@ class Connector:
                     self._credentials = Credentials.load(self._directory, self._role)
                     self._state = state
                 except UsageError:
-                    # The files are just being replaced. Until that is complete, the old certificate remains in use.
+                    # The files are being replaced. The old certificate remains in use until they are complete.
                     pass
             return self._credentials
 

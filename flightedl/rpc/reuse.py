@@ -26,8 +26,8 @@ from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
 
-#: Seconds that an open stream accepts new requests. If the server is frozen, a caller may wait for this long beyond its
-#: timeout.
+#: Seconds for which an open stream accepts new requests. If the server is frozen, a caller may wait for this long
+#: beyond its timeout.
 _LIFETIME_S = 5.0
 
 
@@ -149,5 +149,5 @@ class ReusableExchange(Generic[HeldKind]):
 
 
 def _end(exchange: ClientExchange) -> None:
-    """Abort the stream: no request is in progress, and ending it normally could take long."""
+    """Abort the stream: no request is in progress, and a normal end could take a long time."""
     exchange.__exit__(None, None, None)

@@ -2,7 +2,7 @@
 
 The client sends a ``ShareRequest`` with its ``host_mark``, sealed, as metadata without a batch. If the server has the
 same mark, it listens on an abstract Unix socket with a random name, and replies with the name and a nonce. The client
-connects, and each side sends the descriptor of a memory that begins with the nonce. Each side checks by SO_PEERCRED
+connects, and each side sends the descriptor of a memory that begins with the nonce. Each side uses SO_PEERCRED to check
 that the peer runs as the same user. After that, the stream's messages may have their values in shared memory, and the
 socket carries small messages (``line``).
 

@@ -37,7 +37,7 @@ from flightedl.rpc.service import Service
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that gRPC is given to send the replies of ended calls, before idle connections are closed.
+#: Seconds that gRPC has to send the replies of ended calls before idle connections are closed.
 _SENDING_S = 0.2
 _SHUTDOWN_WAIT_S = 5.0
 _WATCH_INTERVAL_S = 0.25
@@ -103,7 +103,7 @@ class FlightServer:
         return self._admission.refusals
 
     def start_serving(self, identity: ServerIdentity) -> None:
-        """Answer calls from now on, as ``identity``, which includes the generation."""
+        """Start answering calls as ``identity``, which includes the generation."""
         if identity.generation <= 0:
             raise UsageError("a server needs its generation before it serves")
         self._admission.serve_as(identity)
@@ -112,7 +112,7 @@ class FlightServer:
         """Refuse new calls, wait up to ``grace_s`` seconds for calls in progress, then close all connections.
 
         Does not wait for idle request streams, and takes at most ``grace_s`` + 5 seconds. Returns False if a handler is
-        still running after that; the process should then exit by ``os._exit``, because gRPC's threads would keep it
+        still running after that; the process should then exit with ``os._exit``, because gRPC's threads would keep it
         alive.
         """
         GUARD.check()
@@ -122,7 +122,7 @@ class FlightServer:
         self.closing.set()
         with self._admission.idle:
             for _ in range(math.ceil(grace_s / _REST_POLL_S)):
-                # A call sends a notification when it ends, but none when it starts to wait for the next request.
+                # A call notifies this thread when it ends, but not when it starts waiting for the next request.
                 if self._admission.idle.wait_for(lambda: all(call.is_resting for call in running), _REST_POLL_S):
                     break
             left = list(running)

@@ -1,4 +1,4 @@
-"""The server's end of a stream. A handler can neither skip its checks nor use it after it has ended.
+"""The server's end of a stream. A handler can neither bypass the stream's checks nor use the stream after its end.
 
 :class:`Incoming` is an upload (DoPut), and :class:`Exchange` is a bidirectional stream (DoExchange). Both return only
 validated batches. Reading ends normally only after a commit record that matches the received batches; if the stream

@@ -4,7 +4,7 @@ The tensor of a numeric column without nulls shares the column's memory. It is r
 (``copy=True``), because a batch whose gradient arrived too late is yielded again, and must not have changed. Writes to
 a read-only tensor are detected and raise an error.
 
-A batch is *current* from the time it is yielded until the next one is requested, and a step pushes under its identity.
+A batch is *current* from the time it is yielded until the next one is requested, and a step pushes with its identity.
 So batches must not be requested before the step (``ahead``). Worker processes of a ``DataLoader`` are rejected; the
 dataset itself reads ahead.
 """

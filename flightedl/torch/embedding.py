@@ -6,7 +6,7 @@
     net = nn.Sequential(fe.torch.Embedding(users), nn.Linear(16, 1))
     optimizer = fe.torch.Optimizer(net, job, fe.Adam(lr=1e-3))
 
-``forward`` looks up rows, ``backward`` computes their gradients, and ``optimizer.step()`` pushes these gradients under
+``forward`` looks up rows, ``backward`` computes their gradients, and ``optimizer.step()`` pushes these gradients with
 the batch's identity (see ``rows``). Ids are integers of up to 64 bits in a tensor, or anything else that ``Table.pull``
 accepts, such as strings or an Arrow column. All computation on the rows is performed by PyTorch's own functions.
 """
@@ -161,7 +161,7 @@ class EmbeddingBag(OnTable):
 
 
 def _check_offsets(offsets: torch.Tensor, id_count: int) -> None:
-    """Check what PyTorch checks only in main memory: on a GPU, invalid offsets read other memory."""
+    """Validate the offsets. PyTorch does so only in main memory; on a GPU, invalid offsets read other memory."""
     first, last = offsets[[0, -1]].tolist() if offsets.numel() else (0, 0)
     if first != 0 or last > id_count:
         raise ValueError(f"offsets must begin with 0 and not exceed {id_count}")

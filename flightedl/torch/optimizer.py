@@ -1,6 +1,6 @@
 """The servers' optimizer as a ``torch.optim.Optimizer``, which pushes gradients and pulls values in place.
 
-``step`` pushes all gradients under the identity of the current batch, and then pulls. New values arrive in a step, at
+``step`` pushes all gradients with the identity of the current batch, and then pulls. New values arrive in a step, at
 the end of a batch without a step, and when this trainer joins again. From then on, the module has these values, and
 gradients count as computed from them.
 

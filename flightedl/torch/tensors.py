@@ -23,7 +23,7 @@ _BITS = {torch.bfloat16: torch.int16}
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return the elements of a CPU tensor as an array of equal shape, without copying if the tensor is dense."""
+    """Return the elements of a CPU tensor as an array of the same shape, without copying if the tensor is dense."""
     plain = tensor.detach()
     if plain.layout != torch.strided:
         plain = plain.coalesce().to_dense() if plain.layout == torch.sparse_coo else plain.to_dense()

@@ -1,4 +1,4 @@
-"""Protocol by which two processes share memory: who writes what and when, and what remains if a process dies.
+"""Protocol by which two processes share memory: rules for writing, and the state after a process has died.
 
 Each process owns one memory per stream, and may lend from further memory. A process writes only to its own memory:
 

@@ -30,7 +30,7 @@ SHARED_FROM_BYTES = 4096
 #: Maximum bytes of unconsumed values. A single message may exceed it.
 UNCONSUMED_LIMIT_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
-#: Added to an offset in order to mark it as an offset in the store.
+#: Added to an offset to mark it as an offset in the store.
 _IN_STORE = 1 << 63
 #: Slightly less than the size above which glibc's copies bypass the cache; see ``config.tuned_environment``.
 _PIECE_BYTES = 960 << 10
@@ -161,7 +161,7 @@ class Inbox:
 
 
 class CopyingInbox(Inbox):
-    """The receiver's end that copies values before checking and using them. A copy is valid until the next ``take``.
+    """A receiver's end that copies values before checking and using them. A copy is valid until the next ``take``.
 
     Args:
         memory: See ``Inbox``.

@@ -11,7 +11,7 @@ In a payload, the ids of all tables form one array, and so do their values. Thes
 
 * ``GRADIENTS``: n distinct ids, and (n, dim) gradients. A batch that pushes to a table sends this section to every
   pserver, even if the pserver owns none of the ids, because the batch's weight counts in the table's mean.
-* ``WANTED``: n ids to look up, with possible repetitions.
+* ``WANTED``: n ids to look up, which may contain duplicates.
 * ``ROWS``: (n, dim) values, in the order in which the lookup listed the ids.
 * ``UNKNOWN``: n ids of the lookup that have no row, for tables in which this is an error. Their values are zero.
 

@@ -1,7 +1,7 @@
 """Membership of this rank in the current start of its group: the rank joins, reports its rounds, and leaves.
 
-A rank may start rounds while its lease is valid by its own clock, until the master declares this start of the group
-over. Rounds require no running master, but a rank that was frozen for seconds asks the master before it continues.
+A rank may start rounds while its lease is valid by its own clock, until the master declares that this start of the
+group has ended. Rounds require no running master, but a rank that was frozen for seconds first asks the master.
 
 A thread reports the newest round a few times a second. If the previous start ended because a rank died, every rank
 reports each round before starting it, until it has passed the records at which that rank died. This tells the master
@@ -47,7 +47,7 @@ _UNCONFIRMED_PART = 4
 _CONFIRM_S = 0.5
 #: Timeout in seconds for the last report of a rank whose script has raised an exception.
 _RAISED_S = 2.0
-#: Pattern of error messages that a rank raises because another rank has ended.
+#: Pattern of the messages of errors that a rank raises because another rank has ended.
 _OF_OTHERS = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe|TCPStore", re.IGNORECASE)
 
 
@@ -213,7 +213,7 @@ class GroupAttendance:
         self._has_finished = True
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the group before the lease ends. Returns when the master has stored that this rank left.
+        """Leave the group before the lease ends. Return when the master has stored that this rank has left.
 
         Args:
             error: The exception that ends the session, if one does.

@@ -123,9 +123,9 @@ class Dataset:
         self._acknowledged: AcknowledgedLoop | None = None
         self._is_finished = False
         #: Weak reference to the current loop. Only the script holds a strong one, so the loop ends as soon as the
-        #: script leaves it by ``break`` or an exception, and other trainers do not wait for this one.
+        #: script leaves it with ``break`` or an exception, and other trainers do not wait for this one.
         self._loop: weakref.ref[Loop] | None = None
-        #: The previous loop, which a new loop continues if the script left it by ``break``.
+        #: The previous loop; a new loop continues it if the script left it with ``break``.
         self._resumable: Loop | None = None
         self._feed: TaskFeed | None = None
         self._transforming = transforming or Transforming()
@@ -147,7 +147,7 @@ class Dataset:
 
     @property
     def record_count(self) -> int:
-        """Number of records in an epoch, over all trainers. With ``follow``, as of the dataset's declaration."""
+        """Number of records in an epoch, over all trainers. With ``follow``, the number at the declaration."""
         return self._declared.record_count
 
     @property
@@ -279,7 +279,7 @@ class Dataset:
         try:
             yield feed
         except GeneratorExit:
-            # The script left the loop during this batch, by ``break`` or by an exception that the session will report.
+            # The script left the loop during this batch, with ``break`` or an exception that the session will report.
             self._reading.stopping.set()
             feed.retire(self._at)
             raise
@@ -414,7 +414,7 @@ class Dataset:
         return f"the other trainers to finish their tasks of this epoch{more}"
 
     def fail_current(self, current: CurrentBatch, error: str, place: str) -> None:
-        """Report an exception of the script with its batch and place, so the master can isolate the cause."""
+        """Report an exception of the script, with its batch and location, so that the master can isolate the cause."""
         if self._feed is not None and self._at is not None:
             self._feed.failed(self._at, error, current.number, place)
 

@@ -112,7 +112,7 @@ def _column(name: str, values: Any) -> pa.Array:
 
 
 def _built(values: Any) -> pa.Array:
-    """Return one column with the values of all elements. Arrays and tensors must have equal shapes."""
+    """Return one column with the values of all elements. Arrays and tensors must have the same shape."""
     if hasattr(values, "__array__"):
         stacked = np.asarray(values)
     elif len(values) and _is_array(values[0]):

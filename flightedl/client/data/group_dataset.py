@@ -5,8 +5,8 @@ communicate. A reader thread follows the plan a few rounds ahead. A second plan 
 position is what ``state_dict`` returns. By default, every yielded round is committed; with ``explicit_commit``, the
 user commits rounds.
 
-A position belongs to the model that was trained up to it, so save both in one checkpoint and load them together. The
-resumed training then uses every record once, regardless of batches that ranks received after the checkpoint.
+A position is valid only for the model that was trained up to it, so save both in one checkpoint and load them together.
+The resumed training then uses every record once, regardless of batches that ranks received after the checkpoint.
 """
 
 from __future__ import annotations

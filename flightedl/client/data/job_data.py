@@ -79,7 +79,7 @@ class JobData:
         self._closing = threading.Event()
         self._files = PatientFiles(FsspecFiles(), Persistence(PATIENT, process.clock, self._closing))
         self._dataset: Dataset | None = None
-        #: Data of a group. Only one of this field and ``_dataset`` is set.
+        #: Data of a group. This field and ``_dataset`` are never both set.
         self._group: GroupDataset | NumberedDataset | None = None
         self._attendance: GroupAttendance | None = None
         #: Feed of the current evaluation.

@@ -21,7 +21,7 @@ def rank_and_size(group: Any, name: str = "") -> tuple[int, int]:
     """Return (rank, number of ranks) for the ``group`` argument of ``job.dataset``.
 
     "auto" uses PyTorch's process group if it is initialized, otherwise JAX's, otherwise the variables ``RANK`` and
-    ``WORLD_SIZE``. Without any of these, the process forms a group by itself.
+    ``WORLD_SIZE``. Without any of these, the process is a group of one.
 
     Args:
         group: The argument of ``job.dataset``.

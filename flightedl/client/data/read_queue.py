@@ -3,8 +3,8 @@
 The queue is bounded by memory. Batches that were cut from one chunk share the chunk's memory, which is counted once. So
 the batches of one chunk can all be queued while the next chunk is being read, regardless of its size.
 
-A blocked reader continues when an eighth of the memory is free, or when only ``_REFILL_AT`` batches are left. With
-short steps, waking the reader for every batch would take longer than reading.
+A blocked reader continues when an eighth of the memory is free, or when only ``_REFILL_AT`` batches are left. If steps
+are short, waking the reader for every batch would take longer than reading the batch.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ReadQueue(Generic[Item]):
                     return False
                 self._wait_until = None
             self._put_bytes += added
-            # Removing the first item of the next piece of memory frees this piece.
+            # This piece of memory is freed when the first item of the next piece is removed.
             released = self._piece_bytes if new_bytes else 0
             self._piece_bytes = new_bytes or self._piece_bytes
             self.items.append((item, released + own_bytes))
@@ -114,7 +114,7 @@ class ReadQueue(Generic[Item]):
 
     @property
     def first(self) -> Item | None:
-        """The oldest item, which stays in the queue; None if there is none. Only the consumer thread may read it."""
+        """The oldest item, not removed; None if the queue is empty. Only the consumer thread may read it."""
         return self.items[0][0] if self.items else None
 
 

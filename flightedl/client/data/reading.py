@@ -63,7 +63,7 @@ def report_skipped(counts: ReadCounts, report: Callable[[int], None]) -> None:
 
 
 class EarlyReads:
-    """Promised tasks of one reader, and what has been read of them. Not thread-safe.
+    """Promised tasks of one reader, and their batches that have been read. Not thread-safe.
 
     Args:
         read: Reads a task.
@@ -73,7 +73,7 @@ class EarlyReads:
     def __init__(self, read: ReadTask, limit: int) -> None:
         self._read = read
         self._limit = limit
-        #: Promised tasks of one epoch. Each has its first batches, and an iterator over its remaining batches.
+        #: Promised tasks of one epoch, each with its first batches and an iterator over its remaining batches.
         self._begun: list[tuple[Assignment, list[pa.RecordBatch], Iterator[pa.RecordBatch]]] = []
 
     def begin(self, promised: Assignment) -> None:

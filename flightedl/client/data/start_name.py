@@ -1,8 +1,8 @@
 """Name of a group's start. All ranks of one start use the same name, and different starts have different names.
 
 The launcher sets the name (``FLIGHTEDL_START``). Otherwise rank 0 publishes its generation in the group's own store:
-the store of PyTorch's initialized process group, that of torchrun's agent, or JAX's coordinator. Without a store, the
-name is empty, and ranks find each other only through the master.
+the store of PyTorch's initialized process group, the store of torchrun's agent, or JAX's coordinator. Without a store,
+the name is empty, and ranks find each other only through the master.
 """
 
 from __future__ import annotations

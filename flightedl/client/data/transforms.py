@@ -113,7 +113,7 @@ def mark_reader() -> None:
 
 
 def require_no_reader() -> None:
-    """Raise UsageError if this process is a reader: its script then joins a job at the top level."""
+    """Raise UsageError in a reader process, because its script has tried to join a job at the top level."""
     if _ThisProcess.is_reader:
         raise UsageError(
             "the script that has transform= joins the job when a reader runs it: "

@@ -1,7 +1,7 @@
 """The arrays and rows of a follower's copy, to which bases and increments are applied.
 
-A message is received completely before any part of it is applied, so the copy has each pserver's state at one position
-of its feed. Arrays are replaced, never changed: if a reader keeps an array, its values stay the same.
+A message is received completely before any part of it is applied, so the copy holds each pserver's state at a single
+position in that pserver's feed. Arrays are replaced, never changed, so a reader may keep an array.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class FollowedModel:
             return not self._missing and self.tables.is_complete
 
     def arrays(self) -> dict[str, Array]:
-        """Return all parameters as they are after the same message."""
+        """Return all parameters, with their values after the same message."""
         arrays = self._arrays
         return {name: array.reshape(self._shapes[name]) for name, array in arrays.items()}
 

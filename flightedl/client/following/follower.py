@@ -1,6 +1,6 @@
 """A follower: the threads that request changes from the pservers, and the copy of the model as users see it.
 
-For each pserver, a thread requests the changes after the position that was applied last. Between two requests, the
+For each pserver, a thread requests the changes after the last applied position. Between two requests, the
 thread pauses for about thirty times the duration of the last one, within limits. So a pserver spends at most a few
 percent of its time on a follower, and changes arrive within a second.
 """
@@ -173,7 +173,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         return self
 
     def catch_up(self, timeout_s: float = 60.0) -> Self:
-        """Wait until the copy has all changes that the pservers have at the time of the call. Raises as ``wait``."""
+        """Wait until the copy has all changes that exist at this moment. Raises the same errors as ``wait``."""
         self.wait(timeout_s)
         begun = self._clock.now()
 

@@ -2,7 +2,7 @@
 
 * ``GET /``: page with the age of the copy, and its parameters and tables
 * ``GET /parameters/NAME``: ``{"dtype": ..., "shape": ..., "values": [...]}``
-* ``GET /tables/NAME/ID,ID``: ``{"values": [[...], ...]}``, one list for each id; integers or texts
+* ``GET /tables/NAME/ID,ID``: ``{"values": [[...], ...]}``, one list for each id. Ids are integers or strings.
 * ``DoGet`` with ``{"verb": "lookup", "table": ..., "ids": [...]}``: a batch with the columns ``id`` and ``values``
 """
 

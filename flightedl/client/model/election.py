@@ -159,7 +159,7 @@ class _Driver:
         return generation, decode(connection.put(encode(header), PUSH_SCHEMA, batches, timeout_s=_UPLOAD_S), InitReply)
 
     def _confirm(self, election: int, generations: tuple[int, ...]) -> int | None:
-        """Store that the election is complete. Return the revision, or None if a condition was not met."""
+        """Record in etcd that the election is complete. Return the revision, or None if a condition was not met."""
         done = ElectionRecord(trainer=self._registration.trainer, done=True)
         received = [CreatedAt(self._keys.pserver(index), made) for index, made in enumerate(generations)]
         won = self._coordinator.transact(

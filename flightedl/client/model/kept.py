@@ -13,9 +13,9 @@ rules hold:
 * A block's *residual* (the exact gradient minus the pushed one) changes once per push, when the block has answered. A
   gradient that arrived too late is computed again, and leaves the residual unchanged.
 * Residuals exist only in this trainer. If it dies, the last rounding errors are never corrected.
-* A block may have applied the batch before, because another trainer pushed it or because it is being repeated for other
-  blocks. The block's answer is then the same as for a repeated message, so the residual is updated in this case as
-  well. The resulting error is no larger than that of a single rounding, and does not accumulate.
+* A block may already have applied the batch, because another trainer pushed it or because it is being repeated for
+  other blocks. The block's answer is then the same as for a repeated message, so the residual is updated in this case
+  as well. The resulting error is no larger than that of a single rounding, and does not accumulate.
 
 Residuals take as much memory as the model in float32, and twice as much during a push. Gradients are rounded in pieces
 that fit into the processor's cache.
@@ -98,7 +98,7 @@ class ErrorFeedback:
         self._pending: dict[str, Floats] = {}
 
     def encode(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the arrays to send. To float32 gradients, residuals are added, and the sum is rounded to 16 bits.
+        """Return the arrays to send. Residuals are added to float32 gradients, and the sums are rounded to 16 bits.
 
         Args:
             gradients: Parameter -> its (n,) gradient.

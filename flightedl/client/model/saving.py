@@ -7,8 +7,8 @@ one, learns that it has been claimed.
 
 A newer request can be claimed once the previous file is written or its writer has died. A request in a later life of
 the model (``domain.recovery.lives``) is newer than all requests in earlier lives, and does not wait for them. Just
-before the file appears, the writer checks the key again. If it was frozen or disconnected for longer than its lease, it
-writes the file only if no other trainer has claimed the request.
+before the file appears, the writer checks the key again. If the writer was frozen or disconnected for longer than its
+lease, it writes the file only if no other trainer has claimed the request.
 
 Limitation: a trainer that was restarted within an epoch counts its requests from 1 again, so its first request may
 wrongly count as claimed.

@@ -102,7 +102,7 @@ class ShardClient:
         self._plan_hash = plan.hash
         self._placement = plan.placement
         self._values = values
-        #: The trainer's state machine represents all buckets by one block, which has the first bucket's number.
+        #: In the trainer's state machine, one block with the first bucket's number represents all buckets.
         self._buckets = plan.buckets_of(index)
         self._servers = servers
         self._sender = sender
@@ -242,7 +242,7 @@ class ShardClient:
     def _messages_of(
         self, run: Sequence[Piece], bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
     ) -> list[list[OutgoingBlocks]]:
-        """Return messages for all blocks of a run, or for those in ``wanted`` unless it is None."""
+        """Return messages for the blocks in ``wanted``, or for all blocks of a run if ``wanted`` is None."""
         pieces: list[OutgoingBlocks] = []
         values = self._values
         for blocks, number, elements in run:

@@ -167,7 +167,7 @@ class StepStream(Channel):
         self.is_borrowing = False
 
     def share(self, pair: SharedPair, joined_bytes: int) -> None:
-        """Use shared memory from now on.
+        """Start using shared memory.
 
         Args:
             pair: The memory of both sides, and the line.
@@ -248,7 +248,7 @@ class StepStream(Channel):
             raise UnavailableError("the stream ended while values were read: they may be a mixture of two versions")
 
     def joined(self, messages: Iterable[Sequence[OutgoingBlocks]]) -> Iterable[Sequence[OutgoingBlocks]]:
-        """Join messages whose values are in shared memory, where each message costs more time than its bytes."""
+        """Join messages whose values are in shared memory: the messages themselves take longer than their values."""
         return messages if self._pair is None else _joined(messages, self._joined_bytes)
 
     def rest(self, error: BaseException | None = None) -> None:

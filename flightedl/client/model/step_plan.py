@@ -256,7 +256,7 @@ class StepPlans:
         return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._declared))}"
 
     def encoded(self, outgoing: Outgoing, *, is_clipped: bool = False) -> Outgoing:
-        """Return the gradients as they are sent: clipped if they are not yet, and with earlier rounding errors added.
+        """Return the gradients to send: clipped unless they already are, and with earlier rounding errors added.
 
         Raises:
             GradientError: a gradient plus its rounding error is out of range for 16 bits. Nothing was sent.
