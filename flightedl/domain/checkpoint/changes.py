@@ -1,10 +1,10 @@
-"""Changes that belong in an increment. This is a pserver's side of ``chains``.
+"""The changes that belong in an increment: a pserver's side of ``chains``.
 
 An increment contains the changes since the cut from which the file in the newest complete checkpoint was written.
 
-The file of a later cut may be lost, because it could not be written or its checkpoint was aborted; the changes in it
-must not be lost as well. They are therefore kept until the master orders an increment based on a later file, which
-proves that a complete checkpoint contains them.
+The file of a later cut may be lost, because it could not be written or its checkpoint was aborted. The changes in that
+file must not be lost. They are therefore kept until the master orders an increment based on a later file, which proves
+that a complete checkpoint contains them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ChangesSince(Generic[C]):
         self._before: tuple[str, C] | None = None
 
     def knows(self, file: str) -> bool:
-        """True if all changes since the cut of this file are known."""
+        """True if all changes since this file's cut are known."""
         return bool(file) and (file == self._newest or (self._before is not None and file == self._before[0]))
 
     def cut(self, file: str, after: str, since_newest: C) -> C | None:

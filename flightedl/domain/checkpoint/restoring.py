@@ -1,4 +1,4 @@
-"""The parts of a checkpoint that each pserver reads. The number of pservers may differ from that of the checkpoint.
+"""The parts of a checkpoint that each pserver reads. The number of pservers may have changed since the checkpoint.
 
 Blocks keep their boundaries for the lifetime of a job (``sharding.reassigned``). If the number of pservers changes,
 blocks are reassigned as they are and never split. So each block in a checkpoint has a single state: its values, slots,
@@ -44,7 +44,7 @@ class FilePart:
 
 
 def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> ShardPlan:
-    """Return the plan of a checkpoint, using its stored placement if there is one and a computed placement otherwise.
+    """Return the plan of a checkpoint, with its stored placement or, if none is stored, a computed placement.
 
     Raises:
         UsageError: the parameters differ, or this version cuts them into other blocks.

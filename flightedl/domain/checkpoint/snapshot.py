@@ -107,7 +107,7 @@ class PserverSnapshots:
         return self._progress
 
     def is_current(self, order: OrderNumber) -> bool:
-        """True if no newer order has arrived, so the copies are still needed."""
+        """True if the copies are still needed, because no newer order has arrived."""
         return order == self._newest
 
     def take(self, snapshot: SnapshotRequest, versions: Sequence[int], highest_open_round: int) -> bool:

@@ -110,7 +110,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Warn users of a failure. Emitted once per reason."""
+    """Warn users about a failure. Emitted once per reason."""
 
     text: str
 

@@ -2,7 +2,7 @@
 
 * ``modes``: the consistency modes from which users choose
 * ``rounds``: rounds, clocks and versions of one block; ``rounds_values``: the answers of a block
-* ``membership``: the view, kept by the master: the trainers for which rounds wait; ``membership_values``: its effects
+* ``membership``: the master's view of the trainers for which rounds wait; ``membership_values``: its effects
 * ``views``: a pserver's copy of the view
 
 When a trainer gets its first task, it joins the membership. The master proposes the round at which the trainer starts,

@@ -124,7 +124,7 @@ class Membership:
         self._switch_refusals = 0
         #: Highest round that any member has reported; 0 if unknown.
         self._reported_round = 0
-        #: Number of refusals expected before the next member's margin is large enough.
+        #: Expected number of refusals until the next member's margin is large enough.
         self._usual_refusals = 0
         #: True if all pservers have adopted the current mode.
         self._is_switched = False

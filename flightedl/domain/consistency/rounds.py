@@ -128,7 +128,7 @@ class BlockRounds:
         self._is_sync = isinstance(mode, Sync)
         self._backup = mode.backup if isinstance(mode, Sync) else 0
         self._staleness = mode.staleness if isinstance(mode, Bounded) else None
-        # All blocks switch at the same version, so these clocks are the same for all of them.
+        # All blocks switch at the same version, so these clocks are the same in all blocks.
         self._clocks = {}
         if self._staleness is not None:
             self._clocks = {member: max(first, self.version) for member, first in self.members.items()}
@@ -314,7 +314,7 @@ class BlockRounds:
         return Pull.READY
 
     def may_proceed(self, member: int) -> bool:
-        """True if a member is not too far ahead of the slowest one (bounded). Always true in other modes."""
+        """True if a member is not too far ahead of the slowest member (bounded). Always true in other modes."""
         if self._staleness is None:
             return True
         return self._clocks[member] - min(self._clocks.values()) <= self._staleness

@@ -51,7 +51,7 @@ class ViewVerdict:
 
 
 class PserverView:
-    """Members of all blocks of one pserver. The caller holds the locks of all blocks while it makes a change.
+    """The members, which are the same for all blocks of a pserver. The caller holds all blocks' locks during a change.
 
     Args:
         mode: Initial mode of the blocks; None if views must not change it.

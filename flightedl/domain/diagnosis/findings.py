@@ -1,4 +1,4 @@
-"""Findings: problems of a job, and processes that wait for other processes."""
+"""Findings: problems with a job, and processes that are waiting for other processes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Cause(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem of the job, or a notable fact about it."""
+    """A problem with the job, or a notable fact about the job."""
 
     cause: Cause
     severity: Severity

@@ -9,7 +9,7 @@ from flightedl.domain.etcd_versions import Version
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.status import JobEvent, PserverStatusReply, StatusReply
 
-#: Words in the error messages of a full storage.
+#: Words that occur in error messages if a storage is full.
 _FULL = ("no space", "full", "quota", "enospc", "storage exceeded", "disk usage")
 
 

@@ -139,7 +139,7 @@ def _unreachable(who: str, asked: Asked, cause: Cause, so: str) -> Finding:
 
 
 def pservers(seen: Observations) -> Iterator[Finding]:
-    """Check that all pservers are running, answer, and hold the blocks and tables that they should."""
+    """Check that all pservers are running, answer, and hold the right blocks and tables."""
     status = seen.status
     desired = len(seen.pservers) if status is None else status.pservers_desired
     missing = [index for index in range(desired) if index not in seen.pservers]

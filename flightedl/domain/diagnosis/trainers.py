@@ -22,7 +22,7 @@ _BATCH_S = 10.0
 _SLOW_FACTOR = 3.0
 _PSERVER = re.compile(r"pserver (\d+)")
 
-#: Activity of a trainer while its script waits for a pserver, or for other trainers via a pserver.
+#: A trainer's activity while its script waits for a pserver, or waits at a pserver for other trainers.
 _WITH_SERVERS = "push"
 
 

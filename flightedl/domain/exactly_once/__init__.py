@@ -1,4 +1,4 @@
-"""Exactly-once application of batches, no matter how often or by which trainers they are pushed.
+"""Exactly-once application of batches, no matter which trainers push them and how often.
 
 * ``batches``: identity of a batch
 * ``accumulation``: pushes of several batches as one sum, on the trainer's side

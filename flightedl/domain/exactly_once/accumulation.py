@@ -124,7 +124,7 @@ class BatchGroup(Generic[Member]):
 
 
 def missing_places(bits: bytes, count: int) -> tuple[int, ...]:
-    """Return which of ``count`` batches a block lacks, by position, given the bits of its answer."""
+    """Return the positions of those of ``count`` batches that a block lacks, given the bits of the block's answer."""
     having = int.from_bytes(bits, "little")
     return tuple(place for place in range(count) if not having >> place & 1)
 

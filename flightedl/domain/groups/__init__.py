@@ -1,4 +1,4 @@
-"""Groups: ranks that train a model of their own together, and read the data in rounds.
+"""Groups: ranks that together train their own model and read the data in rounds.
 
 * ``plan``: the records that each rank gets in each round of every epoch
 * ``numbered``: batches requested by number, for training loops whose model counts its batches

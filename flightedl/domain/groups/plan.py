@@ -181,7 +181,7 @@ class Shares:
         full, rest = divmod(records, world_size * batch_size)
         self.world_size = world_size
         self.batch_size = batch_size
-        # The last round has too few records, but no record can be moved to it, because batches have only one record.
+        # The last round has too few records, and none can be moved to it, because each batch has only one record.
         is_short = remainder == "split" and rest < world_size and full > 0
         self.rounds = full if is_short and batch_size == 1 else full + (rest > 0 and remainder != "drop")
         self._records = records

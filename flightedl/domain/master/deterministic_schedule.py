@@ -47,7 +47,7 @@ class DeterministicSchedule:
         return bool(self._trainer_count) and isinstance(mode, Sync) and mode.deterministic
 
     def begins(self, queue: TaskQueue, trainer: str, alive: Collection[str], now: float) -> bool:
-        """Record a trainer's request for tasks. True if the epoch begins, because this was the last trainer to ask."""
+        """Record a trainer's request for tasks. True if the epoch begins with this request."""
         if queue.is_done or self._begun == queue.epoch or queue.holds(trainer):
             return False
         self._asking.add(trainer)

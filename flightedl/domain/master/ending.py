@@ -114,5 +114,5 @@ class Ending:
 
 
 def _is_still(members: Members) -> bool:
-    """True if there are no members, and every pserver has been informed of this."""
+    """True if there are no members, and every pserver knows that there are none."""
     return not members.membership.members and members.membership.is_quiet

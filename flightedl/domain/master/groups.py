@@ -63,7 +63,7 @@ class GroupRequests:
         self._act(lambda group: group.gone(trainer, generation))
 
     def forget_the_dead(self, trainers: Mapping[str, int]) -> None:
-        """Record which ranks died while no master was running. ``trainers`` are the trainers that are alive."""
+        """Record the ranks that died while no master was running. ``trainers`` are the trainers that are alive."""
         for each in tuple(self.group.record.ranks.values()):
             if trainers.get(each.trainer) != each.generation:
                 self.gone(each.trainer, each.generation)

@@ -20,7 +20,7 @@ class PserverWarnings:
     """State of the warnings."""
 
     def __init__(self) -> None:
-        #: Names of the trainers for which the logged rounds wait.
+        #: Names of the trainers for which the logged rounds are waiting.
         self._awaited: list[str] = []
         #: (pserver index, error code) -> (number of rejected calls at the last check, time of the last warning).
         self._refused: dict[tuple[int, str], tuple[int, float]] = {}

@@ -155,7 +155,7 @@ class Pservers:
         return replace(ticket, finished=kept, returned=[*ticket.returned, *lost]), lost
 
     def must_end(self, index: int, generation: int) -> bool:
-        """True if this process must be replaced, so that its successor loads a checkpoint or starts without values."""
+        """True if this process must be replaced by a process that loads a checkpoint or starts without values."""
         reload = self._recovery.to_reload().get(index)
         wanted = self._to_restart.get(index) if reload is None else reload.generation
         return wanted == generation
@@ -319,7 +319,7 @@ class Pservers:
         return f"the model to be initialized again: pserver {missing} died before the first checkpoint"
 
     def lacks(self, index: int, generation: int, election: int, *, may_be_saved: bool) -> Reinitialize | None:
-        """Record that a pserver lost an election's values. If all pservers have lost them, return the next step.
+        """Record that a pserver lost the values of an election. If all pservers lost them, return the next step.
 
         Once this has returned a step, no pserver is settled.
         """

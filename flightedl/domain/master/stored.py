@@ -1,4 +1,4 @@
-"""The keys of the master's stored state. Composes the next transaction and interprets its outcome.
+"""The keys of the master's stored state: composes the next transaction, and interprets its outcome.
 
 A transaction writes all keys whose values have changed, on condition that each key still has the revision of its
 previous write. A write whose outcome is unknown is therefore harmless. If etcd applied the write, every key contains
