@@ -1,4 +1,4 @@
-"""Checkpoints of a job: when they are made, when they are complete, and how they are restored.
+"""Checkpoints of a job: how they are made, completed and restored.
 
 * ``checkpoints``: the master's side, from the order to completion; ``values``: its settings and effects
 * ``snapshot``: a pserver's side

@@ -1,4 +1,4 @@
-"""The master's side of checkpoints: when a checkpoint is ordered, and how it is completed or aborted.
+"""The master's side of checkpoints, which orders, completes and aborts them.
 
 **States.** A checkpoint goes through the states below. It enters a state only once the previous one is known to be
 finished:
@@ -207,7 +207,7 @@ class Checkpoints:
         return self._stored_latest is not None and self._stored_latest.number >= ticket
 
     def is_over(self, ticket: int) -> bool:
-        """True if the job need no longer wait for the ``request_last`` with this ticket.
+        """True if the job may stop waiting for the ``request_last`` with this ticket.
 
         The wait is over when the checkpoint is complete, or when the store has failed several times in a row, at least
         once since the request.
@@ -395,7 +395,7 @@ class Checkpoints:
         return number if self._latest is None else self._first
 
     def manifest_failed(self, number: int, reason: str, now: float) -> Effects:
-        """Schedule another attempt to write the manifest, because it may be missing from the store."""
+        """Schedule another attempt to write the manifest, because the last attempt may have failed."""
         work = self._work
         if not isinstance(work, _Publishing) or work.number != number or work.is_pointing:
             return ()

@@ -205,7 +205,7 @@ def without_manifest(names: Collection[str]) -> tuple[Skipped, ...]:
 
 
 def examine(number: int, data: bytes, sizes: Mapping[str, int], job: str) -> Manifest | Skipped:
-    """Verify a checkpoint as far as possible from a file listing.
+    """Verify as much of a checkpoint as a file listing allows.
 
     Return the checkpoint's manifest, or the reason why the checkpoint cannot be loaded.
 

@@ -102,7 +102,7 @@ class MovePointer:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """List the storage and delete the files that ``deletable`` returns, in this order. Stop at the first failure.
+    """Delete the files that ``deletable`` returns for the storage, in the returned order. Stop at the first failure.
 
     If deletion continued after a failure, a manifest could be left without its files. The next sweep deletes the rest.
     """

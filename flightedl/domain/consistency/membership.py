@@ -236,7 +236,7 @@ class Membership:
         return self._changed()
 
     def rejoin(self, trainers: Iterable[str] | None = None) -> list[Effect]:
-        """Propose members (None: all) again with new ids and one first round, because pservers loaded a checkpoint."""
+        """Propose members (all if None) again with new ids and a common first round: pservers loaded a checkpoint."""
         chosen = [self._members[name] for name in (self._members if trainers is None else trainers)]
         if not chosen:
             return []
@@ -263,7 +263,7 @@ class Membership:
         return self._changed()
 
     def note_round(self, trainer: str, round_: int) -> None:
-        """Record the round that a trainer reports in sync mode. Ignored if the trainer is not a member."""
+        """Record the round that a trainer reports in sync mode. Does nothing if the trainer is not a member."""
         if isinstance(self._mode, Sync) and self.member_id_of(trainer) is not None:
             self._reported_round = max(self._reported_round, min(round_, self._answered_round + _BELIEVED_ROUNDS))
 

@@ -322,7 +322,7 @@ class BlockRounds:
     # rounds
 
     def may_update(self, member: int, base_version: int) -> bool:
-        """True if a member's arrival may run the optimizer, so that the caller can prepare for it."""
+        """True if the optimizer may have to run when this member arrives, so that the caller can prepare for it."""
         if not self._is_sync:
             return True
         is_due = base_version == self.version and self.members.get(member, base_version + 1) <= base_version

@@ -27,7 +27,7 @@ class Asked:
     code: str = ""
     #: Time at which the reply arrived, in seconds since 1970 by this machine's clock.
     received_s: float = 0.0
-    #: Version and number of members of etcd, if this is a member of etcd; empty if unknown.
+    #: Version and number of members of etcd, if the server is an etcd member; empty if unknown.
     version: Version = ()
     member_count: int = 0
 

@@ -1,4 +1,4 @@
-"""Advice on where trainers spend their time."""
+"""Advice that follows from how trainers spend their time."""
 
 from __future__ import annotations
 

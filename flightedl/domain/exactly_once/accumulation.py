@@ -100,7 +100,7 @@ class BatchGroup(Generic[Member]):
         return members
 
     def settle(self, refusals: Iterable[Collection[int]], *, is_lost: bool) -> Settled[Member]:
-        """End the sum after its push, when every block has applied it, answered "already applied", or rejected it.
+        """End a pushed sum once each block has applied the sum, answered "already applied", or rejected the sum.
 
         Args:
             refusals: Positions in ``members`` of the batches that a rejecting block lacks, for each such block.

@@ -245,7 +245,7 @@ class Cohort:
         return b"" if flight is None or flight.partial else bytes(flight.complete.bits)
 
     def partial_masks(self) -> list[int]:
-        """Return the mask of blocks for each batch that only some blocks have applied."""
+        """For each batch that only some blocks have applied, return the mask of these blocks."""
         flights = [flight for epoch in self.epochs.values() for flight in epoch.tasks.values()]
         return [mask for flight in flights for mask in flight.partial.values()]
 
@@ -301,7 +301,7 @@ class Cohort:
 
 
 def differing(sets: Sequence[int]) -> list[int]:
-    """Return the numbers of the bits that are set in some, but not all, of ``sets``."""
+    """Return the numbers of the bits that are set in at least one of ``sets``, but not in all."""
     bits = reduce(or_, sets, 0) & ~reduce(and_, sets, -1)
     data = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) >> 3, "little"), np.uint8)
     return [int(number) for number in np.flatnonzero(np.unpackbits(data, bitorder="little"))]

@@ -162,7 +162,7 @@ class IntervalSet:
             self.remove(start, end)
 
     def intersection(self, other: IntervalSet) -> IntervalSet:
-        """Return the intersection with another set. Takes O(number of intervals in both)."""
+        """Return the intersection with another set. The time is linear in the number of intervals of both sets."""
         found = IntervalSet()
         mine, theirs = 0, 0
         while mine < len(self._starts) and theirs < len(other._starts):

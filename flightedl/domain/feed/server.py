@@ -13,7 +13,7 @@ from flightedl.messages.feed import Position
 
 
 class State(NamedTuple):
-    """State of a block: two equal states have the same content."""
+    """State of a block. Equal states imply equal content."""
 
     #: Number of times that the block has moved to this pserver. The version may have decreased on another pserver.
     arrivals: int
@@ -61,7 +61,7 @@ class ServerFeed:
         return states != self._states
 
     def note(self, states: Mapping[int, State]) -> int:
-        """Give the next number to all changes since the last one, and return it. ``states``: all blocks' states."""
+        """Assign the next number to all changes since the last number, and return it. ``states`` has all states."""
         self.number += 1
         known = self._states
         self._changed = {

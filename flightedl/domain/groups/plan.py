@@ -1,4 +1,4 @@
-"""Rounds of a group: which records each rank gets in each round.
+"""Rounds of a group: the records that each rank gets in each round.
 
 Rules:
 

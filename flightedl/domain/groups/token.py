@@ -6,7 +6,7 @@ Rules:
   Any group that reads the same data with the same seed can therefore resume from it.
 * Equal tokens are encoded as equal strings on all ranks.
 * The string is at most 4 kB long for groups of up to 512 ranks, even if there are millions of tasks.
-* A string that is incomplete, altered, or written by a newer version is rejected with a one-sentence error.
+* A string that is incomplete, was altered, or comes from a newer version is rejected with a one-sentence error.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The core handles events and requests that concern several of this package's modules, and delegates the rest to them.
 Each module has its own state.
 
-The core does not read files. The driver indexes a dataset and reports how many tasks it has, and how many batches each
-task has.
+The core does not read files. The driver indexes a dataset and reports the numbers of tasks and of batches per task.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ from flightedl.messages.tasks import (
 _MARGIN = 2
 #: Seconds after which a pserver may be called again, while a transaction is in progress.
 _STORING_S = 0.02
-#: Seconds after which a process may be called again if the job does not use its index yet.
+#: Seconds after which a pserver may be called again if the job does not use the pserver's index yet.
 _UNCOUNTED_S = 1.0
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 

@@ -102,7 +102,7 @@ class StoreWork:
 
 @dataclass(frozen=True, slots=True)
 class QueueNews:
-    """A decision to be logged, by the queue of the training data ("") or of the named evaluation."""
+    """A queue's decision, to be logged. The queue is that of the training data ("") or of the named evaluation."""
 
     evaluation: str
     effect: QueueEffect

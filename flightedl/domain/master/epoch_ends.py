@@ -1,4 +1,4 @@
-"""Membership at the end of an epoch: which idle trainers remain members, and which rejoin along with their next task.
+"""Membership at the end of an epoch: the idle trainers that remain members, and those that rejoin with their next task.
 
 An idle trainer leaves the view, so that rounds do not wait for it. If the model is small, leaving and rejoining takes
 as long as several rounds. Two rules avoid this delay at the end of an epoch:

@@ -208,7 +208,7 @@ class Moves:
     # the next transaction
 
     def may_look(self, *, may_begin: bool) -> bool:
-        """True if ``look`` may have something to do."""
+        """True if ``look`` may find something to do."""
         director = self.director
         if director is None or director.pending is not None:
             return False

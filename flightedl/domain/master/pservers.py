@@ -276,7 +276,7 @@ class Pservers:
         summary = AppliedSummary.decode(reply.summary)
         lacking = self._audit.answered(index, generation, audit, summary, lambda epoch: size_of(queue, epoch))
         for epoch, tasks in lacking.items():
-            # If a task is incomplete for another reason, then no pserver can have applied all of its batches.
+            # Ignore tasks that are incomplete for another reason: no pserver can have applied all their batches.
             tasks.difference_update(queue.incomplete(epoch))
             count = self._reopen({epoch: tasks}, queue)
             reopened += count

@@ -155,11 +155,11 @@ class Training:
         return not (is_moment and self._epoch_ends.should_stay(queue, ticket, now)) and not queue.holds(ticket.trainer)
 
     def joins_with(self, ticket: TasksTicket, first: Assignment) -> bool:
-        """True if a trainer may rejoin along with its first task. Call this once for each first task."""
+        """True if a trainer may rejoin when it gets its first task. Call this once for each first task."""
         return self._epoch_ends.joins_with(ticket, first)
 
     def joins_together(self, trainer: str, generation: int, trainers: Mapping[str, int], now: float) -> dict[str, int]:
-        """Return the trainers to admit now to a deterministic run, including this one; empty if it must wait."""
+        """Return the trainers to admit now to a deterministic run, including this trainer; empty if it must wait."""
         return self._schedule.joins(self.known.queue, trainer, generation, trainers, now)
 
     def reply(self, ticket: TasksTicket, handed: HandedOut, *, is_deterministic: bool, may_end: bool) -> TasksReply:

@@ -50,7 +50,7 @@ class Work:
         self._finished: list[Sums] = []
         #: Reports since this master started, by outcome: finished, repeated, failed, returned or outdated.
         self.reports: Counter[str] = Counter()
-        #: Number of pieces since this master started that were repeated after their epoch had ended.
+        #: Number of pieces that were repeated after the end of their epoch, since this master started.
         self.repeated_count = 0
 
     def take_finished(self) -> list[Sums]:
