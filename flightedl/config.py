@@ -4,8 +4,8 @@ An argument takes precedence over the environment, and the environment over the 
 arguments. This is the only module that reads the environment. A variable's name is ``FLIGHTEDL_`` followed by the name
 of the field in capitals. A launcher passes settings to child processes by setting these variables.
 
-Process tuning (``tuned_environment``) is also here, because it must be in the environment before a process starts.
-Without it, glibc returns every received buffer to the kernel and faults it in again, which halves throughput.
+The variables for process tuning (``tuned_environment``) are also here, because they must be set before a process
+starts. Without it, glibc returns every received buffer to the kernel and faults it in again, which halves throughput.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Resume(StrEnum):
-    """How to start a job for which etcd has no state: from the newest checkpoint, or from scratch."""
+    """How to start a job that has no state in etcd: from the newest checkpoint, or from scratch."""
 
     #: Start from scratch. It is an error if the job has checkpoints.
     NEVER = "false"

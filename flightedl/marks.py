@@ -1,4 +1,4 @@
-"""Marks on paths that only faults reach. Tests count them, to find out which of these paths they take.
+"""Marks on paths that only faults reach. Tests count the marks to find out which of these paths they take.
 
 A mark is a sentence in the past tense about what happened. Steps without faults never reach a mark. Marks have no
 effect unless this process counts them (``counting``), or ``FLIGHTEDL_MARKS`` names a directory. In that directory, each

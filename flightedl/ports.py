@@ -192,7 +192,7 @@ class Lease(Protocol):
         ...
 
     def renew(self) -> None:
-        """Restart the time to live. Raises LeaseLostError if the lease is gone, UnavailableError if that is unknown."""
+        """Restart the time to live. Raises LeaseLostError if the lease has ended, UnavailableError if unknown."""
         ...
 
     def revoke(self) -> None:
@@ -232,7 +232,7 @@ class Coordinator(Protocol):
     def list(self, prefix: str) -> Listing: ...
 
     def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
-        """Execute all operations atomically if all conditions hold, otherwise none. At most 128 of each are allowed."""
+        """Execute all operations atomically if all conditions hold, otherwise none. The limit is 128 of each."""
         ...
 
     def grant(self, ttl_s: float) -> Lease: ...
@@ -365,7 +365,7 @@ class Cluster(Protocol):
         ...
 
     def logs(self, pod: str, *, follow: bool) -> AbstractContextManager[Iterable[str]]:
-        """Return the lines of a pod's output so far, or until its end. They end when the ``with`` block is left."""
+        """Return the lines of a pod's output so far, or until its end. They also end with the ``with`` block."""
         ...
 
     def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:

@@ -1,4 +1,4 @@
-"""A group whose commands are imported when they are first used, so that ``--help`` is fast."""
+"""A group that imports a command only when it is first used, so that ``--help`` is fast."""
 
 from __future__ import annotations
 

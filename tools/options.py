@@ -1,4 +1,4 @@
-"""Options that several commands share. An option that is not given is None; its default is in ``flightedl.config``."""
+"""Options that several commands share. An omitted option is None; its default is in ``flightedl.config``."""
 
 from __future__ import annotations
 

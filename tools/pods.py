@@ -36,7 +36,7 @@ pod_options = together(
 
 
 def templates_of(given: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
-    """Return the templates that follow from options, then those from files.
+    """Return the templates derived from options, followed by the templates from files.
 
     Raises:
         UsageError: an option or a file is invalid.

@@ -1,4 +1,4 @@
-"""``flightedl replay``: replay recorded events, or show the story of one object of a run."""
+"""``flightedl replay``: replay recorded events, or show the story of one object in a run."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def show(reply: StatusReply, console: Console) -> None:
 
 
 def facts(reply: StatusReply) -> list[tuple[str, str]]:
-    """Return the names and values of the lines about the entire job."""
+    """Return the lines about the entire job, as names and values."""
     tasks = reply.tasks
     last = "" if reply.epochs is None else f" of {reply.epochs}"
     found = [("job", reply.job), ("state", reply.state)]

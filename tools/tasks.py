@@ -78,7 +78,7 @@ def failed_table(failed: list[FailedPiece]) -> Table:
 
 
 def _remarks(counts: TaskCounts, failed: list[FailedPiece]) -> list[str]:
-    """Return sentences about failed batches that the list omits."""
+    """Return messages about failed batches that the list omits."""
     listed = sum(piece.end_batch - piece.first_batch for piece in failed)
     found = []
     if counts.failed_batches > listed:

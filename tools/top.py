@@ -118,7 +118,7 @@ class View:
 
 
 def waits(status: StatusReply) -> Iterable[str]:
-    """Yield a line for each waiting round, naming the trainers that it waits for."""
+    """Yield a line for each waiting round that names the trainers it is waiting for."""
     names = {trainer.trainer: trainer.name or trainer.trainer for trainer in status.trainers}
     for server in status.pservers:
         if server.waits_for and server.waits_s >= _EVERY_S:

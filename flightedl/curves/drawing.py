@@ -1,7 +1,7 @@
 """Plots of curves: SVG files drawn by ``vector``, or PNG files drawn by matplotlib, an optional dependency.
 
-Used at the end of a run, by ``flightedl plot``, and by examples for curves of their own. Importing matplotlib takes a
-second.
+Used at the end of a run, by ``flightedl plot``, and by examples that draw their own curves. Importing matplotlib takes
+a second.
 """
 
 from __future__ import annotations

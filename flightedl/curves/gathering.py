@@ -23,7 +23,7 @@ class Point(NamedTuple):
     trainer: str
     #: Number of the epoch, counted from 1.
     epoch: int
-    #: Numbers of batches and records that the trainer has processed since it started.
+    #: Number of batches, and number of records, that the trainer has processed since it started.
     batches: int
     records: int
     name: str
@@ -67,7 +67,7 @@ class Gathering:
         self._last = wall_s, batches, records
 
     def take(self, now: float, *, is_end: bool = False) -> list[Point]:
-        """Return the points of the intervals completed since the last call; at the end, that of the current one too."""
+        """Return the points of the intervals completed since the last call and, at the end, of the current interval."""
         self._end_stretch(now, is_end=is_end)
         points, self._points = self._points, []
         return points

@@ -1,7 +1,7 @@
 """Combines the points of several trainers into one curve. Pure.
 
-Trainers log concurrently, and each has its own means. Points are sorted by time, and adjacent points are combined into
-weighted averages until the curve has few enough points to be drawn.
+Trainers log concurrently, and each trainer computes its own means. Points are sorted by time, and adjacent points are
+combined into weighted averages until the curve has few enough points to be drawn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Curves drawn with Braille patterns: characters of two by four dots."""
+"""Curves drawn with Braille characters, each of which has two by four dots."""
 
 from __future__ import annotations
 

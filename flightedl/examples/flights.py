@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def rows_of(job: fe.Job, tables: Mapping[str, fe.Table], batch: pa.RecordBatch | pa.Table) -> Rows:
-    """Return, by field, the row that belongs to each record's id."""
+    """Return a dict from each field to the rows of the records' ids, in the order of the records."""
     rows = job.lookup({table: batch[name] for name, table in tables.items()})
     return {name: rows[table] for name, table in tables.items()}
 

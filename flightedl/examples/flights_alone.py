@@ -1,8 +1,8 @@
-"""Reference models for the flights example, which a single process trains on the same flights without servers.
+"""Reference models for the flights example, trained by a single process on the same flights, without servers.
 
 * ``logistic_regression``: scikit-learn's logistic regression on the same dense inputs and the same ids, which are
   one-hot encoded. Without a penalty it would memorize single aircraft. The penalty is the best of four (C = 1, 0.1,
-  0.03, 0.01) *on the held-out days*, by which the network's learning rates and sizes were chosen as well.
+  0.03, 0.01) *on the held-out days*, which also determined the network's learning rates and sizes.
 * ``network_alone``: the same network in NumPy, trained with the optimizers that the pservers use.
 """
 

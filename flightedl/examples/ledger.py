@@ -13,7 +13,7 @@ several pservers show that the result holds for every block.
 Each parameter has a *clock*, so that there is a clock on every pserver. In every batch, the first element of a clock
 gets the gradient -1. It therefore counts batches, or rounds if gradients are averaged.
 
-If gradients are averaged, the other elements of a clock, one per batch, show if the weights were right. A batch's
+If gradients are averaged, the other elements of a clock, one per batch, show whether the weights were right. A batch's
 element ends as the batch's share in the mean of its round: the number of records in the batch, divided by the number of
 records in the round. If the element of a batch with 20 records is 0.4, the round had 50 records. The batches in rounds
 of 50 records must together have a multiple of 50 records.
@@ -62,7 +62,7 @@ from flightedl.process.tuning import leave_out_pandas_and_scipy
 PARAMETERS = ("first", "second", "third")
 #: One per parameter.
 CLOCKS = tuple(f"{name} clock" for name in PARAMETERS)
-#: Names of the counts in table rows: records' own ids, (epochs, records), and shared ids, (epochs, ids).
+#: Names of the counts in table rows: one id per record, (epochs, records), and shared ids, (epochs, ids).
 ROWS, SHARED_ROWS = "rows", "shared rows"
 #: Name of the counts in rows to which every record adds 1, (epochs, ids).
 WIDE_ROWS = "wide rows"
@@ -113,7 +113,7 @@ def write_records(directory: Path, count: int, per_task: int) -> None:
 
 
 def write_slow_records(directory: Path, count: int, per_task: int) -> None:
-    """Write the records as RecordIO, one chunk per task. The script decodes them, and can be told to do so slowly."""
+    """Write the records as RecordIO, one chunk per task. The script decodes them, slowly if an option requests it."""
     with (directory / "ledger.recordio").open("wb") as file:
         for start in range(0, count, per_task):
             records = (json.dumps({"k": k}).encode() for k in range(start, min(start + per_task, count)))
@@ -132,7 +132,7 @@ def addends_of(records: int, per_task: int, batch_size: int, averaged: int) -> n
 
 
 def counted(counts: Mapping[str, npt.NDArray[Any]]) -> list[str]:
-    """Return the names of those counts that have one element per record."""
+    """Return the names of the counts with one element per record."""
     return [*PARAMETERS, *(name for name in (ROWS,) if name in counts)]
 
 
@@ -145,7 +145,7 @@ def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) 
 
 
 def findings(counts: Mapping[str, npt.NDArray[Any]], per_task: int, worth: npt.ArrayLike = 1.0) -> Iterator[str]:
-    """Yield a sentence for each epoch and parameter in which records were lost or counted twice."""
+    """Yield a message for each epoch and parameter in which records were lost or counted twice."""
     for name in counted(counts):
         for epoch, part in enumerate(counts[name] / worth):
             for word, wrong in (("lost", part < 1 - _TOLERANCE), ("double", part > 1 + _TOLERANCE)):
@@ -190,7 +190,7 @@ def batch_sizes(records: int, per_task: int, batch_size: int) -> list[int]:
 
 
 def weights_findings(shares: npt.NDArray[Any], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield sentences about batches with a wrong share of their round. ``shares`` is (epochs, batches)."""
+    """Yield a message for each batch whose share of its round is wrong. ``shares`` has shape (epochs, batches)."""
     weights = np.broadcast_to(np.array(sizes, float), shares.shape).reshape(-1)
     with np.errstate(divide="ignore"):
         exact = weights / shares.reshape(-1)
@@ -218,7 +218,7 @@ def with_clock(counts: npt.NDArray[Any], clock: npt.NDArray[Any]) -> dict[str, n
 def clocks_are_right(
     chosen: argparse.Namespace, clocks: Sequence[npt.NDArray[Any]], versions: set[int], say: Callable[[str], None]
 ) -> bool:
-    """True if all clocks are right, and so are the versions of the blocks, in modes in which versions count batches."""
+    """True if all clocks are right and, in modes in which versions count batches, the blocks' versions are too."""
     sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size)
     batches = chosen.epochs * len(sizes)
     mode = MODES[chosen.mode]
@@ -301,7 +301,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
 def account(
     chosen: argparse.Namespace, counts: Mapping[str, npt.NDArray[Any]], versions: set[int]
 ) -> tuple[bool, list[str]]:
-    """Return True if every record was counted exactly once, and sentences about the result."""
+    """Return a flag, True if every record was counted exactly once, and messages about the result."""
     sentences: list[str] = []
     is_on_time = clocks_are_right(chosen, [counts[name] for name in CLOCKS], versions, sentences.append)
     if MODES[chosen.mode].shows_shares(chosen.optimizer):
@@ -322,7 +322,7 @@ def account(
 
 
 def shared_findings(shared: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
-    """Return sentences about wrong rows of shared ids. The counts are (epochs, ids)."""
+    """Return messages about wrong rows of shared ids. The counts have shape (epochs, ids)."""
     expected = np.bincount(np.arange(len(worth)) % _SHARED_IDS, worth, _SHARED_IDS)
     return [
         f"shared id {place} counts {shared[epoch, place]:.3f} in epoch {epoch + 1}, not {expected[place]:.3f}"
@@ -331,7 +331,7 @@ def shared_findings(shared: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[s
 
 
 def wide_findings(wide: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
-    """Return a sentence for each epoch with wrong rows of wide ids. The counts are (epochs, ids)."""
+    """Return a message for each epoch with wrong rows of wide ids. The counts have shape (epochs, ids)."""
     expected = float(worth.sum())
     sentences = []
     for epoch, counts in enumerate(wide):
@@ -343,7 +343,7 @@ def wide_findings(wide: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
 
 
 def ids_of(table: str, counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the ids that a table counts. The counts are (epochs, ids)."""
+    """Return the ids that a table counts. The counts have shape (epochs, ids)."""
     numbers = np.arange(counts.shape[1])
     # Half of the ids are negative.
     return numbers - counts.shape[1] // 2 if table == "records" else numbers

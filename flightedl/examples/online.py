@@ -80,7 +80,7 @@ def area(scores: Floats, clicked: npt.NDArray[np.bool_]) -> float:
 
 
 def main(files: int, pause_s: float) -> None:
-    """Train until all files have been read."""
+    """Train until all files have been processed."""
     stop = threading.Event()
     with fe.connect() as job:
         folder = job.output_dir / "clicks"

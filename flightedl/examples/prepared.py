@@ -5,8 +5,8 @@ The process that locks the file next to the directory writes everything into a `
 for the lock and then find the directory. If the writing process is killed, its lock is released; the next process
 removes the incomplete files and starts over. So a directory with a ``prepared.json`` is complete.
 
-Not guaranteed: that only one process prepares the data on a file system without locks, such as some network mounts.
-There, prepare the data before the job starts.
+Limitation: on a file system without locks, such as some network mounts, several processes may prepare the data at once.
+In that case, prepare it before the job starts.
 """
 
 from __future__ import annotations

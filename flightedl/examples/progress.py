@@ -1,4 +1,4 @@
-"""Progress of a long step: a bar on a terminal, and one line per 10 % in log files and pipes."""
+"""Progress of a long step: a bar on a terminal, and one line per 10% in log files and pipes."""
 
 from __future__ import annotations
 

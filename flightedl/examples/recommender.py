@@ -136,7 +136,7 @@ def evaluate(net: nn.Module, held_out: Path) -> dict[str, float | int]:
 
 
 def baseline(files: Files, pull: float = 5.0) -> dict[str, float]:
-    """Return the errors of two simple predictions: from the means of users and films, and a constant.
+    """Return the errors of two simple predictors: one uses the means of users and films, the other is constant.
 
     Args:
         files: Files of the ratings.

@@ -99,7 +99,7 @@ def _words_of_items() -> dict[int, list[str]]:
 
 
 def _table(name: str, types: dict[str, pa.DataType]) -> pa.Table:
-    """Read a file in the wheel. Its columns are named ``name:kind``. Those that ``types`` omits contain strings."""
+    """Read a file from the wheel. Its columns are named ``name:kind``. Columns not in ``types`` contain strings."""
     spec = importlib.util.find_spec("recbole")
     path = Path(spec.origin or "").parent / "dataset_example" / "ml-100k" / name if spec is not None else Path(name)
     if not path.is_file():

@@ -1,6 +1,6 @@
 """Atomic result files: they are written under a temporary name, flushed, and then renamed.
 
-If two processes write the same file, the file of one of them remains, and it is complete.
+If two processes write the same file, one of the two versions remains, and it is complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults at named points, which a test plans.
+"""Faults that a test plans at named points in the code.
 
 When execution passes a point, the in-memory twin or test double at that point reports the point's name to the plan,
 which counts and records it. A test can thus run once to find the points, and then fail at each of them.

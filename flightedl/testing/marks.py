@@ -1,4 +1,4 @@
-"""All marks in the product's code, and the marks that a test's processes have recorded in a directory."""
+"""All marks in the product's code, and the marks that processes of a test have recorded in a directory."""
 
 from __future__ import annotations
 

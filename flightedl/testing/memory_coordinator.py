@@ -1,7 +1,7 @@
 """In-memory twin of the Coordinator: one store with any number of connections, which can be disconnected individually.
 
-The given clock determines when leases expire. The store reads it at every request and, while a watch waits, every few
-milliseconds. To make a lease expire, a test therefore only has to advance a FakeClock.
+The given clock determines when leases expire. The store reads the clock at every request and, while a watch waits,
+every few milliseconds. To make a lease expire, a test therefore only has to advance a FakeClock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flightedl.ports import (
     Written,
 )
 
-#: Ways in which a request can fail: it is refused, it is lost before it is carried out, or its reply is lost.
+#: Ways in which a request can fail: the request is refused, the request is lost, or its reply is lost.
 FaultKind = Literal["unavailable", "lost_request", "lost_reply"]
 
 Reply = TypeVar("Reply")
@@ -235,7 +235,7 @@ class MemoryCoordinator:
         self.require_same()
 
     def require_same(self) -> None:
-        """Raise RolledBackError if the store is older than this connection has seen."""
+        """Raise RolledBackError if the store is older than the state that this connection has seen."""
         if self._witness.broken_because:
             raise RolledBackError(self._witness.broken_because)
 

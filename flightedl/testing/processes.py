@@ -84,7 +84,7 @@ class ServerProcess:
         return self.log_path.read_text(errors="replace")[-2000:]
 
     def freeze(self) -> None:
-        """Send SIGSTOP, and wait until every thread has stopped, because a signal takes a moment to take effect."""
+        """Send SIGSTOP, and wait until every thread has stopped. The signal does not take effect immediately."""
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + _FREEZE_TIMEOUT_S
         while self.is_running and not self._is_frozen():

@@ -35,7 +35,7 @@ class TcpProxy:
         self._lock = threading.RLock()
         self._pairs: list[_Pair] = []
         self._delay_s = 0.0
-        #: True if a connection from this port of the client must be reset.
+        #: True if the connection from this client port must be reset.
         self.is_refused: Callable[[int], bool] = lambda _port: False
         self._is_refusing = False
         self._is_half_open = False

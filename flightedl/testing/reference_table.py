@@ -5,7 +5,7 @@ an id without a row returns the initial values that its row would have. An updat
 each row and waiting id that it touches.
 
 The version and epoch stored in a row, the declared rules (``Evict``) and ``oldest`` determine whether the row exists.
-Rows that no longer exist are treated as if they had never existed. An update sees the same rows as its trainer did.
+Rows that no longer exist are treated as if they had never existed. An update sees the same rows as its trainer.
 
 Versions and epochs never decrease. ``epoch`` is the highest epoch of all batches applied so far.
 """
@@ -78,7 +78,7 @@ class ReferenceTable:
         return None if row is None or not self.exists(row_id, row, version, epoch) else list(row.values)
 
     def first_values(self, row_id: int) -> Values:
-        """Return the values with which the row of this id is created."""
+        """Return the initial values of this id's row."""
         return self.spec.init.first_values(self.spec.key, row_id, self.spec.dim)
 
     def update(

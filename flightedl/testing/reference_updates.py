@@ -1,8 +1,8 @@
 """Reference implementation of every update rule, in plain NumPy. The kernels must agree with it.
 
 ``update`` advances a block from ``version`` to ``version + 1`` in place; ``update_row`` does the same for a row of a
-table. Constants are computed in float64 and rounded once, to the block's dtype. All other arithmetic uses the block's
-dtype, in the order written here. In bias corrections, the step number t is ``version + 1``.
+table. Constants are computed in float64, and then rounded once to the block's dtype. All other arithmetic uses the
+block's dtype, in the order written here. In bias corrections, the step number t is ``version + 1``.
 
 Each rule's docstring gives the formula and its source. In the formulas, g is the gradient after scaling, clipping and
 coupled weight decay, and w stands for the values. Rules that torch.optim contains give the same results as torch.

@@ -152,7 +152,7 @@ class S3Server:
         connection = http.client.HTTPConnection("127.0.0.1", self._ports["s3.port"], timeout=2.0)
         try:
             connection.request("GET", "/")
-            # S3 rejects a request without credentials. Another server on this port would answer differently.
+            # S3 rejects requests without credentials. Any other server on this port would answer differently.
             return connection.getresponse().status == HTTPStatus.FORBIDDEN
         except (OSError, http.client.HTTPException):
             return False

@@ -9,9 +9,9 @@
 * ``scale``: predicted cost of large jobs, based on measurements of small jobs
 * ``recovery``: the time from kill -9 until a job works again
 * ``bare``, ``floor``, ``floor_rows``: reference implementations of a step, with bare Flight and in plain Python
-* ``trainer``, ``tables``: processes that make steps with parameters and with embedding tables
+* ``trainer``, ``tables``: processes that run steps with parameters and with embedding tables
 
-A benchmark starts the processes of each side with ``workers``. ``sides`` lets the sides take turns making steps and
+A benchmark starts the processes of each side with ``workers``. ``sides`` lets the sides take turns running steps and
 prints their times, so that a ratio compares consecutive runs. Benchmarks for developers are in ``benchmarks/``.
 """
 

@@ -97,7 +97,7 @@ def batch_size(name: str) -> int:
 
 
 def use(batch: pa.RecordBatch) -> None:
-    """Read every value, so that libraries that map files or decode lazily must load the data."""
+    """Read every value, so that libraries that map files or decode lazily have to load the data."""
     for column in batch.columns:
         if pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
             pc.sum(column)
@@ -114,7 +114,7 @@ def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _passes(batches: Iterator[Any], count: int, take: Callable[[Any], object]) -> None:
-    """Run and time passes of ``count`` batches as ordered: passes that read, that sleep, or that do both."""
+    """Run and time passes of ``count`` batches as ordered. A pass reads, sleeps, or does both."""
     ready()
     while (order := next_order())[0]:
         passes, choice = order
@@ -258,7 +258,7 @@ def measure_readers(path: Path, *, turns: int) -> float:
 
 
 def print_found(found: Found) -> None:
-    """Print a table, and sentences about the results."""
+    """Print a table, and messages about the results."""
     sides = list(dict.fromkeys(side for each in found.formats for side in each.records_per_s))
     rows = [
         (

@@ -1,4 +1,4 @@
-"""``flightedl bench dense``: push, optimizer and pull, compared with bare Flight in the same run."""
+"""``flightedl bench dense``: a push, an optimizer step and a pull, compared with bare Flight in the same run."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _cells(bare: Measured, other: Measured, ratio: tuple[float, float, float]) -
 
 
 def against_tcp(one: Comparison) -> str:
-    """Return a sentence about the gain of shared memory over TCP, or an empty string if it was not measured."""
+    """Return a message about the gain of shared memory over TCP, or an empty string if the gain was not measured."""
     if one.over_tcp is None or one.by_tcp is None:
         return ""
     ratio, least, most = one.over_tcp

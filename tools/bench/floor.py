@@ -140,7 +140,7 @@ def serve_lines(barrier: int) -> None:
 
 
 def step_by_line(path: str) -> None:
-    """Make steps as ordered, over a Unix socket."""
+    """Run steps as ordered, over a Unix socket."""
     message, reply = bytearray(_LENGTH), bytearray(_LENGTH)
     body, came, view = _floats(message), _floats(reply), memoryview(reply)
     gradient, values = np.random.default_rng(0).random(COUNT, np.float32), np.zeros(COUNT, np.float32)
@@ -164,7 +164,7 @@ def step_by_line(path: str) -> None:
 
 class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, _context: Any, _descriptor: Any, reader: Any, writer: Any) -> None:
-        """Serve one client until it disconnects."""
+        """Serve a single client until it disconnects."""
         values, header = np.zeros(COUNT, np.float32), bytes(_HEADER.size)
         for message in reader:
             values += _RATE * _floats(message.app_metadata)
@@ -181,7 +181,7 @@ def serve_flight(_barrier: int) -> None:
 
 
 def step_by_flight(port: str) -> None:
-    """Make steps as ordered, over Flight."""
+    """Run steps as ordered, over Flight."""
     client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"step"))
     gradient, header = np.random.default_rng(0).random(COUNT, np.float32), bytes(_HEADER.size)

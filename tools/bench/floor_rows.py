@@ -115,7 +115,7 @@ class _Table:
         self._held = _rows_of(self._keys, self._slots, 0, every, np.empty_like(every))
 
     def serve(self, connection: socket.socket, kind: int, count: int, header: bytearray) -> None:
-        """Serve a message whose header has been read."""
+        """Serve a message after its header has been read."""
         receive(connection, _bytes(self._ids[:count]))
         numbers = self._numbers[:count]
         self._held = _rows_of(self._keys, self._slots, self._held, self._ids[:count], numbers)

@@ -59,7 +59,7 @@ def by_floor(what: str, times: Sequence[Sequence[float]], limit: float) -> Bar:
 
 
 def when_busy(what: str, ours: Side, turns: int, limit: float) -> Bar:
-    """Compare a step while each core also runs a busy loop with a step on the idle machine."""
+    """Compare a step on a busy machine, with a busy loop on each core, to a step on the idle machine."""
     quiet, busy = [], []
     for _ in range(turns):
         quiet.append(ours.run(_STEPS))

@@ -87,12 +87,12 @@ def _step_of(module: Any, optimizer: Any = None) -> Callable[[], None]:
 
 
 def train_alone(mb: float) -> None:
-    """Make steps of the module alone, as ordered."""
+    """Run steps of the module alone, as ordered."""
     serve(_step_of(network(mb)))
 
 
 def train_parallel(mb: float, rank: int, world: int, port: int) -> None:
-    """Make steps as ordered, as one DDP process."""
+    """Run steps as ordered, as one DDP process."""
     from torch import nn
 
     net = network(mb)
@@ -101,7 +101,7 @@ def train_parallel(mb: float, rank: int, world: int, port: int) -> None:
 
 
 def train_on_a_job(mb: float, dataset: str) -> None:
-    """Make steps as ordered. The time of a step includes getting its batch."""
+    """Run steps as ordered. The time of a step includes getting its batch."""
     net = network(mb)
     with fe.connect() as job:
         step = _step_of(net, fe.torch.Optimizer(net, job, fe.Adam(), mode=fe.Sync()))
@@ -113,7 +113,7 @@ def train_on_a_job(mb: float, dataset: str) -> None:
 
 
 def all_reduce(element_count: int, rank: int, world: int, port: int) -> None:
-    """Make steps as ordered: average the gradients with gloo, and run plain SGD in each process."""
+    """Run steps as ordered: average the gradients with gloo, and run plain SGD in each process."""
     import torch
 
     torch.set_num_threads(1)

@@ -112,7 +112,7 @@ class Bench:
         self._coordinator = EtcdCoordinator(etcd, clock=SystemClock())
 
     def start_master(self, task_count: int) -> tuple[Child, float]:
-        """Start a master whose dataset has ``task_count`` tasks. Return it, and the seconds until it answered."""
+        """Start a master whose dataset has ``task_count`` tasks. Return it and its startup time in seconds."""
         job = job_of(task_count)
         index = invented_index(task_count)
         declared = DatasetDeclaration(urls=[f"/invented/{task_count}"], batch_size=10, epochs=None, shuffle=True)
@@ -181,7 +181,7 @@ class _Asking:
         self.assignment = reply.assignments[0]
 
     def work(self, times: int, started: threading.Barrier, seconds: list[float]) -> None:
-        """Wait until all trainers have started, then dispatch repeatedly. Append the seconds of each dispatch."""
+        """Wait until all trainers have started, then dispatch repeatedly. Append the durations in seconds."""
         started.wait()
         for _ in range(times):
             begun = time.perf_counter()
@@ -259,7 +259,7 @@ def run_server() -> None:
 
 def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, directory: Path) -> Found:
     """Measure all masters in one run."""
-    # All jobs stay in their first epoch. At its end, copies of tasks and a smaller state would change the results.
+    # All jobs stay in their first epoch. Copied tasks and a smaller state at its end would change the results.
     dispatches = max(min(dispatches, (min(sizes) - trainers) // (turns + 1)), 1)
     of_each = max(dispatches // trainers, 1) * 4
     needed = trainers + (turns + 1) * (dispatches + trainers * of_each)
@@ -304,7 +304,7 @@ def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, di
 
 
 def print_found(found: Found) -> None:
-    """Print a table, and sentences about the results."""
+    """Print a table, and messages about the results."""
     layouts = ("{0.tasks:,}", "{0.dispatch_ms:.2f}", "{0.state_bytes:,}", "{0.memory_mb:.0f}", "{0.start_s:.2f}")
     rows = [[layout.format(one) for layout in layouts] for one in found.masters]
     columns = ("tasks", "dispatch ms", "state bytes", "master's peak MB", "start s")
@@ -314,7 +314,7 @@ def print_found(found: Found) -> None:
 
 
 def sentences(found: Found) -> list[str]:
-    """Return sentences that state the ratios and their limits."""
+    """Return messages that state the ratios and their limits."""
     first, last = found.masters[0].tasks, found.masters[-1].tasks
     over_bare = f"a dispatch takes {found.over_bare:.2f} x a bare etcd transaction and a bare Flight call"
     group = f"{found.trainers} trainers get {found.all_per_s:,.0f} tasks a second, one gets {found.one_per_s:,.0f}"

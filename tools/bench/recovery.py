@@ -185,7 +185,7 @@ class Watcher:
         return found
 
     def _until(self, look: Callable[[], _T | None], what: str) -> _T:
-        """Call until the answer is not None. Return the answer. Raises TimeoutError if this takes too long."""
+        """Repeat a call until it returns an answer other than None. Raises TimeoutError if this takes too long."""
         deadline = time.monotonic() + _PATIENCE_S
         while (found := look()) is None:
             if (outcome := self._cluster.outcome()) is not None:
@@ -303,7 +303,7 @@ def _finished(job: StatusReply) -> int:
 @dataclass
 class _Figures:
     seconds: dict[tuple[str, _Way], list[float]] = field(default_factory=lambda: {each: [] for each in _MEASURED})
-    #: Longest time between two accepted pushes of a trainer, for each replacement of a master.
+    #: For each replacement of a master: longest time between two accepted pushes of a trainer.
     paused: list[float] = field(default_factory=list)
 
     def measure(self, watcher: Watcher, times: int, roles: Sequence[str], say: Callable[[str], None]) -> None:

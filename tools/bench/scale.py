@@ -62,7 +62,7 @@ class Seen:
     #: Processor time per second of the master and of etcd.
     master_s: float
     etcd_s: float
-    #: Rates of all trainers together: of steps, and of requests to the master.
+    #: Steps per second, and requests to the master per second, of all trainers together.
     steps_per_s: float
     requests_per_s: float
 
@@ -164,7 +164,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Utilization of a resource, which ``text`` describes. Above 1, the resource is overloaded."""
+    """Utilization of a resource. ``text`` describes the resource, which is overloaded above 1."""
 
     what: str
     text: str
@@ -227,7 +227,7 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-#: Shapes of the jobs to whose measurements the constants are fitted.
+#: Shapes of the measured jobs to which the constants are fitted.
 SMALL = (Shape(1, 1, MB // 16), Shape(1, 4, MB // 16), Shape(4, 1, MB // 16), Shape(1, 1, 64 * MB))
 #: Shapes of the jobs whose measurements are compared with the predictions.
 LARGE = (Shape(2, 1, 64 * MB), Shape(2, 2, 16 * MB), Shape(4, 2, 64 * MB), Shape(8, 4, MB), Shape(8, 4, 64 * MB))

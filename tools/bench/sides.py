@@ -86,7 +86,7 @@ class Side:
             one.answer()
 
     def run(self, step_count: int) -> float:
-        """Make steps in all workers. Return the median time of a step."""
+        """Run steps in all workers. Return the median time of a step."""
         before = sum(map(cpu_s, self.server_pids))
         for one in self._workers:
             one.order(step_count, self._choice)

@@ -102,7 +102,7 @@ def _peer_side(peer: RowPeer, workloads: Sequence[TableWorkload]) -> Iterator[tu
 def compare(
     wanted: Sequence[tuple[TableWorkload, bool]], *, turns: int, directory: Path, peers: Sequence[RowPeer]
 ) -> list[Compared]:
-    """Measure all workloads. Each workload comes with a bool: True if the peers take part in it."""
+    """Measure all workloads. Each workload comes with a flag: True if the peers take part in the workload."""
     workloads = [workload for workload, _ in wanted]
     sizes = [4 * workload.ids * workload.group.dim for workload in workloads]
     sides: dict[tuple[int, str], Side] = {}
@@ -182,7 +182,7 @@ def _reference(number: int, workloads: Sequence[TableWorkload]) -> int | None:
 def standard(
     *, is_full: bool, rows: Sequence[int], dims: Sequence[int], ids: Sequence[int]
 ) -> list[tuple[TableWorkload, bool]]:
-    """Return the workloads, each with True if the peers take part in it.
+    """Return the workloads, each with a flag: True if the peers take part in the workload.
 
     Unless ``is_full`` is true, the peers take part only in workloads with one table and the fewest rows. Workloads with
     many tables or rows then have only uniform ids and the first dimension.

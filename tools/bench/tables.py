@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 RATE, EPS = 0.05, 1e-8
 #: Exponent of the skewed ids.
 ZIPF = 1.05
-#: Number of distinct steps, which are repeated.
+#: Number of distinct steps, which are run again and again.
 _STEPS = 8
 #: Number of rows that each step adds while the tables are being filled.
 _FILL = 1 << 16
@@ -119,7 +119,7 @@ class _Loop:
 
 
 def train(workloads: list[TableWorkload], dataset: str) -> None:
-    """Fill the tables, then make steps as ordered."""
+    """Fill the tables, then run steps as ordered."""
     with fe.connect() as job:
         data = job.dataset(dataset, batch_size=1, epochs=None)
         optimizer, groups = fe.RowAdagrad(lr=RATE, eps=EPS), dict[Group, list[Any]]()

@@ -83,14 +83,14 @@ def train(workload: Workload, dataset: str, gradients_file: str) -> None:
         if workload.path == "lent":
             model.lend_to(lambda _name, _start, _values: None)
         ready()
-        # Each order has its own loop. Otherwise an idle trainer would remain a member, and rounds of trainers that
-        # still have steps to make would wait for it.
+        # Each order has its own loop. Otherwise an idle trainer would remain a member, and the rounds of trainers with
+        # remaining steps would wait for it.
         while count := next_order()[0]:
             report(*run_steps(data, partial(model.step, gradients), count))
 
 
 def run_steps(data: fe.Dataset, step: Callable[[], object], count: int) -> tuple[list[float], float]:
-    """Make ``count`` iterations, then leave the loop. Return the seconds of each, and their total processor time."""
+    """Run ``count`` iterations, then leave the loop. Return their durations in seconds, and their total CPU time."""
     seconds: list[float] = []
     begun, cpu_s = 0.0, time.process_time()
     for _ in data:

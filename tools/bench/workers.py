@@ -2,7 +2,7 @@
 
 ``started`` runs a function in a separate process. Some of these processes are workers. An order to a worker is a line
 with a number of steps and their kind. The worker answers with a line of JSON that contains the wall time of each step,
-the process's processor time for all steps, and the number of threads that make steps concurrently. A worker ends when
+the process's processor time for all steps, and the number of threads that run steps concurrently. A worker ends when
 its standard input ends.
 """
 
@@ -56,7 +56,7 @@ def report(seconds: Sequence[float], cpu_s: float, threads: int = 1) -> None:
 
 
 def serve(*steps: Callable[[], object], servers: Sequence[int] = ()) -> None:
-    """Make steps as ordered until standard input ends. Each order selects one of the functions."""
+    """Run steps as ordered until standard input ends. Each order selects one of the functions."""
     ready(servers)
     while True:
         count, choice = next_order()

@@ -40,7 +40,7 @@ from flightedl.launch.cluster import LocalCluster
 
 from ..main import COMMANDS, command
 
-#: Name of a variable in the examples -> classes of which its value may be an instance.
+#: Name of a variable in the examples -> possible classes of its value.
 KINDS: dict[str, tuple[type, ...]] = {
     "job": (Job,),
     "data": (Dataset, GroupDataset, NumberedDataset),

@@ -1,4 +1,4 @@
-"""Contract suites, one for each port. A test class inherits a suite and provides the fixtures that the suite asks for.
+"""Contract suites, one for each port. A test class inherits from a suite and provides the fixtures that the suite uses.
 
 * ``coordinator``: suites for ``ports.Coordinator``
 * ``storage``: suite for ``ports.Storage``

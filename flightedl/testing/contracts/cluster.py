@@ -18,7 +18,7 @@ def config_map(name: str, **data: str) -> dict[str, Any]:
 
 
 class ClusterContract:
-    """Behavior of every cluster. The fixture ``cluster`` is a namespace without objects that have the suite's label."""
+    """Behavior of every cluster. The fixture ``cluster`` is a namespace in which no object has the suite's label."""
 
     @pytest.fixture
     def cluster(self) -> Cluster:

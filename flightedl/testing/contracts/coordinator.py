@@ -81,7 +81,7 @@ class RestorableWorld(World, Protocol):
 
 
 def eventually(look: Callable[[], Result | None], timeout_s: float = _PATIENCE_S) -> Result:
-    """Call ``look`` until its result is true. Return that result."""
+    """Call ``look`` until it returns a true value, and return this value."""
     deadline = time.monotonic() + timeout_s
     while True:
         result = look()
@@ -92,7 +92,7 @@ def eventually(look: Callable[[], Result | None], timeout_s: float = _PATIENCE_S
 
 
 def collect(watch: Watch, count: int, timeout_s: float = _PATIENCE_S) -> list[WatchEvent]:
-    """Return at least ``count`` events, and any that are delivered together with the last one."""
+    """Return at least ``count`` events, including all events delivered together with the last one."""
     events: list[WatchEvent] = []
     deadline = time.monotonic() + timeout_s
     while len(events) < count:
@@ -361,7 +361,7 @@ class CoordinatorContract:
     def test_a_removal_at_the_compacted_revision_is_seen_or_raises(
         self, coordinator: Coordinator, world: World
     ) -> None:
-        """Events that etcd before 3.4.34 and 3.5.15 drops silently for a watch that starts at their revision."""
+        """Events that etcd before 3.4.34 and 3.5.15 silently drops from a watch that starts at the events' revision."""
         last_seen = put(coordinator, world.prefix + "a")
         removed = coordinator.transact([], [Delete(world.prefix + "a")]).revision
         assert removed == last_seen + 1

@@ -26,18 +26,18 @@ The invariants, besides those asserted by each ``check`` in the domain, are:
 * A report does not count if it names an old generation of a pserver, or an outdated attempt.
 * A deposed master does not write its state, and no pserver adopts its view.
 * The checkpoint that the pointer names is complete, and so is every newer one with a manifest.
-* A round closes only when all expected members have contributed. A checkpoint at a round has all blocks as of it.
+* A round closes only when all expected members have contributed. A checkpoint has all blocks as of its round.
 * An update contains exactly the batches that it names, each with its share: 1 in a sum, or the fraction of its records
   in a mean, scaled by staleness if the mode requires it. A batch that is pushed again keeps the share that it had in
   its trainer's first sum.
 * Once faults have stopped, the job ends. When the master reports the job as done, every pserver has applied everything,
   and no round waits. After a stop, every batch is in all blocks or in none, even in its last checkpoint.
-* No audit finds that a task counted as done is missing. The audit would repeat the task, and so hide the bug.
+* No audit finds that a task counted as done is missing. The audit would repeat the task and thus hide the bug.
 * A trainer holds or returns every task that it is assigned under its current registration. An answer about one attempt
   does not revoke another.
-* Batches that no trainer can process are quarantined one by one; others are not, if nothing else fails.
+* Batches that no trainer can process are quarantined one by one. No other batches are, if nothing else fails.
 * An evaluation's result contains each batch once, weighted by records, and belongs to the requested life of the model.
-* If a draining pserver reports that a checkpoint contains everything it had when it was asked to exit, this is true.
+* A draining pserver's report that a checkpoint contains everything it had when asked to exit is always true.
 * No member adds to a round before all blocks that wait for it have closed the previous round, so all values from which
   a batch is computed belong to one round. Exceptions: mode ``backup``, and programs that have given up on a push.
 * A trainer that reads the result of a finished job reads everything that was trained.

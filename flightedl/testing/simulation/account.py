@@ -163,7 +163,7 @@ class Account:
         master.after_stored(master.core.revision + 1, stored)
 
     def set_aside(self, master: Master, piece: FailedPiece) -> None:
-        """Check a quarantined piece: it is one batch that failed often enough. It is faulty if nothing else fails."""
+        """Check a quarantined piece: a single batch that failed often enough, and is faulty if nothing else fails."""
         shape = self._cluster.shape
         if piece.end_batch - piece.first_batch != 1 or piece.attempts < shape.attempts_limit + shape.confirmations:
             raise Violation(f"{master.name} has quarantined {piece}")
@@ -249,7 +249,7 @@ class Account:
     def _require_exact(
         self, name: str, blocks: Sequence[tuple[int, Sequence[int], int, int]], applied: AppliedBatches
     ) -> None:
-        """Check that applied sets match the blocks' values, given each block as (number, values, slot, updates)."""
+        """Check that the applied sets match the blocks' values. Each block is (number, values, slot, updates)."""
         shape = self._cluster.shape
         for number, values, slot, updates in blocks:
             require_sound(name, number, values, slot, updates)

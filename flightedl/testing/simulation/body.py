@@ -22,7 +22,7 @@ _SLOW_SHARE = 0.06
 
 
 class Body:
-    """A pass through the loop body, with one batch.
+    """One pass through the loop body, for one batch.
 
     Most passes make a single step. Some passes push in two parts, or pull before or after the push. Every block gets
     its gradient from the batch, unless a push fails.

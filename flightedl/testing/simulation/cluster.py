@@ -70,7 +70,7 @@ class Cluster:
         self.shape = scenario.shape
         self.fault_scale, self.break_rate = scenario.fault_scale, scenario.break_rate
         self.pserver_count = scenario.pserver_count
-        #: Number of tasks whose files exist.
+        #: Number of tasks whose files have been created so far.
         self.joined = self.shape.first_count
         # Separate generators, so that the draws from one do not change those from another.
         self._holding, self.fates = (
@@ -129,7 +129,7 @@ class Cluster:
         return f"{role}-{self._names}"
 
     def cover_s(self) -> float:
-        """Return the number of seconds for which a trainer's tasks should last."""
+        """Return the target duration, in seconds, of a trainer's tasks."""
         return self._holding.choice((0.0, 0.3, 1.0, 3.0)) if self.scenario.has_many_tasks else 0.0
 
     def start_pserver(self) -> None:
@@ -251,7 +251,7 @@ class Cluster:
         world = self.world
         next_look_s = 0.0
         limit_s = _FAULTY_S
-        #: Time for which faults continue, even after the job is done, because work lost then must also be repeated.
+        #: Time for which faults continue, even after the job is done: work that is lost then must be repeated, too.
         linger_s = world.random.choice((0.0, 0.0, 5.0, 20.0))
         while world.step():
             if world.now < next_look_s:

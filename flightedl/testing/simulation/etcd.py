@@ -2,7 +2,7 @@
 
 * A lease is renewed, without messages, while etcd is up and the owner is alive, awake and connected. When renewals
   stop, the last one was up to a sixth of the time to live ago. The lease ends one time to live after that last renewal.
-* If it is not renewed for a fraction of that time (see ``domain.tenure``), its owner gives it up permanently.
+* If a lease is not renewed for part of its time to live (see ``domain.tenure``), its owner gives it up permanently.
 * While etcd is down or frozen, no lease ends, and a restart extends all leases. A frozen etcd carries out pending
   requests when it wakes. By then, the clients have given up without knowing the outcome.
 """
@@ -52,7 +52,7 @@ class Key:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease, and its owner's knowledge of it."""
+    """A lease, and what its owner knows about it."""
 
     owner: Process
     ttl_s: float

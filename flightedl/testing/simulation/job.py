@@ -79,14 +79,14 @@ class JobShape:
     evaluation: tuple[int, ...] = ()
     #: (task, batch) that cannot be trained on in any epoch -> True if reading it kills the trainer.
     faulty: Mapping[tuple[int, int], bool] = field(default_factory=dict)
-    #: Failures after which a piece is split, and further failures after which a single batch is quarantined.
+    #: Failures that make a piece split, and further failures of a single batch that make it quarantined.
     attempts_limit: int = 100_000
     confirmations: int = 2
     #: Minimum time before a running piece is taken back, once a task has been finished.
     timeout_floor_s: float = 4.0
     #: True if a batch may have a gradient for some blocks and none for others.
     is_patchy: bool = False
-    #: The table, whose buckets are represented by blocks that are pushed to and copied together. None without rows.
+    #: The table; blocks that are pushed to and copied together represent its buckets. None without rows.
     table: TableSpec | None = None
 
     @property
@@ -216,7 +216,7 @@ def tasks_of(declaration: JobDeclaration) -> int:
 
 
 def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, *, is_stopped: bool) -> list[int]:
-    """Return the elements of a block that lack a batch they should have, or have one they should not.
+    """Return the elements of a block that lack a required batch or contain a forbidden one.
 
     Quarantined batches may be present or absent, because a trainer may push a batch and then be killed by another one.
     Batches that cannot be trained on must be absent. After a stop, unfinished batches may be absent too.
@@ -245,7 +245,7 @@ def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, 
 
 
 def torn(blocks: Collection[tuple[int, Sequence[int]]], shape: JobShape, queue: TaskQueue) -> list[Batch]:
-    """Return the batches that only some of the blocks (number, values) have, except quarantined ones."""
+    """Return the batches, except quarantined ones, that are in only some of the blocks (number, values)."""
     aside = set_aside(queue)
     found = []
     for batch in shape.batches():

@@ -1,10 +1,10 @@
 """A ledger that replaces the arrays of a simulated pserver. It records which update added each batch to each block.
 
-The ledger carries out the decisions of ``domain.pserver.blocks``, checks them, and raises ``Violation`` if
+The ledger carries out and checks the decisions of ``domain.pserver.blocks``. It raises ``Violation`` if
 
 * a block gets a batch twice, or an update contains batches other than those that it names;
 * a gradient has a wrong weight, or is not divided as the mean or the learning rate requires;
-* the optimizer runs with a wrong step number, or from a version other than that of the values;
+* the optimizer runs with a wrong step number, or at a version other than the version of the values;
 * a round closes without an expected member.
 
 For each element, a block stores the number of the update that added the element's batch. The block's *slot* stands for

@@ -26,11 +26,11 @@ class PserverLink:
         self._master = master
         self._index = index
         self._is_busy = False
-        #: True if a message to send may have arrived since the link became busy.
+        #: True if there may be a new message to send since the link became busy.
         self._is_woken = False
         #: Incremented at each call and each pause. Answers to earlier calls are ignored.
         self._token = 0
-        #: Generation of the process to which the call goes.
+        #: Generation of the process that is being called.
         self._generation = 0
         #: The pserver's last status; None if the pserver is unreachable.
         self.status: PserverStatusReply | None = None
@@ -78,7 +78,7 @@ class PserverLink:
         self._master.after_stored(call.revision, lambda: self._call_pserver(call, key.value, token, made_at))
 
     def _poll_status(self, key: Any, pause_s: float) -> None:
-        """Request the pserver's status if there is time for it, then pause."""
+        """Request the pserver's status if there is enough time, then pause."""
         if pause_s < _STATUS_S:
             self.pause(pause_s)
             return

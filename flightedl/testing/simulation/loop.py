@@ -75,7 +75,7 @@ class Loop:
         self._pump()
 
     def _pump(self) -> None:
-        """Act as the feed's thread does after a change."""
+        """Do the work of the feed's thread after a change."""
         self.feed.check()
         if self._is_asking or self.is_over:
             return
@@ -182,7 +182,7 @@ class Loop:
             self._do(self.steps.next_step(self.trainer.worker.take_changes()))
 
     def _do(self, step: LoopStep) -> None:
-        """Carry out one step of the loop, and all further steps for which it need not wait."""
+        """Carry out one step of the loop, and all further steps that need no waiting."""
         while not self.is_left and self.trainer.is_alive:
             self.steps.check()
             match step:
@@ -257,7 +257,7 @@ class Loop:
     # the end
 
     def leave(self) -> None:
-        """Leave the loop because of a break or an error. Unless the current task is reported soon, it is returned."""
+        """Leave the loop because of a break or an error. The current task is returned unless it is reported soon."""
         if not self.is_left:
             self.is_left = True
             self.feed.retire(None if self.at is None else self.at.task, self.world.now)

@@ -366,7 +366,7 @@ class Master(Process):
         self._ask(ticket, answer)
 
     def declare_evaluation(self, wanted: tuple[str, int], reply: Reply) -> None:
-        """Declare an evaluation. The first declaration begins it. Replies once that is stored, or with an error."""
+        """Declare an evaluation. The first declaration starts it. Replies when the start is stored or has failed."""
         if not self._may_answer(reply):
             return
         name, life = wanted

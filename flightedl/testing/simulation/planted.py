@@ -1,6 +1,6 @@
 """Bugs planted in the product's code, to prove that the simulation finds them. The product does not refer to them.
 
-A bug is a mistake in one place, or in a few places that belong together, written as the code before and after:
+A bug is a mistake in one place or in a few related places, written as the code before and after the change:
 
 * ``answers``: a function always returns the same value;
 * ``drops``: a statement is left out;

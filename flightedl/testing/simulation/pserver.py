@@ -57,7 +57,7 @@ _SERVING = (State.SERVING, State.DRAINING)
 
 
 class Push(NamedTuple):
-    """A batch, or a sum of several, pushed to all blocks of one pserver."""
+    """A batch, or a sum of several batches, pushed to all blocks of one pserver."""
 
     trainer: str
     generation: int
@@ -417,7 +417,7 @@ class Pserver(Process):
 
     def _publish(self, order: OrderNumber, name: str, shard: StoredShard) -> None:
         snapshots = self._blocks().snapshots
-        # File sizes for which a chain has a base and several increments, if there are rows.
+        # File sizes chosen so that a chain has a base and several increments, if there are rows.
         row_bytes = 0 if not self.cluster.shape.has_rows else 300 if shard.after else 3000
         size_bytes = 100 + len(shard.applied) + len(shard.blocks) + row_bytes
         file = WrittenFile(

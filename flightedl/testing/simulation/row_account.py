@@ -1,4 +1,4 @@
-"""Checks which rows exist, no matter what was killed, repeated, or restored on other pservers.
+"""Checks that the right rows exist, no matter what was killed, repeated, or restored on other pservers.
 
 * Every block has a *history*: the updates of its rows, and the cuts that removed rows. The history alone determines the
   rows. The check computes them in a different way than the product does.

@@ -28,7 +28,7 @@ class Moment(NamedTuple):
     version: int
     #: Highest epoch of all batches applied so far.
     epoch: int
-    #: The block's rows with lower versions have been evicted; see ``ReferenceTable``.
+    #: Rows of the block with lower versions have been evicted; see ``ReferenceTable``.
     oldest: int
     #: The update's batches, as elements of the block. None for a cut, which removes small rows.
     elements: tuple[int, ...] | None

@@ -42,7 +42,7 @@ class Scenario:
     has_many_tasks: bool
     pserver_count: int
     trainer_count: int
-    #: Usual maximum time to compute a batch. The longer this time, the more trainers contribute to the same round.
+    #: Usual maximum time to compute a batch. The longer it is, the more trainers contribute to the same round.
     batch_s: float
     #: Number of standby masters and pservers, which take over immediately when a process dies.
     standby_masters: int
@@ -88,7 +88,7 @@ def drawn(
         confirmations=data.randint(1, 2),
         # If only faulty data may fail, no piece may time out, even while a round waits for a dead trainer.
         timeout_floor_s=100.0 if faulty and is_alone else 4.0,
-        # A sum has a single weight in a round, even if some of its batches have no gradient for a block.
+        # A sum has one weight for all blocks of a round, even if some of its batches have no gradient for a block.
         is_patchy=mode_name != "sync" and data.random() < _PATCHY_SHARE,
     )
     if has_rows:

@@ -176,7 +176,7 @@ class Shard:
     def _change(
         self, span: LedgerSpan, effects: Sequence[Effect], mode: Mode, gradients: Sequence[Gradient] = (), base: int = 0
     ) -> None:
-        """Carry out effects decided in ``mode``. ``gradients`` were pushed to each block, and computed at ``base``."""
+        """Carry out effects decided in ``mode``. ``gradients`` of version ``base`` were pushed to each block."""
         for effect in effects:
             match effect:
                 case AddGradient():
@@ -236,7 +236,7 @@ class Shard:
             self._process.later(_COPY_S * self._copying.random(), self._copy_next)
 
     def _copy_next(self) -> None:
-        """Copy one of the blocks that are due. A block that is pushed to before its turn is copied by the push."""
+        """Copy one of the due blocks. A push to a block that is still due copies the block first."""
         self._is_copying = False
         if self._due:
             number = self._copying.choice(sorted(self._due))

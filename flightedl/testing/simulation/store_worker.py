@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StoreWorker:
-    """Model of the thread with which a master works in the store."""
+    """Model of the thread that carries out a master's operations in the store."""
 
     def __init__(self, master: Master) -> None:
         self._master = master

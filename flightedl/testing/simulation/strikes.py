@@ -261,7 +261,7 @@ class Strikes:
         etcd.restore(etcd.history[-writes_ago], etcd.cluster_number if has_lost_writes else cluster.next_etcd())
 
     def _names_deleted_key(self, keys: Mapping[str, Key]) -> bool:
-        """True if a backup names a deleted checkpoint, although it was made after the newest one was ordered.
+        """True if a backup made after the order for the newest checkpoint nevertheless names a deleted checkpoint.
 
         Such a backup does not look older than the newest checkpoint, but no pserver can find the one that it names.
         """

@@ -175,7 +175,7 @@ class Trainer(Process):
     # the master
 
     def ask_master(self, ask: Ask, answered: Callable[[TasksReply | Exception], None], evaluation: str = "") -> None:
-        """Send one request of the feed to the master."""
+        """Send one of the feed's requests to the master."""
 
         def send() -> None:
             address = self.directory.get(ADDRESS)
@@ -232,7 +232,7 @@ class Trainer(Process):
     # batches
 
     def open_batch(self, batch: Batch, opened: Action, denied: Action) -> None:
-        """Open a batch: become a member, and pull values that are recent enough for a member."""
+        """Begin a batch: become a member, and pull values that are recent enough for a member."""
         again = lambda: self.open_batch(batch, opened, denied)  # noqa: E731
         begun = self.membership.begin_batch(batch.epoch)
         if begun is not None:
@@ -304,7 +304,7 @@ class Trainer(Process):
             self.later(0.0, self._when_over)
 
     def all_done(self, loop: Loop) -> None:
-        """End the program after its loop: the program reads the result, does something else for a while, and exits."""
+        """Finish the program after its loop: it reads the result, does something else for a while, and exits."""
 
         def read(then: Action) -> None:
             self.worker.run(self.steps.pull(list(self.steps.versions), as_reader=True), then)

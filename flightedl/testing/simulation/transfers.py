@@ -51,7 +51,7 @@ class Travel:
         self._open = {index for index, call in enumerate(transfer.calls) if call is not None}
         self._is_given_up = False
         self._error: BaseException | None = None
-        #: Pserver -> time since which its calls have been failing.
+        #: Pserver -> time at which its calls began to fail.
         self._trouble_since: dict[int, float] = {}
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class Travel:
             self._call(index, call, key)
 
     def _look_at_end(self, index: int, call: core.Call, key: Any) -> None:
-        """Call this process only if the master confirms that the process has everything."""
+        """Call this process only after the master has confirmed that the process has everything."""
 
         def handle_answers(reply: TasksReply | Exception) -> None:
             try:
@@ -119,7 +119,7 @@ class Travel:
                 trainer.world.call(trainer, key.value, key.value.pull, request, answered, late)
 
     def _meant(self, index: int, number: int) -> range:
-        """Return the blocks of a pserver that a block number in the core represents."""
+        """Return the pserver's blocks that are represented by one block number in the core."""
         buckets = self._trainer.buckets[index]
         return buckets if number in buckets else range(number, number + 1)
 

@@ -103,7 +103,7 @@ class Worker:
         return changed
 
     def end(self, done: Done) -> None:
-        """Record the end of an operation, which may have failed."""
+        """Record that an operation has ended, successfully or not."""
         self._changed += done.batches
         if done.is_member_lost:
             self._trainer.membership.lost()
@@ -118,7 +118,7 @@ class Worker:
                 total[element] = total.get(element, 0) + weight * amount
 
     def _prepare_sum(self, prepared: PrepareSum) -> None:
-        """Use the sum, divided by the core's divisors, as the gradient to push."""
+        """Divide the sum by the core's divisors, and use the result as the gradient to push."""
         sums, self._sum = self._sum if prepared.identity == self._sum_identity else {}, {}
         self._gradients = {
             block: {
@@ -129,7 +129,7 @@ class Worker:
         self._require_shares(prepared)
 
     def _require_shares(self, prepared: PrepareSum) -> None:
-        """Check the batches' shares in a sum. They follow from record counts, or from the first sum with the batch."""
+        """Check the batches' shares in a sum. Record counts, or the first sum with a batch, determine its share."""
         steps, shape, batch = self._trainer.steps, self._trainer.cluster.shape, prepared.batch
         keeps_shares = isinstance(steps.mode, Async) and steps.mode.reduce == "mean"
         loop = self._trainer.loop

@@ -21,7 +21,7 @@ from flightedl.domain.recovery.store_history import Witness
 Action = Callable[[], None]
 Reply = Callable[[Any], None]
 Handler = Callable[[Any, Reply], None]
-#: Makes a request. Calls its first argument with the answer, or its second argument if there is no answer.
+#: A function that makes a request. It calls its first argument with the answer, or its second if there is no answer.
 Ask = Callable[[Reply, Action], None]
 Steps = Generator[Ask, Any, Any]
 
@@ -68,14 +68,14 @@ class Process:
         return self.name
 
     def reply_for(self, _source: Process, done: Reply) -> Reply:
-        """Wrap the callback that receives the answer to a request of this process."""
+        """Wrap a callback that receives the answer to a request from this process."""
         return done
 
     def end(self, why: str) -> None:
         raise NotImplementedError(why)
 
     def deliver(self, action: Action) -> None:
-        """Run an action in the process: now, or when it wakes, or never if it is dead."""
+        """Run an action in the process: now, when a frozen process wakes, or never if the process is dead."""
         if not self.is_alive:
             return
         if self.is_frozen:
