@@ -4,8 +4,8 @@ In a job without checkpoints, or before the first one, a pserver that dies loses
 an election shows that the model was initialized, but there is nothing to load. If only a part of the model were
 reinitialized, the model would be inconsistent, so all of it is initialized again, in these steps:
 
-* The master restarts all pservers that have values, so that their successors lack them as well.
-* When all pservers lack the values of the same election, the master forgets which pservers are *settled*. It then
+* The master restarts all other pservers with blocks, so that their successors lack their values as well.
+* When all of these lack the values of the same election, the master forgets which pservers are *settled*. It then
   deletes the election in a transaction that requires all of their processes to be alive.
 * Pservers wait for initial values, as in a new job. Trainers notice that their election is gone, and exit. They are
   restarted, because only the user's script can initialize a model, and one of them is elected.
@@ -17,7 +17,7 @@ pservers. Each answer names the election, so a late answer about an old election
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
@@ -45,7 +45,7 @@ class Reinitialize:
 
 
 def next_step(
-    pserver_count: int,
+    owners: Collection[int],
     present: Mapping[int, int],
     lacking: Mapping[int, LostValues],
     settled: Mapping[int, int],
@@ -55,7 +55,7 @@ def next_step(
     """Return the next step for pservers that lack their values, or None if none is due yet.
 
     Args:
-        pserver_count: Number of the job's pservers.
+        owners: Indexes of the pservers that have blocks. The others have nothing to lose, and are not awaited.
         present: Index -> generation of the live processes.
         lacking: Index -> the lost values, as reported by a process.
         settled: Index -> generation of the processes that have values.
@@ -69,11 +69,11 @@ def next_step(
         return None
     election = max(each.election for each in now.values())
     ready = {index: each.generation for index, each in now.items() if each.election == election}
-    if len(ready) == pserver_count:
+    if ready.keys() >= set(owners):
         return Reinitialize(election, ready)
     having = {
         index: generation
         for index, generation in present.items()
-        if index < pserver_count and settled.get(index) == generation
+        if index in owners and settled.get(index) == generation
     }
     return RestartServers(having) if having else None
