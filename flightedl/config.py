@@ -30,7 +30,7 @@ _TELEMETRY = ("", "otlp")
 _LOG_FORMATS = ("text", "json")
 INTEGRITIES = ("auto", "always", "never")
 SAME_HOST = ("auto", "never")
-#: Trainers report finished batches far more often than this, so none of them seems stuck between two reports.
+#: Trainers report finished batches far more often than this, so no trainer seems stuck between two reports.
 STUCK_FLOOR_S = 5.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -364,7 +364,7 @@ def replace_environment(variables: Mapping[str, str]) -> None:
 
 
 def tuned_environment() -> dict[str, str]:
-    """Return the variables with which every process of a job is started.
+    """Return the variables that every process of a job is started with.
 
     The variables tune the allocator and gRPC, and nearly double the measured throughput of Flight. One of them makes
     glibc copy large blocks without going through the processor's cache, because such data is not read soon and would
@@ -406,7 +406,7 @@ _THREAD_VARIABLES = (
 def thread_environment(process_count: int, cores: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return variables that give each of ``process_count`` processes its share of the cores, at least one core.
 
-    Empty if the user has set any of them. Setting one shows the user's intent, because most libraries obey OpenMP's.
+    Empty if the user has set any of them: most libraries obey OpenMP's variable, so one shows the user's intent.
     """
     source = os.environ if environment is None else environment
     if any(name in source for name in _THREAD_VARIABLES):
@@ -415,7 +415,7 @@ def thread_environment(process_count: int, cores: int, environment: Mapping[str,
 
 
 def linear_algebra_threads(environment: Mapping[str, str] | None = None) -> int:
-    """Return the number of threads set for linear algebra libraries, or 0 if it is not set."""
+    """Return the number of threads set for linear algebra libraries, or 0 if no number is set."""
     source = os.environ if environment is None else environment
     counts = (source.get(name, "") for name in _THREAD_VARIABLES)
     return next((int(text) for text in counts if text.isdecimal()), 0)

@@ -53,7 +53,7 @@ class UsageError(FlightedlError):
 
 
 class DataError(UsageError):
-    """A file, chunk or record is unusable. The message names the file and the location in it."""
+    """A file, chunk or record is unusable. The message names the file and the location in the file."""
 
     code = "data"
 
@@ -89,7 +89,7 @@ class ReplacedError(FencedError):
 
 
 class StalePlacementError(FencedError):
-    """The pserver does not have the blocks, or not yet. Read the placement, and send the request to their owner."""
+    """The pserver does not own the blocks, or not yet. Read the placement, and send the request to their owner."""
 
     code = "stale_placement"
 
@@ -125,13 +125,13 @@ class JobFailedError(FlightedlError):
 
 
 class RolledBackError(JobFailedError):
-    """etcd is another cluster, or its state is older than before. It must not be mixed with this process's state."""
+    """etcd is another cluster, or its state is older than before. This process must not use that state."""
 
     code = "rolled_back"
 
 
 class BegunAnewError(FlightedlError):
-    """The model was initialized again after its values were lost. This process has the old state: restart it."""
+    """The model was initialized again after its values were lost. This process has the old state. Restart it."""
 
     code = "begun_anew"
 
@@ -174,7 +174,7 @@ class DeadlineError(OutcomeUnknownError):
 
 
 class InternalError(FlightedlError):
-    """The other side has a bug. It has logged the error under the incident number in the message."""
+    """The peer has a bug. The peer has logged the error under the incident number in the message."""
 
     code = "internal"
 

@@ -1,6 +1,6 @@
 """Marks on paths that only faults reach. Tests count the marks to find out which of these paths they take.
 
-A mark is a sentence in the past tense about what happened. Steps without faults never reach a mark. Marks have no
+A mark is a sentence in the past tense about what happened. Without faults, no mark is ever reached. Marks have no
 effect unless this process counts them (``counting``), or ``FLIGHTEDL_MARKS`` names a directory. In that directory, each
 process appends a mark to its own file when it first reaches the mark, so the marks of killed processes are kept.
 """

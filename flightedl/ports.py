@@ -18,11 +18,11 @@ class Clock(Protocol):
     """A clock. Only ``now`` is used for expiry; ``wall_time`` is for people."""
 
     def now(self) -> float:
-        """Return the seconds of a monotonic clock, which starts at an arbitrary time."""
+        """Return the time of a monotonic clock in seconds. The clock starts at an arbitrary time."""
         ...
 
     def wall_time(self) -> float:
-        """Return the seconds since 1970, for logs and file metadata. No decision depends on them."""
+        """Return the seconds since 1970, for logs and file metadata. No decision depends on this time."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -175,7 +175,7 @@ class CompactedError(Exception):
 
 
 class LeaseLostError(Exception):
-    """The lease no longer exists, and all of its keys are gone."""
+    """The lease no longer exists, and all of its keys have been deleted."""
 
 
 class Lease(Protocol):
@@ -204,7 +204,7 @@ class Watch(Protocol):
     """Events under a prefix in the order of revisions. None is missed or repeated, even if the adapter reconnects."""
 
     def next(self, timeout_s: float) -> tuple[WatchEvent, ...]:
-        """Return the next events, or () after ``timeout_s``. May raise CompactedError. Call it from one thread only."""
+        """Return the next events, or () after ``timeout_s``. May raise CompactedError. Call from one thread only."""
         ...
 
     def close(self) -> None:
@@ -300,7 +300,7 @@ class Storage(Protocol):
 
     @property
     def url(self) -> str:
-        """URL of the root, without credentials, for people."""
+        """URL of the root without credentials, for display."""
         ...
 
     def read(self, name: str) -> bytes: ...

@@ -324,5 +324,5 @@ def _short(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a string for a value that JSON cannot represent."""
+    """Convert a value that JSON cannot represent to a string."""
     return value.hex() if isinstance(value, bytes) else str(value)

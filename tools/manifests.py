@@ -30,7 +30,7 @@ _SCALING: Mapping[str, Any] = {"scaling": Scaling(1, 10)}
 
 
 class Component(NamedTuple):
-    """Changes to a job's values. ``on`` contains the values on which these changes depend."""
+    """Changes to a job's values. ``on`` contains the values that these changes depend on."""
 
     comment: str
     changes: Mapping[str, Any]

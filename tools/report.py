@@ -1,6 +1,6 @@
 """A report on a job's status and problems, as one HTML file that can be shared.
 
-The page loads no external resources. Passwords in URLs are removed; error messages of scripts are included as they are.
+The page loads no external resources. Passwords in URLs are removed; error messages of scripts are included unchanged.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class LocalCluster:
         return child.pid
 
     def outcome(self, timeout_s: float = 0.0) -> Outcome | None:
-        """Return how the job ended, or None if it has not ended after ``timeout_s``."""
+        """Return how the job ended, or None if it has not ended within ``timeout_s`` seconds."""
         return self._running().outcome(timeout_s)
 
     def scale(self, pservers: int, timeout_s: float = 600.0) -> None:

@@ -63,7 +63,7 @@ def skipped_of(status: StatusReply) -> str:
 
 
 def alarms_of(status: StatusReply) -> list[str]:
-    """Describe each problem that does not prevent the job from continuing."""
+    """Describe each problem that does not stop the job."""
     missing = status.missing_tasks
     alarms = {
         "checkpoints": status.checkpoint_alarm,

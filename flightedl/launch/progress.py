@@ -166,7 +166,7 @@ class Display:
 
 
 class PlainDisplay(Display):
-    """A display of plain lines, for pipes, files and dumb terminals."""
+    """A display that prints plain lines, for pipes, files and dumb terminals."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
         super().__init__(console)

@@ -51,7 +51,7 @@ _SETTLE_S = 0.5
 #: A run hangs if, not counting its strikes, it takes longer than this many runs without faults plus this many seconds.
 _PATIENCE = 4.0
 _PATIENCE_S = 60.0
-#: Share of a run's values, counted from the end, whose mean is the final value.
+#: Fraction of a run's values, counted from the end, that are averaged to get the final value.
 _LAST_SHARE = 0.1
 _LIMITS = Limits(ended_short_runs=100_000, server_short_runs=100, restarts_limit=100_000)
 

@@ -14,7 +14,7 @@ PICTURE = "metrics.svg"
 
 
 def keep_curves(directory: Path) -> Iterator[str]:
-    """Write all logged points and a picture of their curves, if there are any. Yield messages about the files."""
+    """Write all logged points, if there are any, and a picture of their curves. Yield messages about the files."""
     from flightedl.curves.drawing import draw
     from flightedl.curves.files import read_points, write_merged
     from flightedl.curves.merging import LABELS, by_name, curves_of

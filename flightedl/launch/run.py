@@ -317,7 +317,7 @@ def may_be_resumed(outcome: Outcome, status: StatusReply | None) -> bool:
 
 
 def too_few_tasks(status: StatusReply, trainers: int) -> str:
-    """Suggest a remedy if there are fewer tasks than trainers; empty otherwise."""
+    """Return a suggested remedy if there are fewer tasks than trainers; empty otherwise."""
     total = status.tasks.total
     if not 0 < total < trainers or status.is_growing:
         return ""

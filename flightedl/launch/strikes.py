@@ -20,7 +20,7 @@ from flightedl.launch.policy import Role
 #: Probability that a second strike follows at the same moment.
 _PAIRS = 0.25
 _FREEZES = 0.35
-#: Bounds on a freeze, in units of a lease's time to live: too short to lose the lease, or enough to be replaced.
+#: Bounds on a freeze, in units of a lease's time to live: too short to lose the lease, or long enough to be replaced.
 _FROZEN = (0.1, 2.0)
 
 

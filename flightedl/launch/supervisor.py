@@ -42,7 +42,7 @@ OnEvent = Callable[[str], None]
 _POLL_S = 0.05
 #: Maximum number of seconds by which one check extends the time for which a process counts as frozen.
 _LOOK_LIMIT_S = 1.0
-#: Seconds in which the other ranks of a group can end by themselves after one has ended.
+#: Seconds for which the other ranks of a group may keep running after one rank has ended.
 _TOGETHER_S = 1.0
 _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
     (frozenset({Role.TRAINER}), 1.5),
@@ -140,7 +140,7 @@ class Supervisor:
         self._thread.start()
 
     def outcome(self, timeout_s: float = 0.0) -> Outcome | None:
-        """Return how the job ended, or None if it has not ended after ``timeout_s``."""
+        """Return how the job ended, or None if it has not ended within ``timeout_s`` seconds."""
         self._ended.wait(timeout_s)
         return self._outcome
 

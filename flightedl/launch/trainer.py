@@ -30,7 +30,7 @@ from flightedl.process.ending import code_of, end_process
 
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
 _OUTER_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
-#: Frames in these directories do not help users to find a mistake in their own calls.
+#: Stack frames in these directories do not help users to find mistakes in their own calls.
 _LIBRARY = Path(__file__).resolve().parent.parent
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 

@@ -5,8 +5,8 @@ or more; with 4 KiB pages, address translation would take much of the time of a 
 is room, values are placed in memory that trainers on the same host can map (``values``). Slots are always in private
 memory.
 
-Slabs are never freed. When the memory of moved values or released blocks has no readers left, it is reused for arrays
-of the same size.
+Slabs are never freed. Memory of moved values or released blocks is reused for arrays of the same size when it has no
+readers left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Notification of threads that wait for a version: once per message that causes changes, not once per block."""
+"""Wakes threads that wait for a version: once for each message that causes changes, not for each block."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 #: Maximum bytes of values in a step that the loop serves. Copying and optimizing larger steps would delay the other
 #: conversations.
 SMALL_STEP_BYTES = LITTLE_BYTES
-#: Polling interval, in seconds, of a handler that watches its stream while the loop serves the conversation.
+#: Interval, in seconds, at which a handler checks its stream while the loop serves the conversation.
 _LOOK_S = 0.1
-#: Maximum seconds that a request waits for blocks that are about to move.
+#: Maximum time, in seconds, for which a request waits for blocks that are about to move.
 _MOVE_S = 0.25
 
 

@@ -74,7 +74,7 @@ class Meter:
             self._sent_bytes += size_bytes
 
     def stream(self, more: int, *, shared: int = 0) -> None:
-        """Add to the number of open streams for steps, and to those with shared memory; negative numbers subtract."""
+        """Change the number of open streams for steps, and the number of those with shared memory, by these amounts."""
         with self._lock:
             self._streams += more
             self._shared_streams += shared

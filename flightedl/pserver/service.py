@@ -76,7 +76,7 @@ from flightedl.rpc.streams import Incoming
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
-#: Maximum seconds to wait for another process to compile a kernel, which takes several seconds of CPU time.
+#: Maximum seconds to wait while another process compiles a kernel. Compiling takes several seconds of CPU time.
 _COMPILING_PATIENCE_S = 60.0
 _CATCH_UP_S = 5.0
 _SETTLED = (happens.State.NO_MODEL, happens.State.WAITING, happens.State.SERVING)
@@ -492,7 +492,7 @@ class PserverService:
             return self._feed
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:
-        """Return the shard for initial values, or None if it has values, in which case new values are ignored."""
+        """Return the shard for initial values. None if the shard already has values, so that new values are ignored."""
         if not self._life.is_visible:
             self.look()
         self._life.require_blocks(plan_hash)
@@ -501,7 +501,7 @@ class PserverService:
         return self._blocks() if self._life.accepts_first_values else None
 
     def first_values_received(self, election: int) -> tuple[int, int]:
-        """Record the arrival of initial values. Return the number of blocks with values, and of all blocks."""
+        """Record the arrival of initial values. Return the numbers of blocks with values and of all blocks."""
         shard = self._blocks()
         count = shard.initialized_count(election)
         if self._life.accepts_first_values and count == shard.block_count:

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Soundness:
-    """Context manager for every change of blocks, used under their locks. It may be nested.
+    """Context manager for every change of blocks, used under the blocks' locks. May be nested.
 
     Args:
         on_lost: Called once, with the reason, if a change was interrupted. It must end the process and return quickly.

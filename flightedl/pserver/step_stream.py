@@ -148,7 +148,7 @@ class StepStream(Channel):
     ) -> None:
         """Send an answer; see ``encode_message``.
 
-        Set ``may_wait`` if the trainer is only reading. In this case, wait briefly until it has read earlier values.
+        Set ``may_wait`` if the trainer is only reading. Then wait briefly until the trainer has read earlier values.
         """
         if self._outbox is not None:
             if self._outbox.loans.open:

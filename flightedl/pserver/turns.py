@@ -1,4 +1,4 @@
-"""Limit on the number of pservers that start at the same time on a machine: one per processor.
+"""Limits the number of pservers that start at the same time on a machine to one per processor.
 
 If all pservers started at the same time, each start would take as long as all starts together, and leases could not be
 renewed in time. A turn is a name in Linux's abstract socket namespace, which a process holds until it ends. A process

@@ -135,7 +135,7 @@ def _passes(batches: Iterator[Any], count: int, take: Callable[[Any], object]) -
 
 
 def run_job(path: str, size: int, count: int, readers: int) -> None:
-    """Read a file as a job's only trainer. If ``readers`` is given, apply a slow transform."""
+    """Read a file as the only trainer of a job. Apply a slow transform if ``readers`` is given."""
     more: dict[str, Any] = {"transform": slow, "readers": readers} if readers else {}
     with fe.connect() as job:
         data = job.dataset(path, batch_size=size, epochs=None, read_ahead_mb=_AHEAD_MB, **more)

@@ -45,7 +45,7 @@ class Measured:
 
 
 class Side:
-    """The workers of one side, and the servers whose processor time is measured with them.
+    """The workers of one side, and the servers whose processor time is added to theirs.
 
     Args:
         workers: Processes that execute orders.

@@ -60,9 +60,9 @@ from flightedl.launch.kubernetes.views import QUEUE, component_of
 from flightedl.launch.policy import EXIT_TERMINATED
 from flightedl.launch.trainer import is_script
 
-#: Additional seconds, after the drain, in which a server on a busy machine can shut down.
+#: Additional seconds that a server on a busy machine has to shut down after the drain.
 _CLOSING_S = 15
-#: Seconds in which a trainer can finish its current step.
+#: Seconds that a trainer has to finish its current step.
 _TRAINER_GRACE_S = 60
 #: Maximum number of starts of a group in one pod. The master counts the starts that end at the same records.
 _RESTARTS = 1000

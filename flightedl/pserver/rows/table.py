@@ -417,7 +417,7 @@ class RowTable:
             row_kernel(rows.sweep)(self.rows, self.salt, _NEVER, oldest_epoch, *bounds, count)
 
     def restore_table(self, cut: CutTable, buckets: range) -> None:
-        """Remove rows of these buckets that had expired at a cut, and restore the sketch counters from the cut."""
+        """Remove rows of these buckets that had expired by the time of a cut. Restore the cut's sketch counters."""
         if self._limit:
             self.give_up(list(buckets), cut.given_up[buckets.start : buckets.stop])
         for table in (self.rows, self.waiting) if self.expires else ():

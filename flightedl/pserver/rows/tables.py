@@ -444,7 +444,7 @@ class RowTables:
                 table.grow_older(self._version, self._epoch, 0)
 
     def stage_sketch(self, table: int, counters: npt.NDArray[np.uint8]) -> None:
-        """Set the counters of ids that wait for admission, (buckets of this store, counters of a bucket)."""
+        """Set the counters of ids that wait for admission, an array (buckets of this store, counters of a bucket)."""
         self._tables[table].sketch.reshape(BUCKETS, -1)[self.buckets.start : self.buckets.stop] = counters
 
     @property
@@ -532,7 +532,7 @@ class RowTables:
         self._tables[table].expire(buckets, oldest, oldest_epoch)
 
     def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
-        """Remove rows that were expired at a cut. Call this after all rows of the cut and its chain have been added.
+        """Remove rows that had expired by the time of a cut. Call this after adding all rows of the cut and its chain.
 
         Args:
             table: Number of the table.

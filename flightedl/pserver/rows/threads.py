@@ -12,7 +12,7 @@ from functools import cache
 
 from flightedl.config import available_cores
 
-#: Number of ids in a call above which a second thread saves time.
+#: Minimum number of ids in a call for which a second thread saves time.
 SPLIT_AT = 1 << 14
 #: Prefix of the thread's name.
 THREAD_NAME = "flightedl-rows"

@@ -119,7 +119,7 @@ def begins(counts: Numbers) -> Numbers:
 
 
 def _all_of(starts: Numbers, counts: Numbers) -> Numbers:
-    """Return the positions of all elements of parts with these starts and lengths."""
+    """Return the positions of all elements in the parts that have these starts and lengths."""
     found: Numbers = np.repeat(starts - begins(counts), counts) + np.arange(int(counts.sum()))
     return found
 

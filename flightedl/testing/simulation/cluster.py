@@ -147,7 +147,7 @@ class Cluster:
         self.etcd.review()
 
     def gave_up(self, pserver: Pserver, why: str) -> None:
-        """Handle a pserver that ends the job because it can load no checkpoint.
+        """Handle a pserver that ends the job because it cannot load any checkpoint.
 
         Repairs the store as an operator would. Raises Violation if no checkpoint is damaged.
         """

@@ -20,7 +20,7 @@ _STOPPED_SHARE = 0.25
 _EVALUATED_SHARE = 0.25
 _NO_CHECKPOINTS_SHARE = 0.07
 _FAULTY_DATA_SHARE = 0.15
-#: Fraction of the jobs with faulty data in which nothing else fails, so that no other batch may be quarantined.
+#: Fraction of the jobs with faulty data in which nothing else fails. In these jobs, no other batch may be quarantined.
 _FAULTY_DATA_ALONE_SHARE = 0.4
 #: Fraction of faulty batches that kill the process that reads them.
 _DEADLY_SHARE = 0.4

@@ -45,7 +45,7 @@ class NetworkFaults:
 
 
 class Process:
-    """A process with a name, a place in the network, and an end."""
+    """A process, which has a name, a place in the network, and an end."""
 
     #: False if its clients never send a request twice.
     is_asked_twice = True
