@@ -105,7 +105,7 @@ class ProgressReporter:
         self._thread.start()
 
     def batch(self, records: int, is_idle: bool = False) -> None:
-        """Count a batch. Set ``is_idle`` if the batch did not contribute to the model."""
+        """Count a batch. ``is_idle`` is true if the batch did not contribute to the model."""
         totals = self._totals
         totals.batches += 1
         totals.records += records

@@ -418,7 +418,7 @@ class Job:
         return self._model.table(TableSpec(name, dim, Optimizer.chosen(optimizer), **more))
 
     def lookup(self, ids: Mapping[Table, Any]) -> dict[Table, npt.NDArray[np.float32]]:
-        """Look up rows of several tables, in one round trip.
+        """Look up rows of several tables in one round trip.
 
         Args:
             ids: Table -> ids, in any form that its ``pull`` accepts.

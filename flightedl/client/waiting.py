@@ -92,7 +92,7 @@ class Waiting:
                 self._tell_user(f"{called[0]} to answer", now - self._start)
 
     def pause(self) -> None:
-        """Sleep. Each sleep is a third longer than the last, so the total wait is at most about a third too long."""
+        """Sleep a third longer than the last time, so that the total wait is at most about a third too long."""
         self._clock.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 4 / 3, _LONGEST_PAUSE_S)
 

@@ -1,4 +1,4 @@
-"""Update rules that need an entire row; conversion of 16-bit values; initial values of rows; sums of rounds.
+"""Update rules that need an entire row, conversion of 16-bit values, initial values of rows, and sums of rounds.
 
 The formulas are the same as in ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32.
 Constants follow the conventions in ``flightedl.kernels.rules``.

@@ -74,7 +74,7 @@ def _updates_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
 
 
 class Half(NamedTuple):
-    """Settings and scratch memory for converting and rounding 16-bit values."""
+    """Settings and scratch memory for the conversion and rounding of 16-bit values."""
 
     is_bfloat16: Any
     is_stochastic: Any

@@ -92,7 +92,7 @@ class Admission:
             raise NotReadyError(f"{self.identity} is starting")
 
     def release(self, call: Call) -> None:
-        """Record that a call has ended. Doing so twice is harmless."""
+        """Record that a call has ended. A second call of this method is harmless."""
         call.end()
         with self._lock:
             self.running.discard(call)
@@ -109,7 +109,7 @@ class Admission:
         with self._lock:
             self._refusals[code] += 1
             if isinstance(error, MessageError | AuthenticationError):
-                # Return memory to the system twice, because the first time, the call itself still holds its memory.
+                # Return memory to the system twice, because the call itself still holds its memory the first time.
                 self._givings_left = 2
 
     @property

@@ -13,7 +13,7 @@ Clients check that a server's certificate contains the name ``flightedl`` (as a 
 not check its address, because pods get new addresses. Only certificates for servers contain this name. ``flightedl
 certs`` creates all certificates.
 
-Without credentials, anyone who can reach the port has full access. Do this only on loopback.
+Without credentials, anyone who can reach the port has full access. Omit credentials only on loopback.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Channel: one end of an open stream of messages (``wire.parts``). It hides how messages are transported.
 
-* The Flight stream carries messages as record batches. If the peer sends small messages as metadata without a batch,
-  this end does so, too.
+* The Flight stream carries messages as record batches. This end sends small messages as metadata without a batch if the
+  peer does.
 * Two processes on the same host also have a line (``rpc.line``) and shared memory (``wire.shared_values``). Large
   values are placed in shared memory if it has room, and the message contains their offset. The line carries small
   messages. It also announces large messages, which follow on the Flight stream.

@@ -100,7 +100,7 @@ _FLIGHT_CLASSES = (
 
 
 def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
-    """Convert an exception of pyarrow's client to one of our errors, by the list in the module's docstring.
+    """Convert an exception of pyarrow's client to one of our errors, using the list in the module's docstring.
 
     Args:
         error: One of ``FOREIGN_ERRORS``.

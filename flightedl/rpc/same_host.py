@@ -171,7 +171,7 @@ def _listening(name: str) -> Iterator[socket.socket]:
 def _wait_for_client(
     listener: socket.socket, own: SharedMemory, store: SharedMemory | None, clock: Clock
 ) -> SharedPair:
-    """Accept connections until one comes from the client. Any user on the host can read the name and connect."""
+    """Accept connections until the client has connected. Any user on the host can read the name and connect."""
     until = clock.now() + _WAIT_S
     why = "no client connected"
     while (left_s := until - clock.now()) > 0:

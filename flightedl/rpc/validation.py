@@ -9,8 +9,8 @@ depend on their content. In Arrow, an aborted upload ends exactly like a complet
 upload must be the *commit record*, a message without a batch: ``{"commit": {"batches": n, "rows": n, "bytes": n}}``.
 ``bytes`` counts values without padding, validity bits and offsets, so that it is the same in all languages.
 
-A message must be in memory before it can be checked. So the limits prevent a large message from being used, but not
-from being received; only TLS prevents strangers from sending one.
+A message must be in memory before it can be checked. So the limits prevent the use of a large message, but not its
+receipt; only TLS prevents strangers from sending one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BatchLimits:
     batch_bytes: int = 64 << 20
     stream_rows: int = 1 << 32
     stream_bytes: int = 64 << 30
-    #: Enough for the header of a message with many parts together with a request for many batches.
+    #: Large enough for the header of a message with many parts, plus a request for many batches.
     metadata_bytes: int = 128 << 10
 
 

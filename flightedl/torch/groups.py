@@ -85,7 +85,7 @@ def shown(rule: Optimizer, version: int = 0) -> dict[str, Any]:
 
 
 class ShownSettings:
-    """Settings that an optimizer's parameter groups show. Detects changes to them."""
+    """Settings in an optimizer's parameter groups. Detects changes to these settings."""
 
     def __init__(self) -> None:
         self._rules: list[Optimizer] = []

@@ -21,7 +21,7 @@ from flightedl.torch.tensors import Array, is_bound, is_sole_owner, tensor_of
 
 
 class Staging:
-    """Hooks on the parameters of a module. After this object has been deleted, the hooks do nothing.
+    """Hooks on the parameters of a module. The hooks do nothing once this object has been deleted.
 
     Args:
         places: The parameters by name.

@@ -34,8 +34,8 @@ import xxhash
 from flightedl.errors import DamagedError, MessageError
 from flightedl.messages.parameters import Outcome as Outcome  # noqa: PLC0414 - a row has one
 
-#: Maximum bytes of values in a batch with several rows. 1 MiB is fastest on Flight. Half of that makes sending slightly
-#: slower, and four times as much only uses more memory.
+#: Maximum bytes of values in a batch with several rows. 1 MiB is fastest on Flight. With half of that, sending is
+#: slightly slower; four times as much only uses more memory.
 TARGET_BYTES = 1 << 20
 _NOTHING = memoryview(b"")
 _INT8, _INT32, _INT64, _UINT64, _BINARY = pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.binary()

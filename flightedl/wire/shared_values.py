@@ -52,7 +52,7 @@ class Outbox:
         self._store_at = 0 if store is None else store.ctypes.data
         self._memory = memory
         self.least_bytes = least_bytes
-        #: For each message, oldest first: start, end and size of its values, and references to those that were lent.
+        #: For each message, oldest first: start, end and size of its values, and references to lent values.
         self._unconsumed: deque[tuple[int, int, int, list[memoryview]]] = deque()
         self.loans = Loans()
         self._unconsumed_bytes = 0

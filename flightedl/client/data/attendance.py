@@ -37,12 +37,12 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 _REPORT_S = 0.5
 #: Reporting interval while rounds are watched, as a fraction of the normal interval.
 _WATCHED_PART = 0.1
-#: Watch rounds for this many seconds after a dead rank's last report, because the rank may have trained further.
+#: Seconds for which rounds are watched after a dead rank's last report, because that rank may have trained further.
 _WATCHED_S = 2.0
 #: Minimum time to live of a rank's lease, because a script that loads a model may block other threads for seconds. A
 #: long lease costs nothing: the next start of the group does not wait for leases of the previous start.
 _LEASE_S = 30.0
-#: After this many reporting intervals without a reply, a rank asks the master before it starts a round.
+#: Number of reporting intervals without a reply after which a rank asks the master before it starts a round.
 _UNCONFIRMED_PART = 4
 _CONFIRM_S = 0.5
 #: Timeout in seconds for the last report of a rank whose script has raised an exception.

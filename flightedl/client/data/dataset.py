@@ -229,7 +229,7 @@ class Dataset:
         """Make each step also fetch the rows for the next batch, if that batch has been read by then.
 
         A lookup of exactly these ids then needs no round trip. In synchronous mode, it returns the same rows as without
-        prefetching; in other modes, it returns the rows as they were immediately after the step.
+        prefetching; in other modes, it returns the rows with their values immediately after the step.
 
         Args:
             columns: Table -> the column that contains its ids, or a function that computes the ids from a batch, as the

@@ -1,6 +1,6 @@
 """This trainer's share of an evaluation: it fetches tasks, measures their batches, and reports sums.
 
-One thread reads and measures while the feed fetches the next task. The master adds up the sums of all trainers.
+One thread reads and measures batches while the feed fetches the next task. The master adds up all trainers' sums.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Fetch = Callable[[Ask], TasksReply]
 
 
 class TaskFeed:
-    """The tasks that one trainer holds. Thread-safe.
+    """Tasks that one trainer holds. Thread-safe.
 
     Args:
         fetch: Sends a request to the master.

@@ -35,7 +35,7 @@ from flightedl.messages.declarations import DeclaredDataset
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 2.0
-#: Maximum number of uncommitted batches. They are kept in memory.
+#: Maximum number of uncommitted batches, which are kept in memory.
 _UNCOMMITTED_LIMIT = 1000
 _KEY = "flightedl_data"
 #: Rank 0 logs a warning if it finds that more than this fraction of the records was decoded more than once.

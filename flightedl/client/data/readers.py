@@ -122,8 +122,8 @@ class _Pool:
         self._function = function
         self._readers = readers
         self._lock = threading.Lock()
-        #: Notified when another job can be put, and when a reader thread can fetch a job. With two conditions, only
-        #: threads that can continue are woken.
+        #: Conditions: a job can be put, and a reader thread can fetch a job. With two conditions,
+        #: only threads that can continue are woken.
         self._has_room, self._has_work = threading.Condition(self._lock), threading.Condition(self._lock)
         #: All undelivered jobs, in order, and the jobs that no reader has started yet.
         self._jobs: deque[_Job] = deque()

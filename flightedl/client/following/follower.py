@@ -288,7 +288,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         has_changes = header.position != since
         with self._changed:
             self._answered[server] = asked
-            # If there are no changes, the copy was up to date until the pserver answered.
+            # Without changes, the copy was still up to date when the pserver answered.
             self._fresh[server] = asked if has_changes else self._clock.now()
             self._trouble = ""
             self._changed.notify_all()

@@ -42,7 +42,7 @@ def followed(spec: TableSpec) -> TableSpec:
 
 
 class FollowedTables:
-    """Rows of all tables. The caller serializes all calls except ``begin`` and ``add``, which work on a new store.
+    """Rows of all tables. The caller must serialize all calls except ``begin`` and ``add``, which use a new store.
 
     Args:
         specs: The job's tables.

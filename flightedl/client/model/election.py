@@ -72,7 +72,7 @@ def elect_and_initialize(
                 wait.pause()
             case step:
                 if isinstance(step, Upload) and step != uploading:
-                    # Each upload has its own wait, which is reported to the user.
+                    # Each upload is a separate wait, which is reported to the user.
                     uploading, wait = step, waiting()
                 try:
                     driver.carry_out(step)

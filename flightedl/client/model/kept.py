@@ -115,7 +115,7 @@ class ErrorFeedback:
         return encoded
 
     def _rounded(self, parameter: str, gradient: Floats) -> tuple[Array, Floats]:
-        """Add the residual to the gradient and round the sum. Return the rounded bits and the rounding error."""
+        """Add the residual to the gradient and round the sum. Return the sum's bits and the rounding error."""
         residual = self._residuals.get(parameter)
         bits, rest = np.empty(gradient.size, np.uint16), np.empty(gradient.size, np.float32)
         sent = np.empty(min(_PIECE, gradient.size), np.float32)
@@ -136,7 +136,7 @@ class ErrorFeedback:
         return bits, rest
 
     def settle(self, answered: Container[int], *, is_over: bool = True) -> None:
-        """Update the residuals of the blocks that have answered. Set ``is_over`` if no more blocks will answer."""
+        """Update the residuals of the blocks that have answered. ``is_over`` is true if no more blocks will answer."""
         for name, rest in self._pending.items():
             residual = self._residuals.setdefault(name, np.zeros(rest.size, np.float32))
             for block in self._blocks_of(name):

@@ -41,7 +41,7 @@ class Lending:
         self._error: Exception | None = None
 
     def show(self, name: str, start: int, data: memoryview, dtype: np.dtype[Any]) -> None:
-        """Show values in place. Errors are stored for ``require``, so that the call can finish for all pservers."""
+        """Show values in place. Store errors for ``require``, so that the call can finish for all pservers."""
         with self._lock:
             if self._error is not None:
                 return

@@ -240,7 +240,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     @property
     def tree(self) -> Any:
-        """The values in the structure with which the model was declared: dicts, lists, tuples, or JAX pytrees."""
+        """The values in the structure in which the model was declared: dicts, lists, tuples, or JAX pytrees."""
         self._require_kept()
         return dict(self) if self._tree is None else self._tree.restored(self._values.views)
 
@@ -390,7 +390,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if steps.current is not None and not steps.current.must_repeat:
             self._read_rows(lookup, as_reader=False)
         while lookup.missing():
-            # The membership has ended and the batch will be repeated, so rows of any version are acceptable.
+            # Rows of any version are acceptable, because the membership has ended and the batch will be repeated.
             self._read_rows(lookup, as_reader=True)
         return lookup
 

@@ -155,7 +155,7 @@ class StepPlan:
     def laid_out(self, arrays: Sequence[Array]) -> list[Array]:
         """Return the (n,) lines of gradients that match their declarations. Joined lines are valid until the next call.
 
-        16-bit floats are returned as their bits, because Arrow does not support all 16-bit types.
+        The bits of 16-bit floats are returned, because Arrow does not support all 16-bit types.
         """
         found: list[Array] = []
         for first, stop, _, _, memory in self.lines:

@@ -86,7 +86,7 @@ class Bags:
         return found
 
     def is_like(self, other: Bags) -> bool:
-        """True if both combine the same ids, in the same bags, with ``max``."""
+        """True if both objects combine the same ids in the same bags with ``max``."""
         return (
             self._combiner == other._combiner
             and np.array_equal(self.kept, other.kept)

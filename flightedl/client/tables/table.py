@@ -329,7 +329,7 @@ class Table:
         return found if len(asked.found.shape) == 1 else found.reshape(*asked.found.shape, self.dim)
 
     def _bags_pulled(self, asked: Asked) -> Bags:
-        """Return the previous pull's bags if they equal these: they record which rows held the maxima."""
+        """Return the previous pull's bags, which record the rows with the maxima, if they equal these bags."""
         assert asked.bags is not None, "there are bags"
         if self._last is not None and self._last[0].is_of(asked.distinct.given):
             known = self._last[1]
