@@ -1,7 +1,8 @@
-"""Classification of errors that are worth retrying, and limits of retries.
+"""Decides which errors are worth retrying, and limits the retries.
 
-Errors of this package are classified by class; errors of file systems and of stores' libraries by type, errno and HTTP
-status. Unknown errors count as transient, because another attempt does no harm and the number of attempts is limited.
+Errors of this package are classified by class. Errors of file systems and of stores' libraries are classified by type,
+errno and HTTP status. Unknown errors count as transient, because another attempt does no harm and the number of
+attempts is limited.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from flightedl.errors import FlightedlError, OutcomeUnknownError, ReplacedError, UnregisteredError
 
-#: A store's library has found no credentials.
+#: Errors of a store's library that has found no credentials.
 CREDENTIALS_ERRORS = frozenset({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"})
 
 _PERMANENT_OF_FILES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)

@@ -5,8 +5,8 @@ Rules:
 * The holder stops by itself before others may start: it considers the key lost if its last successful renewal was
   *sent* more than two thirds of the time to live ago. A process that was frozen thus finds its key lost as soon as it
   looks, before it has contacted etcd.
-* The holder renews the lease six times per time to live. The last renewal was then sent at most a sixth of the time to
-  live ago, so an etcd outage of half a time to live makes no holder lose its key, whenever it begins.
+* The holder renews the lease six times per time to live. When an etcd outage begins, the last renewal is thus at most a
+  sixth of the time to live old, so no holder loses its key in an outage of half a time to live.
 * A lost key is lost permanently.
 """
 
@@ -41,7 +41,7 @@ class Tenure:
         return 0.0 if self.lost_because else left_s
 
     def lose(self, reason: str) -> str:
-        """End the tenure. Return the reason for which it first ended."""
+        """End the tenure. Return the first reason given for ending it."""
         if not self.lost_because:
             sometimes("a process gave up its lease")
         self.lost_because = self.lost_because or reason
@@ -53,7 +53,7 @@ class Tenure:
             self.renewed_at = sent_at
 
     def pause_s(self, now: float, *, is_troubled: bool) -> float:
-        """Return the seconds until the next renewal, but no more than until the key would be lost."""
+        """Return the seconds until the next renewal or until the key would be lost, whichever comes first."""
         wanted_s = self.ttl_s / _RETRIES_PER_TTL
         if not is_troubled:
             wanted_s = self.renewed_at + self.ttl_s / RENEWALS_PER_TTL - now

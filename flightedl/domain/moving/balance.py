@@ -5,7 +5,7 @@ joins the line beside the one with the most buckets, and the borders between nei
 equal.
 
 In one intent, each pserver takes part in the move of at most one unit of buckets. Therefore, the buckets of each
-pserver remain neighbors, no matter in which order the moves are committed, or how many of them are.
+pserver remain neighbors, no matter how many of the moves are committed, or in which order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNIT_BUCKETS = 128
 
 
 def next_moves(plan: ShardPlan, pservers: Collection[int]) -> list[Move]:
-    """Return the next moves toward an equal distribution over these pservers; empty if it is equal.
+    """Return the next moves toward an equal distribution over these pservers; empty if shares are already equal.
 
     Args:
         plan: Plan with the current owners.
@@ -106,7 +106,7 @@ def _line(ranges: dict[int, range], wanted: Sequence[int]) -> list[int]:
     shares = {index: len(ranges[index]) for index in line}
     for index in wanted:
         if index not in shares:
-            # The neighbor gives away part of its share, so count it as if it gave half.
+            # The neighbor gives away part of its share. Assume that it gives away half.
             beside = max(line, key=lambda each: (each not in wanted and shares[each] > 0, shares[each], -each))
             line.insert(line.index(beside) + 1, index)
             shares[index] = shares[beside] // 2

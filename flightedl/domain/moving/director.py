@@ -5,10 +5,11 @@ its outcome. After a failure or an unknown outcome, only a read shows the stored
 
 Rules:
 
-* At most one intent exists. A new master cancels an intent that it finds, because it cannot know how far the moves are.
+* At most one intent exists. A new master cancels an intent that it finds, because it cannot know how far the moves have
+  progressed.
 * An intent is stored only while every pserver is settled, no audit is in progress and no checkpoint is ordered. While
-  the intent exists, no audit begins and no checkpoint is ordered. So the answers to an audit, and the files of a
-  checkpoint, all belong to one placement. The number of pservers changes under the same conditions.
+  the intent exists, no audit begins and no checkpoint is ordered. So all answers to an audit belong to the same
+  placement, and so do all files of a checkpoint. The number of pservers changes under the same conditions.
 * A commit compares the master's lock, the attempt, the version of the placement, and the generations of the pservers.
 """
 
@@ -106,7 +107,7 @@ class Director:
     ) -> Transaction:
         """Return the transaction that adds pservers, or that removes pservers without blocks.
 
-        Added pservers need not be settled. For the other arguments and the errors, see ``begin``.
+        Pservers that are being added need not be settled. See ``begin`` for the other arguments and the errors.
         """
         placement = self.placement
         assert max(placement.owners) < pserver_count, "a pserver with blocks is removed"
@@ -126,7 +127,7 @@ class Director:
         is_audit_open: bool,
         is_checkpoint_open: bool,
     ) -> Generations:
-        """Return (index, generation) of the pservers, provided that blocks may move."""
+        """Return (index, generation) of each pserver if blocks may move; otherwise raise an error."""
         for index in {*indexes, *self.placement.owners}:
             if index not in seen or settled.get(index) != seen[index]:
                 raise NotReadyError("a pserver has not reported yet which batches it has applied")

@@ -1,15 +1,16 @@
 """A pserver's decisions about blocks that move away from it or to it.
 
-The caller holds the content of the blocks. It carries out effects in order, under the block's lock, and before its next
-call for the block. Messages and most effects concern a unit (see ``values.Move``), which its first block identifies.
+The caller holds the content of the blocks. It carries out the effects in order while it holds the block's lock, and
+before its next call for the block. Messages and most effects concern a unit (see ``values.Move``), which its first
+block identifies.
 
 Rules:
 
 * A block is served by the process that adopted or loaded it, unless the block is frozen.
 * ``read`` takes the results of a single read of etcd: the placement, the intent and the holder of the index. Reads that
   are older than the last one are ignored. Only a read can thaw, adopt or release a block.
-* A new process loads its blocks only if it still held its index at the revision of that read. Otherwise, a process that
-  was frozen before loading could serve a block that has moved to another pserver since.
+* A new process loads its blocks only if that read shows that the process still held its index. Otherwise, a process
+  that was frozen before loading could serve a block that has moved to another pserver since.
 * Staged content belongs to one attempt. It is adopted only if the stored placement names that attempt, because content
   from an earlier attempt lacks updates that the source has applied since.
 * Messages of other attempts, repeated updates, and updates after a gap are ignored. A broken stream is not resumed: the
@@ -91,7 +92,7 @@ class Arriving(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
-    """State of all of a pserver's moves. It is immutable: a change replaces it."""
+    """State of all moves of a pserver. Immutable: each change creates a new state."""
 
     #: The blocks that the process has, excluding staged blocks.
     blocks: tuple[int, ...]

@@ -7,15 +7,15 @@ import msgspec
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import DeclaredModel, Placement
 
-#: Represents the attempt of an intent that must not exist.
+#: Used instead of an attempt to require that no intent exists.
 NONE = 0
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
     """Move of a *unit*: adjacent blocks that are copied, frozen and committed together.
 
-    If buckets moved one by one, they would have different histories afterward, and each push would have to be decided
-    for each bucket.
+    If buckets moved one by one, they would have different histories afterward, and each push would need a separate
+    decision for each bucket.
     """
 
     block: int
@@ -55,15 +55,16 @@ class StoredIntent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """An atomic change of the stored state, which is made only if all compared values are as expected."""
+    """An atomic change to the stored state, made only if all compared values are as expected."""
 
-    #: Expected attempt of the stored intent; ``NONE`` if no intent may be stored.
+    #: Expected attempt of the stored intent; ``NONE`` to require that no intent is stored.
     attempt: int
     #: New intent; None to delete the stored one.
     intent: Intent | None
     #: New placement; None to keep the stored one.
     placement: Placement | None = None
-    # Generation of the master, which must hold the lock. The following fields are not compared if a pserver gives up.
+    # Generation of the master that must hold the lock. If a pserver gives up, neither it nor the fields below are
+    # compared.
     master: int | None = None
     #: (index, generation) of pservers whose keys must exist.
     generations: tuple[tuple[int, int], ...] = ()
@@ -110,7 +111,7 @@ class Acknowledged(msgspec.Struct, frozen=True):
 
 
 class Adopt(msgspec.Struct, frozen=True):
-    """Make the staged content the content of the unit's blocks, and serve them."""
+    """Start serving the unit's blocks, with the staged content as their content."""
 
     block: int
 
@@ -123,7 +124,7 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class Thaw(msgspec.Struct, frozen=True):
-    """Accept pushes to a unit again. It did not move, because its attempt is over."""
+    """Accept pushes to a unit again. The unit did not move, because the attempt to move it is over."""
 
     block: int
 

@@ -9,6 +9,6 @@
 A pserver acquires an index, and ``life`` waits until the model is declared. The process then allocates the blocks.
 ``life`` decides whether they get their values from trainers or from the checkpoint that ``search`` finds.
 
-Once the pserver serves, ``blocks`` handles each push: it checks the sender, marks the batch as applied, and returns the
-effects (copy, accumulate, update), which the process carries out on its arrays.
+Once the pserver is serving, ``blocks`` handles each push: it checks the sender, marks the batch as applied, and returns
+the effects (copy, accumulate, update), which the process carries out on its arrays.
 """

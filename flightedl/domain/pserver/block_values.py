@@ -1,7 +1,7 @@
 """Inputs, answers and effects of ``blocks``.
 
-Effects are self-contained: the caller carries them out without reading the protocol's state, because that state is
-already ahead of the values. It carries them out in order, before its next call for the same blocks.
+Effects are self-contained: the caller does not read the protocol's state to carry them out, because that state is
+already ahead of the values. The caller carries out effects in order, before its next call for the same blocks.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CopyBlocks(NamedTuple):
 
 
 class BlocksDue(NamedTuple):
-    """A cut may copy these blocks from now on. It must copy them before they change."""
+    """These blocks have become due in a cut, which must copy them before they change."""
 
     cut: int
     numbers: Sequence[int]
@@ -127,7 +127,7 @@ Effect = CopyBlocks | BlocksDue | AddGradient | Update | EmptyRound
 
 
 class Needs(NamedTuple):
-    """Copies and allocations to make before a push, so that the push itself cannot fail."""
+    """Copies and memory allocations that must be made before a push, so that the push itself cannot fail."""
 
     copies: Sequence[CopyBlocks] = ()
     has_update: bool = False
@@ -145,7 +145,7 @@ class Pushed(msgspec.Struct, frozen=True):
     effects: Sequence[Effect] = ()
     #: For a rejected sum: bits of the batches that the blocks have already applied; see ``accumulation.applied_bits``.
     having: bytes = b""
-    #: Version for which the sender waits; None if the sender receives no values.
+    #: Version that the sender waits for; None if the sender receives no values.
     follows: int | None = None
     #: True if the blocks have reached version ``follows``.
     is_ready: bool = False
@@ -154,7 +154,7 @@ class Pushed(msgspec.Struct, frozen=True):
 
 
 class Split(NamedTuple):
-    """Several spans have replaced one span. Before doing anything else, the caller must split its arrays likewise."""
+    """Several spans have replaced one span. The caller must split its arrays in the same way before anything else."""
 
     #: First block of the replaced span.
     span: int

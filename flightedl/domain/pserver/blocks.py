@@ -94,9 +94,9 @@ _OUTCOMES: Mapping[type[Arrival], Outcome] = {
     NotMember: Outcome.NOT_MEMBER,
 }
 _NOTHING_NEEDED = Needs()
-#: Represents the election of moved blocks that were restored from a checkpoint. It is above every real election.
+#: Election number of moved blocks that were restored from a checkpoint. Higher than the number of any real election.
 _RESTORED = (1 << 63) - 1
-#: ``Needs`` of a push without a gradient: first for a push that causes no update, then for one that does.
+#: ``Needs`` of a push without a gradient: without an update, and with one.
 _NEEDS_OF_ARRIVALS = (_NOTHING_NEEDED, Needs(has_update=True))
 
 
@@ -113,7 +113,7 @@ class BlockSpan(SpanPlace):
         self.updates = 0
 
     def is_like(self, other: BlockSpan) -> bool:
-        """True if cuts copy both spans as a whole, and the spans' histories differ only in the applied batches."""
+        """True if cuts copy both spans together, and the spans' histories differ only in the applied batches."""
         return (
             self.is_copied_at_once
             and other.is_copied_at_once
@@ -159,7 +159,8 @@ class BlockProtocol:
         self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
         #: True if one push may contain the summed gradients of several batches.
         self._accepts_sums = isinstance(mode, Async) or (isinstance(mode, Sync) and mode.push_every > 1)
-        #: ``Needs`` of a push with a gradient, without or with an update. Built once, because every push uses them.
+        #: ``Needs`` of a push with a gradient: without an update, and with one. Created once, because every push uses
+        #: them.
         self._needs = tuple(
             Needs((), has_update, self.is_synchronous, self._is_deterministic) for has_update in (False, True)
         )
@@ -254,11 +255,12 @@ class BlockProtocol:
     # first values
 
     def initialize(self, number: int, election: int) -> bool:
-        """Accept the first values that an election gives a block. The caller writes them if this returns True.
+        """Decide whether a block accepts an election's first values. If this returns True, the caller writes the
+        values.
 
         An elected trainer may die before it has sent all values. The values of a newer election therefore replace those
-        of an older one block by block, and never the other way round. The values are valid once all blocks have those
-        of a single completed election.
+        of an older one block by block, and never the other way round. The model is valid once the values of all blocks
+        come from a single completed election.
         """
         if self._span_of[number].updates or self._is_restored or election < self._elections.get(number, 0):
             return False
@@ -272,7 +274,7 @@ class BlockProtocol:
     # pushes
 
     def prepare(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Needs:
-        """Return the copies and the memory that ``push`` is going to need. Changes only the state of cuts."""
+        """Return the copies and the memory that ``push`` will need. This changes only the state of cuts."""
         if (push.member, push.trainer, push.generation) not in self._senders:
             return _NOTHING_NEEDED
         span = self._span_of[first]
@@ -437,7 +439,7 @@ class BlockProtocol:
         if verdict.switch is not None:
             self._set_mode(verdict.switch)
         self._senders = frozenset((m.member, m.trainer, m.generation) for m in self._view.members)
-        # Regardless of the members, a mode may only start at a round that no block has reached.
+        # Whoever the members are, a mode may only start at a round that no block has reached.
         highest = self.version_range()[1] if verdict.refuses_mode else self.highest_open_round()
         return ViewApplied(verdict, verdict.reply(request.serial, highest), effects)
 
@@ -470,7 +472,7 @@ class BlockProtocol:
         return CutBegun(self._next_cut, [number for number, version in versions.items() if cut.is_due(number, version)])
 
     def copy(self, cut: int, number: int) -> CopyBlocks | None:
-        """Copy a block now, or the span if it is copied as a whole. None if the block need not be copied now."""
+        """Copy a block, or its span if spans are copied as a whole. Return None if the block need not be copied now."""
         known, span = self._cuts.get(cut), self._span_of[number]
         if known is None or not known.is_due(number, span.rounds.version):
             return None
@@ -505,7 +507,8 @@ class BlockProtocol:
     # blocks that move to another pserver
 
     def release(self, numbers: range) -> ReleasedBlocks | Split | Unmovable:
-        """Remove adjacent blocks and return their state. Returns ``Split`` if their span has others; then call again.
+        """Remove adjacent blocks and return their state. If their span contains other blocks, return ``Split``; then
+        call again.
 
         Raises:
             MessageError: The blocks are not in one span of this pserver.

@@ -9,9 +9,9 @@ settings, so the pserver must not use the old settings.
 * No election is complete. The model has no first values yet, so the pserver *waits* for them. Trainers can already
   become members.
 * An election is complete, and there are checkpoints. The pserver is a replacement and *restores* the newest readable
-  checkpoint. Until then nothing, not even a view, sees its blocks, because a block must have a version to determine
-  from which round on it must wait for a member. If the store is unreachable, the pserver retries forever, because
-  starting without the values would be worse.
+  checkpoint. Until then the blocks are hidden even from views, because a block needs a version to determine the first
+  round in which it must wait for a member. If the store is unreachable, the pserver retries forever, because starting
+  without the values would be worse.
 * If no checkpoint is readable, the job has failed. Before the pserver concludes this, it reads etcd again: a cached
   copy of etcd may lag behind, and retention may have deleted the checkpoints that it names.
 * An election is complete, and the placement assigns no blocks to this pserver. It has nothing to restore, and *serves*
@@ -20,12 +20,13 @@ settings, so the pserver must not use the old settings.
   The pserver *lacks* them and reports this to the master, which causes the model to be initialized again
   (``domain.recovery.reinitialization``).
 
-Values belong to an election: they are the first values that its winner sent, or were derived from them by updates. A
-pserver whose values belong to a different election than the completed one in etcd therefore ends, and its successor
+Values belong to an election: they are the first values that its winner sent, or were derived from them by updates.
+Therefore, a pserver ends if its values belong to an election other than the completed one in etcd, and its successor
 starts over. A pserver also ends if a checkpoint turns out to contain its blocks' values after clients may have seen the
 blocks.
 
-**The end.** A machine that has ended never changes again and answers no requests. The process exits as soon as it can.
+**The end.** A state machine that has ended never changes again and answers no requests. The process exits as soon as it
+can.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ from flightedl.messages.control import AppliedReply, OfMaster, OrderNumber, Snap
 from flightedl.messages.declarations import DeclaredModel
 
 _SERVING = (State.SERVING, State.DRAINING)
-#: States in which clients can see the blocks, because these have values or wait for first values.
+#: States in which clients can see the blocks: the blocks have values or wait for first values.
 _VISIBLE = (State.WAITING, *_SERVING)
 _MADE = (State.RESTORING, State.LACKING, *_VISIBLE)
 _WAITING_FOR = {
@@ -126,7 +127,7 @@ class PserverLife:
         self.checkpoint: int | None = None
         self.skipped: tuple[Skipped, ...] = ()
         self._is_lease_over = False
-        #: Newest checkpoint order when the pserver was asked to end.
+        #: The newest checkpoint order at the time when the pserver was asked to end.
         self._before_drain: OrderNumber | None = None
         self._why_ended = ""
         self._handlers: dict[type[Event], Callable[..., Effects]] = {
@@ -364,7 +365,7 @@ class PserverLife:
         """Raise NotReadyError if the blocks are not allocated, and FencedError if the trainer's plan is different."""
         if self.state not in _VISIBLE:
             if self.state in {State.NO_INDEX, State.NO_MODEL}:
-                # The trainer that sends the request has only just declared the model.
+                # The trainer declared the model just before it sent this request.
                 raise self._not_ready("has not read the model's declaration yet")
             raise self._not_ready(f"is waiting for {self.waiting_for}")
         assert self._plan_hash is not None, "there are no blocks without a plan"
@@ -387,15 +388,15 @@ class PserverLife:
 
     @property
     def accepts_first_values(self) -> bool:
-        """True if the pserver accepts first values. A pserver that serves already has them."""
+        """True if the pserver accepts first values. A serving pserver already has values."""
         return self.state is State.WAITING
 
     def first_value_count(self, election: int, block_count: int) -> int:
-        """Return how many blocks have an election's values, given how many have received first values."""
+        """Return the number of blocks with an election's values. The caller knows how many received first values."""
         return self._block_count if self.is_serving and election == self.election else block_count
 
     def check_request(self, request: OfPlan) -> None:
-        """Raise an error if a master's request is for another shard plan, or if the master has been deposed.
+        """Raise an error if the master's request names another shard plan, or if the master has been deposed.
 
         Raises:
             FencedError: The plan is different, or the master is deposed.

@@ -36,7 +36,7 @@ class Facts:
     election: int | None = None
     #: Checkpoints that this pserver may load; None if there are none.
     loadable: range | None = None
-    #: Loadable checkpoints that some pserver nevertheless failed to load.
+    #: Checkpoints among ``loadable`` that at least one pserver failed to load.
     rejected: frozenset[int] = frozenset()
     #: Generation of the active master; 0 if there is none.
     master: int = 0
@@ -147,7 +147,7 @@ class FirstValuesReceived:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The process was asked to end. It has a short time for a last checkpoint."""
+    """The process was asked to end. It has a short time left to write a last checkpoint."""
 
     #: The newest checkpoint order that the process has received.
     order: OrderNumber | None

@@ -6,10 +6,10 @@ Rules:
   the next epoch: the first ones not promised to another trainer. The trainer may read them, but does not hold them. A
   promise has no attempt number, so its task cannot be trained on, reported or lost. Promises are not stored.
 * When the epoch begins, promised tasks wait like all others. A trainer gets its promised tasks first. Other trainers
-  get them only if there are no other tasks, so no task waits for a trainer that does not come back.
+  get these tasks only if no other tasks remain, so no task waits for a trainer that never returns.
 * No tasks are promised while the dataset is growing, because the order of the next epoch may still change.
 
-Not guaranteed: that promises are kept. If a trainer is assigned other tasks, it has read the promised tasks in vain.
+Promises may be broken. A trainer that is assigned other tasks has read the promised tasks in vain.
 """
 
 from __future__ import annotations

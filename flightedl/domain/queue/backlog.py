@@ -42,7 +42,7 @@ class Holder:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """An assigned piece and its holders, of which there are one or two."""
+    """An assigned piece and its one or two holders."""
 
     piece: BatchRange
     task: int
@@ -60,7 +60,8 @@ class Backlog:
     __slots__ = ("generation", "pieces", "rows")
 
     def __init__(self, generation: int = 0) -> None:
-        #: Generation of the registration that holds the pieces. Later registrations of the same name do not hold them.
+        #: Generation of the registration that holds the pieces. Later registrations under the same name do not hold
+        #: these pieces.
         self.generation = generation
         #: Attempt -> piece, in increasing order of attempts. Other classes must not change this dict.
         self.pieces: dict[int, Pending] = {}

@@ -23,7 +23,7 @@ _SECOND = 0x94D049BB133111EB
 
 
 def batch_count(records: int, batch_size: int, *, drop_last: bool = False) -> int:
-    """Return the number of batches in ``records`` records. If ``drop_last`` is true, only full batches count.
+    """Return the number of batches that ``records`` records form. If ``drop_last`` is true, count only full batches.
 
     Raises:
         ValueError: the number of records is negative, or the batch size is below 1.
@@ -70,7 +70,7 @@ def _mixed(value: int) -> int:
 
 
 def _mixed_all(numbers: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
-    """Return outputs ``numbers + 1`` of the splitmix64 stream that starts at ``key``: (n,) uint64. Wraps around."""
+    """Return the outputs number ``numbers + 1`` of the splitmix64 stream with the seed ``key``, (n,) uint64."""
     value = (numbers + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)

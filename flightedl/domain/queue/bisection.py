@@ -11,8 +11,8 @@ reason.
 A failure that a trainer reports is blamed on the batch. The loss of a trainer (it died, its lease ended, or it exceeded
 the timeout) is weaker evidence, because machines also disappear for other reasons.
 
-A loss therefore counts against a single suspect batch only if, since the previous loss with that batch, no trainer
-without a suspect has been lost. It takes twice as many losses as reported failures to quarantine a batch.
+A loss therefore counts against a single suspect batch only if no trainer without a suspect has been lost since the
+previous loss with that batch. It takes twice as many losses as reported failures to quarantine a batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Losses:
     def __init__(self) -> None:
         #: Number of losses of trainers that held no suspect batch.
         self._elsewhere = 0
-        #: (epoch, position, batch) of a suspect -> value of ``_elsewhere`` when a trainer that held it was last lost.
+        #: (epoch, position, batch) of a suspect -> ``_elsewhere`` at the latest loss of a trainer with that suspect.
         self._seen: dict[tuple[int, int, int], int] = {}
 
     def happened_elsewhere(self) -> None:

@@ -19,7 +19,7 @@ class WorkClock:
         self._stopped_s = 0.0
 
     def at(self, now: float) -> float:
-        """Return the time on this clock when the process's clock shows ``now``."""
+        """Return the time that this clock shows when the process's clock shows ``now``."""
         return (now if self._stopped_at is None else self._stopped_at) - self._stopped_s
 
     def go(self, now: float, *, is_stopped: bool) -> None:

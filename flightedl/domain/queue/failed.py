@@ -6,8 +6,8 @@ Rules:
   task, so a task in which all batches failed is a single entry.
 * The trainer and the error are kept for the newest ``DETAILS_LIMIT`` pieces, with the error cut to ``ERROR_LIMIT``
   characters. For older pieces only the ranges are kept. The master logs each piece when it quarantines it.
-* If there are more than ``limit`` ranges, the oldest range of an earlier epoch is forgotten. Its batches are then
-  treated as done, and only the number of forgotten ranges is kept.
+* If there are more than ``limit`` ranges, the oldest range of an earlier epoch is forgotten: its batches are then
+  treated as done. The table keeps only the number of forgotten ranges.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class FailedPieces:
         self.details = [piece for piece in self.details if self.failed.at((piece.epoch, piece.position))]
 
     def select(self, is_selected: Callable[[Place], bool], batch: int | None) -> list[tuple[Place, int, int]]:
-        """Return (place, first batch, end batch) of failed ranges in some tasks, or of only ``batch`` if given."""
+        """Return failed ranges of some tasks, or only ``batch`` if given, as (place, first batch, end batch)."""
         found: list[tuple[Place, int, int]] = []
         for place, batches in self.failed:
             if is_selected(place):

@@ -13,10 +13,10 @@ A trainer may always hold two pieces: the running piece and the next one. These 
   Pieces requested together form a single row, however many there are.
 
 After each report, a trainer aims for enough pieces to last for ``cover_s``, the time for which a master may be down. It
-requests the missing pieces once a third of them is missing, so it holds at most three rows. Because it always holds at
-least two thirds of the pieces, it aims for one and a half times as many as it needs.
+requests more pieces once a third of that number is missing, so it holds at most three rows. Because a third may be
+missing at any time, the trainer aims for one and a half times as many pieces as it needs.
 
-Not guaranteed: that a trainer gets its full share. It never gets more pieces than it requests.
+A trainer may get less than its share. It never gets more pieces than it requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOLDING_CEILING = 64
 _SHORT_FLOOR = 4
 #: Usual time, in seconds, between a report and its reply.
 _ANSWER_S = 0.1
-#: A backlog gets no more rows once it has more integers in storage than three rows of complete tasks.
+#: A backlog gets no more rows once it takes up more integers in storage than three rows of complete tasks do.
 _NUMBERS_LIMIT = 15
 
 

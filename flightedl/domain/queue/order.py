@@ -10,7 +10,7 @@ Rules:
   changes in size are stored, so a dataset that never grew takes one entry. The newest entries are in ``recent``. They
   move in groups to ``older``, which is stored separately because it rarely changes.
 
-Not guaranteed: that epochs before the newest ``REMEMBERED`` changes can be reopened. ``find`` raises an error for them.
+Epochs before the newest ``REMEMBERED`` changes of size are forgotten and cannot be reopened: ``find`` raises an error.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class EpochSizes:
     def put_away(self, needed_epoch: int) -> bool:
         """Move the oldest recent rows to ``older`` if there are too many. True if this changed ``older``.
 
-        Also forgets the oldest rows above the limit, unless ``needed_epoch`` or a later epoch needs them.
+        Also forget the oldest rows if there are too many, but keep those that ``needed_epoch`` or a later epoch needs.
         """
         if len(self._rows) - self._older_count < 2 * _PUT_AWAY:
             return False

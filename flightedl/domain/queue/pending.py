@@ -11,7 +11,7 @@ Rules:
 * After a restart of the master, the clocks of running pieces are stopped until ``start_clocks``, and the durations of
   these pieces remain unknown.
 
-Not guaranteed: that a trainer has not begun a waiting piece. Its report about the running piece may be in flight.
+A trainer may already have begun a waiting piece, while its report about the running piece is still in flight.
 """
 
 from __future__ import annotations

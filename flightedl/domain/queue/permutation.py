@@ -16,7 +16,7 @@ Rogaway 2002). As 2**bits < 2 * size, this takes fewer than two passes on averag
 
 The network changes the two halves of the number alternately, so their widths may differ by one bit.
 
-Not guaranteed: secrecy, or that each of the size! orders can occur.
+The order is not secret, and not all of the ``size!`` possible orders can occur.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Reopened tasks are stored as runs of positions. There are usually few runs, because done tasks are contiguous in
 *dispatch order*: all tasks below the cursor are done, except for a few open ones. A checkpoint contains the tasks that
-were done when the cursor was lower, so the tasks to reopen also form few runs, however many tasks there are.
+were done at an earlier position of the cursor, so the tasks to reopen also form few runs, however many they are.
 
 If there are more runs than the limit, for example because arbitrary tasks were reopened, the narrowest gaps between the
 runs are reopened as well. This costs only time, because pservers answer repeated batches with "already applied". A gap
@@ -105,7 +105,7 @@ def _checked(
 
 
 def _reopen_batches(state: QueueState, epoch: int, position: int, wanted: IntervalSet) -> int:
-    """Reopen those done batches of one task that are in ``wanted``. Return 1 if there are any, otherwise 0."""
+    """Reopen a task's batches that are done and in ``wanted``. Return 1 if there are any, otherwise 0."""
     done = wanted.copy()
     for batches in (*state.open_batches(epoch, position), *state.failed.at((epoch, position))):
         done.difference_update(batches)

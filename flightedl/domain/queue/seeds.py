@@ -4,9 +4,9 @@ Rules:
 
 * A resumed job may get another seed, or turn shuffling on or off. The change takes effect with the first epoch that has
   not begun.
-* Running and repeated epochs keep their seed, because only together with the seed does a position identify a task, and
-  a batch its records. With another seed, pservers that have applied a batch would miss some records and count others
-  twice.
+* Running and repeated epochs keep their seed, because the seed determines which task a position refers to, and which
+  records a batch contains. With another seed, pservers that have applied a batch would miss some records and count
+  others twice.
 * All earlier seeds are kept, with one row per change, because a pserver may restart from a checkpoint that lacks any of
   the epochs. They are stored with the queue, and every assignment contains its seed.
 """

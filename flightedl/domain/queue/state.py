@@ -2,8 +2,8 @@
 
 Tests verify these invariants with ``check`` after every event:
 
-* Each batch of each begun epoch is in exactly one state: *todo* (its position is at or above the cursor, or it waits),
-  *pending*, *failed* (or *dropped*), or *done* if it is in none of the others.
+* Each batch of each epoch that has begun is in exactly one state: *todo* (its position is at or above the cursor, or it
+  waits), *pending*, *failed* (or *dropped*), or *done* if it is in none of the others.
 * No table contains tasks of later epochs, or tasks of the current epoch that are at or above the cursor.
 * The current epoch is incomplete, because the event that completes an epoch also ends the epoch.
 """
@@ -99,7 +99,7 @@ class QueueState:
         return self.sizes.task_count
 
     def epoch_size(self, epoch: int) -> int:
-        """Return the number of tasks in a begun epoch. Raises NotFoundError if the epoch has been forgotten."""
+        """Return the number of tasks in a past or current epoch. Raises NotFoundError for a forgotten epoch."""
         return self.sizes.find(epoch)[1]
 
     def seed_of(self, epoch: int) -> int | None:
@@ -107,7 +107,7 @@ class QueueState:
         return self.seeds.find(epoch)
 
     def assignment(self, pending: Pending, attempt: int) -> Assignment:
-        """Return a piece as the message to the holder with this attempt number."""
+        """Convert a piece to the message that is sent to its holder. The attempt number identifies the holder."""
         return self._assignment(pending.piece, pending.task, attempt)
 
     def _assignment(self, piece: BatchRange, task: int, attempt: int) -> Assignment:
@@ -225,7 +225,8 @@ class QueueState:
     def should_end_now(self, now: float) -> bool:
         """True if the epoch has only running pieces, all of which have run for about as long as the last task took.
 
-        The duration of the last task is scaled to the size of each piece, minus half a batch. O(trainers).
+        Each piece is compared with the last task's duration, scaled to the piece's size minus half a batch.
+        O(trainers).
         """
         now = self.clock.at(now)
         last_s = self.last_s
@@ -248,7 +249,7 @@ class QueueState:
 
     @property
     def is_complete(self) -> bool:
-        """True if the current epoch may end: no epoch so far has open tasks, and no task can be added."""
+        """True if the current epoch may end: this and earlier epochs have no open tasks, and no task can be added."""
         if self.is_past_last or self.cursor < self.epoch_size(self.epoch) or self.lowest_open_epoch is not None:
             return False
         return self.growth_ended or (self.epoch_size(self.epoch) > 0 and not self.is_last)
@@ -320,7 +321,7 @@ class QueueState:
         )
 
     def batches(self, epoch: int, task: int) -> TaskBatches:
-        """Return the batches of a task in a begun epoch, by state.
+        """Return the batches of a task by state, for an epoch that has begun.
 
         Raises:
             UsageError: the epoch has not begun, or there is no such task.

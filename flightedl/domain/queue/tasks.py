@@ -44,7 +44,7 @@ Rules:
 Cost: an event takes O(log(open pieces) + length of a backlog), a search for a piece to copy takes O(trainers), and
 ``encode`` takes O(open rows). No cost depends on the number of tasks.
 
-Not guaranteed: that trainers work on their pieces in order, or that the batches of a finished piece have really been
+The queue cannot verify that trainers work on their pieces in order, or that the batches of a finished piece have been
 applied. The caller decides which reports to accept.
 """
 
@@ -285,12 +285,12 @@ class TaskQueue(QueueState):
         return reopening.reopen(self, epoch, tasks, parts or {})
 
     def stop(self) -> None:
-        """Begin no more tasks. Tasks that are neither pending nor due are not done."""
+        """Begin no more tasks. Tasks that are neither pending nor due are left undone."""
         self.is_stopped = True
         self.revision += 1
 
     def claim(self, epoch: int, tasks: Iterable[int]) -> int:
-        """Make tasks of a begun epoch due, so that they are done before a stopped job ends.
+        """Mark tasks of an epoch that has begun as due, so that they are done before a stopped job ends.
 
         Returns:
             Number of waiting tasks that were not due before.
@@ -311,7 +311,7 @@ class TaskQueue(QueueState):
         return position in self.due.get(epoch, ())
 
     def deduplicate(self) -> None:
-        """Count repeated batches only once from now on, because trainers have declared a model.
+        """Start to deduplicate batches, because trainers have declared a model.
 
         From now on, a batch is done once pservers have applied it, so earlier reports of done batches are dropped.
         """
@@ -360,7 +360,7 @@ class TaskQueue(QueueState):
         return self._advance()
 
     def retry_failed(self, selector: FailedSelector) -> int:
-        """Make quarantined batches todo again, with all of their attempts. Return the number of batches.
+        """Return quarantined batches to the todo state, and reset their attempts. Return the number of batches.
 
         Raises:
             NotFoundError: the selector matches no quarantined batch.
@@ -443,7 +443,7 @@ class TaskQueue(QueueState):
 
     @property
     def _limiting_average_s(self) -> float | None:
-        """Average duration of tasks, from which the limit for a piece follows; None if only progress is monitored."""
+        """Average duration of tasks, which determines the limit for a piece; None if only progress is monitored."""
         return self.average_s if self.settings.is_deduplicated else None
 
     def _time(self, now: float) -> float:
@@ -467,7 +467,7 @@ class TaskQueue(QueueState):
         )
 
     def _next_piece(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
-        """Remove the next piece of ``epoch`` that a trainer may get from its table and return it, or return None."""
+        """Take the next piece of ``epoch`` that a trainer may get out of its table. Return the piece, or None."""
         if self.is_stopped:
             return self.waiting.take_of(epoch, self.due.get(epoch, IntervalSet()), has_suspects=is_idle)
         if self.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:

@@ -1,7 +1,7 @@
 """Comparison of all pservers' applied batches with the done tasks, after each epoch and before the job ends.
 
-A task counts as done when a trainer reports it as finished. If a report were wrong for any reason, missing batches
-would go unnoticed. The master therefore asks all pservers for their applied batches, and reopens missing tasks.
+A task counts as done when a trainer reports it as finished. If such a report were wrong for any reason, the missing
+batches would go unnoticed. The master therefore asks all pservers for their applied batches, and reopens missing tasks.
 
 Rules:
 
@@ -15,8 +15,8 @@ Rules:
   blocks have applied one of its batches (``torn``); torn tasks must be finished before the job ends.
 * If tasks are still missing after ``ROUNDS_LIMIT`` audits in a row, the job fails.
 
-Not guaranteed: that, in a task with quarantined batches, all other batches were applied, because pservers report only
-complete tasks. Nor does an audit show that batches were applied only once; ``applied`` ensures that.
+An audit does not check the other batches of a task with quarantined batches, because pservers report only complete
+tasks. Nor does an audit check that each batch was applied only once; ``applied`` ensures this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.recovery.replay import AppliedSummary, tasks_to_reopen, torn_tasks
 
-#: Number of audits in a row, at the end of a job, that may find missing tasks.
+#: Maximum number of consecutive audits at the end of a job that may find missing tasks.
 ROUNDS_LIMIT = 10
 
 

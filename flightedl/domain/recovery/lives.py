@@ -1,4 +1,4 @@
-"""Lives of a model, which tell whether an evaluation, a saved file or a ``once`` name belongs to the current model.
+"""Lives of a model. They show whether an evaluation, a saved file or a ``once`` name belongs to the current model.
 
 A life begins when the model is initialized. Its results are invalid in the next life, in which the model has other
 values. A life's number is the election whose winner initialized the model, so numbers increase from life to life.
@@ -36,5 +36,5 @@ class PresentLife:
 
 
 def name_in(life: int, name: str) -> str:
-    """Return the key at which a name is stored in a life."""
+    """Return the key under which a life stores a name."""
     return f"{life}/{name}" if life else name

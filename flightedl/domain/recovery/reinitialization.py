@@ -1,4 +1,4 @@
-"""Initialization of the model from scratch, after a pserver died with values that no checkpoint contains.
+"""Initialization of the model from scratch, after a pserver has died whose values are not in any checkpoint.
 
 In a job without checkpoints, or before the first one, a pserver that dies loses its values. Its successor *lacks* them:
 an election shows that the model was initialized, but there is nothing to load. If only a part of the model were

@@ -43,7 +43,7 @@ class Replacements(msgspec.Struct, frozen=True, array_like=True):
         return next((each.generation for each in self.processes if each.index == index), None)
 
     def seen(self, index: int, generation: int, placement: int) -> Replacements:
-        """Return the state after this process has been seen.
+        """Return the new state after observing this process.
 
         Args:
             index: Index of the process.
@@ -59,7 +59,7 @@ class Replacements(msgspec.Struct, frozen=True, array_like=True):
         return Replacements(tuple(known[each] for each in sorted(known)))
 
     def confirmed(self, placement: int) -> Replacements:
-        """Return the state once it is known that no placement newer than this one is stored."""
+        """Return the new state after a read has shown that no newer placement than this one is stored."""
         if all(each.replaced_at <= placement for each in self.processes):
             return self
         limited = (Process(each.index, each.generation, min(each.replaced_at, placement)) for each in self.processes)

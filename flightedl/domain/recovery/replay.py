@@ -128,7 +128,7 @@ def tasks_to_reopen(
 def torn_tasks(
     summaries: Sequence[AppliedSummary], begun_epochs: int, task_count_of: Callable[[int], int]
 ) -> dict[int, list[int]]:
-    """Return epoch -> torn tasks, of which some blocks have batches that others lack. Omits epochs without any."""
+    """Return epoch -> torn tasks (see ``audit``). Omit epochs without torn tasks."""
     summaries = [each for each in summaries if each.has_blocks]
     open_epochs = IntervalSet()
     for each in summaries:
@@ -177,7 +177,7 @@ class _Record(msgspec.Struct, array_like=True):
     format: int
     settled: list[tuple[int, int]]
     floor: int
-    #: The checkpoint that all pservers must load, as a list of one element. Empty if they may load any checkpoint.
+    #: List with the one checkpoint that all pservers must load; empty if they may load any checkpoint.
     pinned: list[int | None]
     #: State for ``Replacements``; empty if it was stored by a version that could not move blocks.
     processes: tuple[Process, ...] = ()

@@ -9,12 +9,12 @@ replaces, and a late report of a lost process looks current. Therefore:
 * A master starts only if the stored state is at least as new as the newest checkpoint that refers to this store
   (``older_than``).
 * A job that is resumed on such a store begins a new *life*. In life L, all processes of the job add L * 2**32 to the
-  store's revisions. Generations, elections and conditions thus remain comparable, and those of earlier lives count as
-  older.
+  store's revisions. Generations, elections and conditions from different lives thus remain comparable, and earlier
+  lives count as older.
 
-Not guaranteed: that an older store is detected if, by the time a process asks again, the store's revision has exceeded
-all revisions that the process has seen. This can happen if the backup is only a few writes old. The process's writes
-still require its own key.
+A process does not detect an older store if the store's revision has grown beyond all revisions that the process has
+seen before the process asks again. This can happen if the backup is only a few writes old. The process's writes still
+require its own key.
 
 A state that lacks only the completion of the newest checkpoint is not detected either. If the previous checkpoint has
 been deleted, pservers then find no checkpoint, and the job fails. It can be continued with ``forget`` and then
@@ -57,7 +57,7 @@ def rollback_reason(seen: Sighting, now: Sighting) -> str:
 
 
 class Witness:
-    """One process's observations of its store. If the store once fails to continue them, this is final."""
+    """One process's observations of its store. Once the store fails to continue them, it is rejected permanently."""
 
     def __init__(self) -> None:
         #: The observation with the highest revision; None before the first one.

@@ -13,8 +13,8 @@ the number, measures, compares, and then keeps the new number or returns to the 
   trial goes halfway to it. A ceiling expires after ``retry_s``, because conditions change; then one more trainer is
   tried.
 * **Down** when the average throughput falls below ``worth`` times the best average, minus a margin, because the last
-  trainers then add even less. If all trainers have become slower, the comparison shows this, and the number returns to
-  the old one.
+  trainers then add even less. If the reason is that all trainers have become slower, the trial shows this, and the
+  number returns to the old one.
 
 Throughput is measured for ``measure_s``, beginning ``settle_s`` after the number of trainers has reached its target,
 because new trainers must load first. Any disturbance, such as a trainer that starts or stops or a job that waits,
@@ -22,7 +22,7 @@ restarts the measurement. If a user changes the number, the user's number become
 
 Trainers that are going to be removed are replaced in advance, within the limits.
 
-Not guaranteed: that the best number is found if throughputs differ by less than the noise of the measurements.
+If throughputs differ by less than the noise of the measurements, the best number may not be found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules for evicting rows.
 
 Expiry by age is *logical*: a row stops existing at the version or epoch that the rule determines, even if its memory is
-freed later. Reads, pushes and replays therefore agree without a sweep.
+freed later. Reads, pushes and replays therefore agree on which rows exist, even if no sweep has freed expired rows.
 
 No part of an evicted row is kept. If its id is pushed again, the row is created from scratch, including admission.
 """

@@ -1,4 +1,4 @@
-"""Optimizers of rows: those optimizers of parameters that tables support, and two that only tables have.
+"""Optimizers for rows: the parameter optimizers that tables support, and two that exist only for tables.
 
 An update changes only rows with a gradient (for Adam, this is known as *lazy* Adam). The averages of other rows do not
 decay, weight decay applies only to updated rows, and the step number in bias corrections is the row's own number of

@@ -8,7 +8,7 @@ All tables use the same buckets. Unless a placement is stored, pserver k of P ha
 1024 == k``.
 
 Strings are converted to ids with a 64-bit hash (xxh3). The probability that two of n strings collide, and then share a
-row, is about n**2 / 2**65: 3e-6 for ten million strings, 3 % for a billion.
+row, is about n**2 / 2**65: 3e-6 for ten million strings, 3% for a billion.
 
 Each function exists in two equivalent forms, for Python integers and for NumPy arrays.
 """

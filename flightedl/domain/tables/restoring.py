@@ -6,8 +6,8 @@ A file stores rows by *spans*, which are ranges of buckets with the same history
   chains may also contain it, if it has moved here from another pserver; their rows are ignored.
 * The rows of a bucket start with the newest file of the chain that contains all of them. This is the base, or an
   increment if the bucket was on another pserver when the previous file was written.
-* The newest file of a chain determines which rows have expired, in all files of the chain. It does so only for buckets
-  in its spans, because rows of other buckets may be older and still exist.
+* The newest file of a chain determines which rows have expired, in all files of the chain. This file decides only about
+  buckets in its own spans, because other buckets may contain older rows that still exist.
 * Spans with the same history are joined, even if they come from different files. The expiry of a bucket's rows is still
   determined by the bucket's own file.
 """

@@ -78,7 +78,7 @@ class TableSpec(Setting):
         return sum(slot.width(self.dim) for slot in self.optimizer.slots)
 
     def oldest_epoch(self, epoch: int) -> int:
-        """Return the oldest epoch of a last update with which a row still exists in ``epoch`` (see ``Evict``)."""
+        """Return the oldest epoch of the last update of any row that still exists in ``epoch`` (see ``Evict``)."""
         unused = None if self.evict is None else self.evict.unused_epochs
         return 0 if unused is None else max(0, epoch - unused)
 
@@ -107,7 +107,7 @@ class TableSpec(Setting):
         return -(-min(given) // BUCKETS) if given else None
 
     def sketch_error(self, pushes: int) -> float:
-        """Return the 98 % bound on how much the sketch overestimates an id's count after ``pushes`` pushes.
+        """Return the sketch's maximum overestimate of an id's count after ``pushes`` pushes, with 98% confidence.
 
         The bound is e / width per push (Cormode & Muthukrishnan 2005). Conservative updates make it smaller.
         """

@@ -10,7 +10,7 @@ from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.errors import UnavailableError
 from flightedl.messages.parameters import BatchIdentity
 
-#: Key of the oldest placement of blocks, next to the indices of pservers.
+#: Key for the oldest placement of blocks, in a dict whose other keys are pserver indices.
 PLACEMENT = -1
 
 
@@ -28,7 +28,8 @@ class Batch(msgspec.Struct, frozen=True):
     record_count: int
     #: Number of the ``AssignedTask``. If an attempt is assigned twice, it is read twice.
     reading: int = 0
-    #: The sum in which this batch must be pushed, because blocks have applied either all or none of that sum's batches.
+    #: The sum in which this batch must be pushed, because each block has applied either all of the sum's batches or
+    #: none.
     again: SumAgain | None = None
 
     def __str__(self) -> str:
@@ -86,9 +87,9 @@ class CurrentBatch(msgspec.Struct, eq=False):
     pushed: Pushed
     #: Membership with which the batch is pushed. Kept after the membership ends, so that pservers reject later pushes.
     member: int = 0
-    #: Block that has answered for this batch -> the version from which its gradient was computed.
+    #: Block that has answered for this batch -> the version at which its gradient was computed.
     answered: dict[int, int] = {}
-    #: Version from which all blocks' gradients are considered to be computed; None to use each block's own version.
+    #: Version at which all blocks' gradients are assumed to have been computed; None for each block's own version.
     base_version: int | None = None
     #: Pserver -> its oldest generation that has answered for this batch; ``PLACEMENT`` -> the oldest placement.
     generations: dict[int, int] = {}
@@ -98,7 +99,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
     waits: bool = False
     #: The sum in which the batch must be pushed when it is handed out again.
     again: SumAgain | None = None
-    #: The error that interrupted the push, if a retry cannot help.
+    #: The permanent error that interrupted the push.
     failure: BaseException | None = None
     #: Reason why the newest gradient was rejected before anything was sent; None if it was not rejected.
     rejection: Exception | None = None

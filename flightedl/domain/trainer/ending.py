@@ -1,10 +1,11 @@
-"""A trainer's knowledge of the job's end. It ensures that a model that is read after the end is the final model.
+"""A trainer's knowledge of the job's end. It ensures that a trainer that reads the model after the end gets the final
+model.
 
 When all epochs are done, the master tells trainers which processes of the pservers are *final*, that is, have applied
 everything. A process that replaces one of them may have loaded an older checkpoint. Its values are final only after the
 master has checked them and has named the new process.
 
-If batches turn out to be missing, they are repeated, but not by a trainer whose loop has ended. That trainer must be
+If batches turn out to be missing, other trainers repeat them. A trainer whose loop has ended cannot help unless it is
 restarted.
 
 During training, values are read without this check.

@@ -153,7 +153,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Close the connection to the master, because there is nothing to send for a while."""
+    """Close the connection to the master, because the feed will have nothing to send for a while."""
 
 
 @dataclass(frozen=True, slots=True)
