@@ -21,7 +21,7 @@ The cores are built from these packages, each of which imports only earlier ones
 * ``queue``: assigns batches to trainers
 * ``moving``: moves blocks between pservers
 * ``feed``: changes of the model, for clients that follow it
-* ``groups``: ranks that train a model of their own: their rounds, and the starts of their group
+* ``groups``: ranks that train a model without pservers: their rounds, and the starts of their group
 * ``scaling``: the number of trainers; independent of the other packages
 
 Modules for all processes:

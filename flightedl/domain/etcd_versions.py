@@ -27,7 +27,7 @@ def is_sound(version: Version, member_count: int = 1) -> bool:
 def warning_about(version: Version, member_count: int, address: str) -> str:
     """Return a warning about an etcd, or an empty string if there is nothing to warn about.
 
-    A single member on the loopback interface serves a job on one machine, whose launcher has already warned.
+    A single member on the loopback interface belongs to a job on one machine; the job's launcher has already warned.
     """
     is_local = member_count == 1 and address.startswith(("127.", "localhost:", "[::1]"))
     if not version or is_local or is_sound(version, member_count):

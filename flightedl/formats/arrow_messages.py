@@ -2,8 +2,8 @@
 
 pyarrow reads record batches, but cannot report their position or length without reading their bodies. A message
 consists of 0xFFFFFFFF, the size of the metadata (int32), the metadata and the body; files written before 2019 lack the
-first word. The metadata is a flatbuffer, of which only three numbers are read here. Every access is bounds-checked.
-Damage raises IndexError, ValueError or struct.error, which callers convert to an error message.
+first word. The metadata is a flatbuffer, and this module reads only three of its numbers. Every access is
+bounds-checked. Damage raises IndexError, ValueError or struct.error, which callers convert to an error message.
 
 Sources: Arrow's format documentation, ``Message.fbs``, ``File.fbs`` and ``Schema.fbs``.
 """
@@ -37,7 +37,7 @@ class MessagePlace:
 
 
 def messages(source: WatchedFile, start: int, end: int) -> Iterator[MessagePlace]:
-    """Yield the messages of the stream at ``start``, up to its end mark. Raises EOFError if one exceeds ``end``."""
+    """Yield the messages of the stream at ``start``, up to its end mark. EOFError if a message exceeds ``end``."""
     offset = start
     while offset < end:
         message = message_at(source, offset)

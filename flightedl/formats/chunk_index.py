@@ -76,7 +76,7 @@ class ChunkIndex:
         return len(self._columns)
 
     def first_chunk(self, file: int) -> int:
-        """Return the number of a file's first chunk; for the number of files, the number of all chunks."""
+        """Return the number of a file's first chunk; past the last file, return the number of all chunks."""
         return int(self._starts[file])
 
     def chunk(self, number: int) -> Chunk:

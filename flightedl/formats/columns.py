@@ -29,7 +29,7 @@ from flightedl.kernels.half_precision import shortened, widened
 
 Array = npt.NDArray[np.generic]
 
-#: Size of a batch in bytes, which is the best size for Flight.
+#: Size of a batch in bytes, chosen because Flight is fastest with it.
 _BATCH_BYTES = 1 << 20
 #: Default columns of a parameter and of a table.
 VALUE = "value"

@@ -107,8 +107,8 @@ class CommaSeparated(TextFormat):
         try:
             return self._table(text, names, convert, block_bytes, is_by_line=is_by_line)
         except pa.ArrowInvalid:
-            # Parse again as a single block, because a record may exceed a block, and only then are damaged rows
-            # reported.
+            # Parse again as a single block, because a record may be larger than a block, and because only this reports
+            # damaged rows.
             return self._table(text, names, convert, _MAX_BLOCK_BYTES)
 
     def _table(

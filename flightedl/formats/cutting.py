@@ -96,7 +96,7 @@ def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], del
 
 
 def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
-    """Return which quotes open or close a field, given which of them begin a field or follow another quote."""
+    """Mark the quotes that open or close a field. The arguments mark those that begin one or follow a quote."""
     toggles = np.zeros(len(starts), np.bool_)
     is_inside = was_closed = False
     for number, (starts_field, follows_quote) in enumerate(zip(starts, follows, strict=True)):

@@ -115,7 +115,7 @@ class DirectoryFollower:
             self._unreadable.pop(stat.url, None)
 
     def failed(self, stat: FileStat, error: Exception, now: float) -> None:
-        """Exclude the file: until a later scan after a transient error, otherwise until the file changes."""
+        """Exclude the file until a later scan if the error is transient, otherwise until the file changes."""
         since, _ = self._unreadable.get(stat.url, (now, ""))
         reason = str(error) or type(error).__name__
         reason = reason if stat.url in reason else f"{stat.url}: {reason}"

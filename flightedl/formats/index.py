@@ -213,7 +213,7 @@ def _indexed(
     concurrency: int,
     index_file: Callable[[Format, Files, FileStat, IndexOptions], Result],
 ) -> Iterator[tuple[int, Result]]:
-    """Yield the index of each file. At most ``concurrency`` files are indexed at a time, and no more after an error."""
+    """Yield the index of each file. Index at most ``concurrency`` files at a time, and stop after an error."""
     options = spec.index_options()
     waiting = iter([(number, stat, format_for(stat.url, spec.format)) for number, stat in pending])
     with ThreadPoolExecutor(max_workers=max(concurrency, 1), thread_name_prefix="flightedl-index") as pool:

@@ -9,8 +9,8 @@ To read a part of a row group (``max_records_per_chunk``), the row group must be
 the option makes tasks smaller, but it does not make reading cheaper. Pages with a checksum are verified.
 
 Footers have no checksum. If the description of a column is damaged, requesting the column's metadata makes pyarrow
-abort the process, whereas *reading* the column raises an exception. So ``Footer`` first reads the column from a file
-that hides its contents.
+abort the process, whereas *reading* the column raises an exception. So ``Footer`` first tries to read the column
+through a file object that cannot be read, to provoke that exception.
 """
 
 from __future__ import annotations

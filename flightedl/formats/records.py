@@ -138,7 +138,8 @@ def _term(field: pa.Field, condition: Condition) -> pc.Expression:
     scalars = [_scalar(field, item) for item in value]
     kinds = {scalar.type for scalar in scalars} or {field.type}
     try:
-        # For mixed values, pyarrow infers a common type. For values of a single type, it might infer a narrower type.
+        # For values of different types, pyarrow infers a common type. For values of one type, it might infer a type
+        # that is too narrow.
         options = pa.array([scalar.as_py() for scalar in scalars], kinds.pop() if len(kinds) == 1 else None)
         options = options.cast(field.type) if _casts(options, field.type) else options
     except (pa.ArrowException, OverflowError) as error:

@@ -78,7 +78,7 @@ _STREAM_START = 8
 _DAMAGE = (pa.ArrowException, msgspec.DecodeError, StopIteration, OSError, ValueError, TypeError, MemoryError)
 _READ_AHEAD_BYTES = 16 << 20
 _SMALL_READ_BYTES = 64 << 10
-#: If there are fewer bytes, hashing takes no longer than passing the bytes to another thread.
+#: Minimum number of bytes to hash on another thread. Hashing fewer bytes takes no longer than passing them on.
 _LARGE_BYTES = 256 << 10
 
 Array = npt.NDArray[np.generic]
@@ -313,7 +313,7 @@ def _stored_blocks(
 
 
 def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[int]) -> ShardContents:
-    """Read some blocks of a shard. Of the rest of the file, only the description is read.
+    """Read some blocks of a shard. Apart from these blocks, only the file's description is read.
 
     Raises:
         CorruptError: the content differs from what was written, or a block does not exist.

@@ -144,7 +144,7 @@ def parsing(source: WatchedFile, place: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_damage(options: IndexOptions) -> Iterator[list[str]]:
-    """Yield a list for a message about damage if the options permit skipping it; otherwise the error is raised."""
+    """Yield a list that receives a message about damage, if the options permit skipping; otherwise, raise the error."""
     skipped: list[str] = []
     try:
         yield skipped

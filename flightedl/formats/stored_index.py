@@ -67,7 +67,7 @@ def load_or_build(
     progress: Progress | None = None,
     stats: Sequence[FileStat] | None = None,
 ) -> LoadedIndex:
-    """Return the index of a dataset. Use the stored index for unchanged files, and store the result.
+    """Return the index of a dataset. Take unchanged files from the stored index, and store the result.
 
     ``stats`` are the files to index, in this order; None means all files that match the spec's URLs, sorted by name.
     Without a working storage, the index is built but not stored. Raises the same errors as ``build_index``.

@@ -110,7 +110,7 @@ class TarArchive:
 
 
 class _Walk:
-    """Records of an archive, or of a range of its bytes. If ``members`` are known already, they are used."""
+    """Records of an archive, or of a range of its bytes. Pass ``members`` if they are already known."""
 
     def __init__(
         self, source: WatchedFile | io.BytesIO | None, size_bytes: int, members: Iterable[_Member] | None = None

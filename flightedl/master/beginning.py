@@ -16,7 +16,7 @@ _CONDITIONS_LIMIT = 120
 
 
 def delete_election(held: HeldKey, keys: JobKeys, step: Reinitialize) -> None:
-    """Delete the election, so that trainers hold a new one. Repeat this until the pservers' answers have changed.
+    """Delete the election, so that trainers hold a new one. Repeat this until the pservers' answers change.
 
     Raises:
         FencedError: another master holds the lock.

@@ -33,14 +33,15 @@ _OPERATIONS = 100
 
 
 def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, keys: JobKeys, *, resume: bool) -> bool:
-    """Return True if the job continues its current life. False if a new life has begun, which needs a new lock.
+    """Return True if the job continues its current life, or False if a new life has begun, which needs a new lock.
 
     Raises:
         RolledBackError: the state is older than the newest checkpoint, or belongs to another cluster.
         FencedError: the lock was lost.
     """
     # Read the manifest first. A deposed predecessor may write a manifest at any time, with its latest observation of
-    # etcd. So only answers that etcd gives after the manifest has been read are at least as new as that observation.
+    # etcd. So etcd's answers are sure to be at least as new as that observation only if they are requested after
+    # reading the manifest.
     number, newest = _newest(storage, keys.job_name)
     stored = coordinator.get(keys.history)
     record = HistoryRecord() if stored is None else from_json(stored.value, HistoryRecord)

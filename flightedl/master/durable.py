@@ -58,7 +58,7 @@ class DurableState:
         self._stored = StoredKeys(known)
         #: Guards the following fields. Only the writer thread waits on this condition.
         self._changed = threading.Condition()
-        #: (revision, lock to release when the revision is durable or can no longer become durable)
+        #: (revision, lock to release once the revision is durable or can never become durable)
         self._waiters: list[tuple[int, threading.Lock]] = []
         self._wanted = 0
         self._durable = 0
@@ -146,7 +146,7 @@ class DurableState:
                 lock.release()
 
     def stored_at(self, key: str) -> int:
-        """Return the revision of this master's last write to a key; if there is none, the revision that it found."""
+        """Return the revision of this master's last write to a key, or the revision that it found if it wrote none."""
         return self._stored.revision_of(key)
 
     def _write(self, values: Mapping[str, bytes]) -> bool:

@@ -60,7 +60,7 @@ class ModelExports:
         self._closing.set()
 
     def ask(self, request: SaveModelRequest) -> SaveModelReply:
-        """Begin an export, or return the progress of one that has begun.
+        """Begin an export, or return the progress of an export that is already in progress.
 
         Raises:
             UsageError: the job writes no checkpoints, or the format is unknown.

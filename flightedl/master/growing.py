@@ -6,7 +6,7 @@ both or neither. When the dataset is complete, the thread informs the queue, so 
 the excluded files.
 
 An unusable file does not end the job: ``status`` reports the file, and the thread reads it again when the file has
-changed, or in the next scan if only the store failed briefly.
+changed. After a brief failure of the store, the thread retries in the next scan.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Growing:
         self._is_declared_complete = False
 
     def begin(self) -> None:
-        """Start looking for new files if the dataset may grow; its current state is in etcd. Idempotent."""
+        """Start looking for new files if the dataset may grow. Its current state must be in etcd. Idempotent."""
         with self._state.lock:
             work = self._state.core.work
             is_growing = work is not None and work.queue.is_growing

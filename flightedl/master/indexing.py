@@ -1,8 +1,8 @@
 """Index a declared dataset in the background, because reading many files takes longer than a call may take.
 
-The first trainer's declaration starts the indexing. Until it is complete, all calls are answered with "not ready" and
-the progress; after that, with the result or the error. An error is dropped after one minute, so that the dataset can be
-declared again when a file has been corrected.
+The first trainer's declaration starts the indexing. Until the index is complete, all calls are answered with "not
+ready" and the progress. After that, they return the result or raise the error. An error is dropped after one minute, so
+that the dataset can be declared again when a file has been corrected.
 
 If the store fails briefly, indexing retries (``domain.retries``). If it fails for longer, the declaration of a new
 dataset fails, but a job that has already declared its dataset continues to wait.
@@ -148,7 +148,7 @@ class DatasetIndexing:
         self._doing = ""
 
     def _build_first(self, declared: DatasetDeclaration) -> IndexedDataset:
-        """Index a dataset on which no job depends yet. If its store fails permanently, that is a user error."""
+        """Index a dataset that no job depends on yet. A permanent failure of its store is a user error."""
         try:
             return self._build(declared)
         except NotReadyError:

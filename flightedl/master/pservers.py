@@ -146,7 +146,8 @@ class PserverLink:
                 raise
             self._state.apply(answered)
             if isinstance(answered.reply, AppliedReply):
-                # Store the reopened tasks now, because the next request that would store them may arrive much later.
+                # Store the reopened tasks now. Otherwise, the next request would store them, and it may arrive much
+                # later.
                 self._state.store()
             if call.pause_s:
                 return call.pause_s

@@ -57,7 +57,7 @@ class ModelLocations:
             return self._known
 
     def commands(self, criteria: bytes) -> list[bytes]:
-        """Return a command for each parameter and table whose name begins with the criteria.
+        """Return a command for each parameter and table whose name begins with the string in the criteria.
 
         Raises:
             NotReadyError: the model has not been declared yet.

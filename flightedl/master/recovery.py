@@ -1,4 +1,4 @@
-"""A predecessor's state in etcd. It is read after the lock has been acquired, when no other process can write it."""
+"""A predecessor's state in etcd. The master reads it while holding the lock, so no other process can write it."""
 
 from __future__ import annotations
 

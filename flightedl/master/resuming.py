@@ -44,7 +44,7 @@ def begin(
     *,
     resume: Resume,
 ) -> None:
-    """If the job should resume and etcd has no state for it, write the state in the newest checkpoint to etcd.
+    """If the job should resume and etcd has no state for it, copy the newest checkpoint's state to etcd.
 
     Raises:
         UsageError: there are checkpoints but the job should not resume, or it should resume but there are none.
@@ -74,7 +74,7 @@ def begin(
 
 
 def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
-    """Check that the storage can be written and read, before the job runs for a day. Return the sizes of its files.
+    """Check that the storage is writable and readable, before the job does any work. Return the files' sizes.
 
     Raises:
         UsageError: the storage cannot be used.

@@ -1,8 +1,8 @@
 """Requests from the master to a pserver: views, snapshots, and queries.
 
 Each request names the shard plan and the master's generation. A deposed master's requests are refused or have no
-effect. Views and snapshots are numbered, and have an effect only if they are newer than all earlier ones of their kind.
-Therefore every request may be repeated.
+effect. Views and snapshots are numbered: a view has an effect only if its number exceeds those of all earlier views,
+and likewise for snapshots. Therefore every request may be repeated.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ViewRequest(OfPlan, frozen=True, kw_only=True):
 
 
 class ViewReply(Reply, frozen=True, kw_only=True):
-    """A pserver's reply to a view. It refuses members whose first round has already closed, and admits all others."""
+    """A pserver's reply to a view. The pserver refuses members whose first round has closed, and admits the others."""
 
     serial: int
     refused: list[int] = []
     highest_open_round: int = 0
-    #: True if the view is older than the current one.
+    #: True if the view in the request is older than the pserver's current view.
     outdated: bool = False
     #: True if the mode was not changed because the round for the change has already closed.
     refuses_mode: bool = False
@@ -64,7 +64,7 @@ class OrderNumber(msgspec.Struct, frozen=True):
 
 
 class SnapshotRequest(OfPlan, frozen=True):
-    """Requests a copy of all blocks. If its number is not the highest so far, it only requests the progress."""
+    """Requests a copy of all blocks. A request whose number is not the highest so far only asks for the progress."""
 
     order: OrderNumber
     #: Each block is copied when this round opens; None to copy immediately.

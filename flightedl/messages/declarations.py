@@ -205,7 +205,8 @@ class JobDeclaration(Reply, frozen=True, kw_only=True):
     is_resumed: bool = False
     #: Files that had been added by the time of a checkpoint. In etcd, arrivals have separate keys.
     arrivals: list[ArrivalRecord] = []
-    #: Reasons why files were excluded from a followed dataset that is complete. Each sentence names its file.
+    #: One sentence for each file that was excluded from a complete followed dataset, with the file's name and the
+    #: reason.
     left_out: list[str] = []
 
 

@@ -1,9 +1,9 @@
 """Thread-safe decoding with msgspec.
 
-msgspec inspects the fields of a type when the type is first used, and stores the result before it is complete.
-Other threads may run before it is complete, because resolving annotations executes Python code. If one of them decodes
-the same type at that time, it reads uninitialized memory, and the process is killed by SIGSEGV. Therefore this module
-creates and caches decoders under a lock. Any thread may use them.
+msgspec inspects the fields of a type when the type is first used, and stores the result before the inspection is
+complete. Other threads may run during the inspection, because resolving annotations executes Python code. A thread that
+decodes the same type at that time reads uninitialized memory, and the process is killed by SIGSEGV. Therefore this
+module creates and caches decoders under a lock. Any thread may use them.
 """
 
 from __future__ import annotations

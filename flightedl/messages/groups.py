@@ -85,8 +85,8 @@ class GroupLeaveRequest(SenderOfJob, frozen=True, kw_only=True):
     is_clean: bool
     #: True if the rank has reached the end of the data.
     has_finished: bool = False
-    #: The exception that the rank's script raised at its current batch; empty if the script raised none, or if another
-    #: rank or a signal caused the exception.
+    #: The exception that the rank's script raised at its current batch; empty if there was none, or if another rank or
+    #: a signal caused it.
     error: Text = ""
 
 

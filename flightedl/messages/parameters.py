@@ -45,8 +45,8 @@ class PushHeader(Sender, frozen=True, kw_only=True):
     plan_hash: Name
     member: Natural
     identity: BatchIdentity
-    #: The other batches of a sum, if the rows are sums of several batches' gradients (async mode). A block applies a
-    #: sum only if it has applied none of the sum's batches.
+    #: The other batches of the sum, if each row is a sum of the gradients of several batches (async mode). A block
+    #: applies a sum only if it has applied none of the sum's batches.
     further: Annotated[list[BatchIdentity], msgspec.Meta(max_length=1023)] = []
     #: Weight of the batch in its round, usually the number of its records.
     weight: Weight

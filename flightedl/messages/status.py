@@ -216,12 +216,12 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     records: int = 0
     #: Number of batches that trainers have finished since this master started, including repeated ones.
     batches: int = 0
-    #: Number of these batches for which the script pushed no gradient to the declared model.
+    #: Number of finished batches for which the script pushed no gradient to the declared model.
     idle_batches: int = 0
     #: Number of trainers that were training separate models at the same time; 0 if any trainer shared its model.
     own_models: int = 0
-    #: Number of corrupt records that trainers have skipped since this master started, counted again in each epoch; and
-    #: number of parts of files that are not indexed because their records cannot be counted.
+    #: Number of corrupt records that trainers have skipped since this master started (each epoch counts them again),
+    #: and number of parts of files that were not indexed because their records could not be counted.
     skipped_records: int = 0
     skipped_parts: int = 0
     records_per_s: float = 0.0
@@ -250,8 +250,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     checkpoint_age_s: float | None = None
     #: Problem that prevents checkpoints; empty if there is none.
     checkpoint_alarm: str = ""
-    #: Number of tasks, since this master started, that counted as done although a pserver had not applied them. These
-    #: tasks are repeated. Any number but 0 indicates a bug in flightedl or in a client in another language, or a
+    #: Number of tasks since this master started that were reported as done although a pserver had not applied them.
+    #: These tasks are repeated. Any number but 0 indicates a bug in flightedl or in a client in another language, or a
     #: hardware error.
     missing_tasks: int = 0
     #: True if a trainer ended the job with ``job.stop()``. Unfinished work then stays unfinished.
@@ -266,7 +266,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     is_growing: bool = False
     #: Problem with the files of a followed dataset; empty if there is none.
     dataset_alarm: str = ""
-    #: Reasons why files were excluded from a followed dataset that is complete. Each sentence names its file.
+    #: One sentence for each file that was excluded from a complete followed dataset, with the file's name and the
+    #: reason.
     left_out: list[str] = []
     #: Number of reports from trainers since this master started, by kind: finished, failed, returned, outdated and
     #: others.
@@ -274,7 +275,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     #: The longest-running pieces of work, and average seconds per complete task.
     running: list[RunningPiece] = []
     task_s: float = 0.0
-    #: Number of events since this master started, by kind.
+    #: Number of events of each kind since this master started.
     events: dict[str, int] = {}
     #: The group that consumes the data; None if no group does. ``records`` and ``tasks`` then count its current start.
     group: GroupStatus | None = None
@@ -352,5 +353,6 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     #: True if the pserver has been asked to exit and is waiting for a checkpoint.
     is_draining: bool = False
     tables: list[TableCounts] = []
-    #: Member -> number of updates that its most recent gradients missed. Gradients that belong to rounds do not count.
+    #: Member -> number of updates made between computing and applying its most recent gradients. Excludes gradients
+    #: that belong to rounds.
     staleness: dict[int, float] = {}

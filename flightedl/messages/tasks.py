@@ -120,8 +120,8 @@ class TasksReply(Reply, frozen=True, kw_only=True):
     assignments: list[Assignment]
     #: "given", "none_now" or "epochs_done".
     outcome: str
-    #: Tasks of the next epoch that will probably be assigned to the sender. It may read these tasks early, but must not
-    #: train on them. Their attempts are 0, and they have chunks only on a request stream.
+    #: Tasks of the next epoch that will probably be assigned to the sender. The sender may read these tasks early, but
+    #: must not train on them. Their attempt numbers are 0, and they include chunks only on a request stream.
     ahead: list[Assignment] = []
     retry_after_s: float = 0.0
     #: Membership id of the sender; 0 if the sender is not a member.
@@ -220,8 +220,8 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     #: Current activity: "data", "script", or "push" for any communication with parameter servers; empty if unknown.
     doing: Text = ""
     facts: HostFacts | None = None
-    #: "common" if the script shares its model. This is assumed if it declares a model, or uses ``explicit_done``, a
-    #: process group or ``job.once``. "own" if it has trained on batches without any of these; empty if unknown.
+    #: "common" if the script seems to share its model: it declares a model, or uses ``explicit_done``, a process group
+    #: or ``job.once``. "own" if the script has trained on batches without any of these; empty if unknown.
     model: Text = ""
     #: Stack traces of the trainer's threads, if the master requested them.
     stacks: Annotated[str, msgspec.Meta(max_length=STACKS_LIMIT)] = ""

@@ -31,7 +31,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def give_back(kept_bytes: int) -> bool:
-    """Return freed memory to the system if it exceeds ``kept_bytes``. Return False if it does not, or without glibc."""
+    """Return freed memory to the system if it exceeds ``kept_bytes``. False if it does not, or if glibc is missing."""
     try:
         library = ctypes.CDLL(None)
         mallinfo, trim = library.mallinfo2, library.malloc_trim

@@ -2,12 +2,13 @@
 
 The three probes differ in their answers and in their consequences:
 
-* ``/started`` tells if the server has started. Until it has, the cluster does not send the other two probes.
-* ``/live`` tells if the main loop is running. A loop that has been stuck for ``STANDS_STILL_S`` will not recover, so
-  the process must be replaced. A process that waits for others (a lock, etcd, loading a checkpoint) is alive, however
-  long it waits.
-* ``/ready`` tells if the next server may be replaced. It may not be replaced while this server is building, loading or
-  ending. The answer does not affect where requests are sent, because the members of a job find each other through etcd.
+* ``/started`` shows whether the server has started. The cluster sends the other two probes only after that.
+* ``/live`` shows whether the main loop is running. A loop that has been stuck for ``STANDS_STILL_S`` will not recover,
+  so the process must be replaced. A process that waits for others (a lock, etcd, loading a checkpoint) is alive,
+  however long it waits.
+* ``/ready`` shows whether the cluster may replace the next server. It must wait while this server is building, loading
+  or ending. The answer does not affect where requests are sent, because the members of a job find each other through
+  etcd.
 
 An answer consists of the status 200 or 503 and one sentence, which states only what the process waits for. Probes need
 no certificate, because a kubelet has none.

@@ -205,7 +205,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.send_error(503, "too many readers")
 
     def _is_for_this_host(self) -> bool:
-        """False if another site's name led a browser on this machine to this page (DNS rebinding)."""
+        """False if a browser on this machine reached this page under another site's name (DNS rebinding)."""
         named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         address = str(self.server.server_address[0])
         return not _is_loopback(address) or named in {None, "localhost"} or _is_loopback(str(named))

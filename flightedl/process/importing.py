@@ -45,7 +45,7 @@ def require(module: str, purpose: str, extra: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra by the packages' own names.
+    """Return the command that installs an extra's packages by their own names.
 
     The command also works for a clone of the repository, for which pip does not know flightedl's extras.
     """

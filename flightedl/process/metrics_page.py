@@ -26,7 +26,7 @@ class Figure(NamedTuple):
 
     #: Description for people.
     help_text: str
-    #: None means that the value is unknown, in which case the metric is left out.
+    #: The page omits a metric whose value is None (unknown).
     value: float | Mapping[str, float] | None
     #: Name of the label. Its values are the keys of ``value``.
     label: str = ""

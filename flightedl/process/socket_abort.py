@@ -42,7 +42,7 @@ def abort_connections(local_port: int, remote_port: int | None = None) -> int:
     """
 
     def matches(connection: socket.socket) -> bool:
-        # Listening sockets and closed connections have no peer, so they raise OSError.
+        # Asking a listening socket or a closed connection for its peer raises OSError.
         peer_port = connection.getpeername()[1]
         return connection.getsockname()[1] == local_port and remote_port in {None, peer_port}
 

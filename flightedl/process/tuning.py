@@ -8,7 +8,7 @@ Three settings together raise the speed of a 64 MB push and pull on loopback fro
 * gRPC's experiments with larger TCP frames are enabled. gRPC reads the environment variable only once, at first use, so
   the variable must be set before pyarrow.flight is imported. :mod:`flightedl.rpc.arrow_flight` ensures that.
 * Another experiment applies only to Flight's clients: each thread waits for its own socket, as before gRPC had an
-  *event engine*, instead of being woken by another thread for each piece of a message, which takes 12 % less time.
+  *event engine*, instead of being woken by another thread for each piece of a message. This takes 12% less time.
   grpcio, which the etcd client uses, contains another copy of gRPC, which reads the same variable. It must not use this
   experiment, because calls that etcd aborts would then have an unknown outcome. So the variable names the experiment
   only while pyarrow's gRPC reads it.

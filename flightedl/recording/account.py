@@ -10,9 +10,9 @@ is therefore independent of the code that decides which pushes are repetitions.
   starts with the batches in its checkpoint, to which its own updates are added.
 * A batch is *foreign* if the dataset lacks it, and *stray* if a trainer pushed it without having received it.
 
-The last process that held a block decides, because it had the final values. The recording of a killed process may lack
-its end. This does not matter: such a process never has the final values, and a push is called stray only if its
-trainer's recording covers the time of the push.
+The last process that held a block decides, because it had the final values. A killed process's recording may be
+incomplete at its end. This does not matter: such a process never has the final values, and a push counts as stray only
+if its trainer's recording covers the time of the push.
 """
 
 from __future__ import annotations

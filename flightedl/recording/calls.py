@@ -131,7 +131,7 @@ def recorded_core(
     given = dict(zip(_parameters(core), args, strict=False)) | kwargs
     made: Any = _recorded_class(core)
     found: object = made(*args, **kwargs)
-    # Set after construction, because no core's constructor calls one of the core's inputs.
+    # Set only after construction. This is safe because no core's constructor calls one of the core's inputs.
     calls = vars(found)["_calls"] = _Calls(recorder.core(kind.name), kind)
     calls.begun(about, given)
     return found

@@ -13,7 +13,7 @@ from typing import Any
 Subject = tuple[Any, ...]
 #: Subject of moments that concern the whole job.
 JOB: Subject = ("job",)
-#: Subject of reads of values, which concern only a trainer and blocks.
+#: Subject of moments at which a trainer reads values, which concern only the trainer and the blocks.
 VALUES: Subject = ("values",)
 #: Name of a core's first record.
 BEGUN = "Begun"
@@ -56,7 +56,7 @@ class Known:
 
 @dataclass(slots=True)
 class Process:
-    """Names of a recorded process, which the records of its cores contain.
+    """Names of a recorded process, taken from the records of its cores.
 
     Args:
         name: Name of the process, for display.

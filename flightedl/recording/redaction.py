@@ -19,7 +19,7 @@ from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.decoding import builtins_from_json, made_alone
 from flightedl.recording.texts import text_without, url_without, value_without
 
-#: A function that replaces a string that may contain paths, both here and in all later output of the core.
+#: Function that replaces a string with possible paths, now and in all later output of the core.
 Hide = Callable[[str], str]
 
 
@@ -30,7 +30,7 @@ _REPLACED: Mapping[str, Callable[[Any], Any]] = {
     "place": text_without,
     "filter": lambda given: [[column, how, value_without(value)] for column, how, value in given],
 }
-#: Input fields that are hidden by ``Hide``, because the core may repeat their strings in its output.
+#: Input fields that ``Hide`` replaces, because the core may repeat their strings in its output.
 HIDDEN = frozenset({"reason", "why", "storage"})
 
 

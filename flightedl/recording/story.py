@@ -1,4 +1,4 @@
-"""The story of one batch, task, block, trainer or evaluation: its moments in all processes, in the order of time."""
+"""The story of one batch, task, block, trainer or evaluation: its moments in all processes, in chronological order."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def moments_of(recording: Recording, known: Known) -> Iterator[Moment]:
 
 
 def story(recordings: Iterable[Recording], subject: Subject) -> list[Moment]:
-    """Return the moments of a subject, and those of the job and of the trainers involved during the same time.
+    """Return a subject's moments, and the moments of the job and of the involved trainers in the same period.
 
     Raises:
         CorruptError: A file is damaged.

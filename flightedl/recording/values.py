@@ -121,7 +121,7 @@ def written(value: Any, hide: Hide | None = None) -> Any:
 
 @functools.cache
 def _name_of_plain(kind: Any, *, is_input: bool) -> str | None:
-    """Return the name under which values of a class are written unchanged; "" for no name, None if they change."""
+    """Return the name under which a class's values are written unchanged: "" for no name, None if they change."""
     if kind in PLAIN:
         return ""
     if issubclass(kind, set | frozenset | BaseException | Mode) or kind in {AppliedBatches, StoredState}:
@@ -164,7 +164,7 @@ def fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _classes(hint: Any) -> set[Any]:
-    """Return those classes with fields that a field may contain. A common base class counts as several classes."""
+    """Return those classes with fields whose values a field may contain. A base class counts as several classes."""
     members = typing.get_args(hint) if typing.get_origin(hint) is not None else (hint,)
     found: set[Any] = set()
     for member in members:

@@ -199,7 +199,7 @@ class CoreRecorder:
 
 
 class Recorder:
-    """Recorder of one process. Thread-safe if the events of each single core are not concurrent.
+    """Recorder of one process. Thread-safe, provided that each core handles one event at a time.
 
     Args:
         process: Kind of the process: master, pserver or trainer.

@@ -255,8 +255,7 @@ class BlockProtocol:
     # first values
 
     def initialize(self, number: int, election: int) -> bool:
-        """Decide whether a block accepts an election's first values. If this returns True, the caller writes the
-        values.
+        """Return True if a block accepts an election's first values. The caller then writes the values.
 
         An elected trainer may die before it has sent all values. The values of a newer election therefore replace those
         of an older one block by block, and never the other way round. The model is valid once the values of all blocks
@@ -507,8 +506,7 @@ class BlockProtocol:
     # blocks that move to another pserver
 
     def release(self, numbers: range) -> ReleasedBlocks | Split | Unmovable:
-        """Remove adjacent blocks and return their state. If their span contains other blocks, return ``Split``; then
-        call again.
+        """Remove adjacent blocks and return their state. After a ``Split`` (the span has other blocks), call again.
 
         Raises:
             MessageError: The blocks are not in one span of this pserver.

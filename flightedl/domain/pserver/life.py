@@ -392,7 +392,7 @@ class PserverLife:
         return self.state is State.WAITING
 
     def first_value_count(self, election: int, block_count: int) -> int:
-        """Return the number of blocks with an election's values. The caller knows how many received first values."""
+        """Return the number of blocks with an election's values. ``block_count`` blocks have received first values."""
         return self._block_count if self.is_serving and election == self.election else block_count
 
     def check_request(self, request: OfPlan) -> None:

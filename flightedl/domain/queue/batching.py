@@ -70,7 +70,7 @@ def _mixed(value: int) -> int:
 
 
 def _mixed_all(numbers: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
-    """Return the outputs number ``numbers + 1`` of the splitmix64 stream with the seed ``key``, (n,) uint64."""
+    """Return the outputs at positions ``numbers + 1`` of the splitmix64 stream with seed ``key``: (n,) uint64."""
     value = (numbers + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)

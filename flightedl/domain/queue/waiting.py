@@ -140,7 +140,7 @@ class WaitingPieces:
             insort(self._parts, piece, key=_place)
 
     def put_run(self, epoch: int, start: int, end: int, failures: int) -> None:
-        """Add complete tasks at [start, end) that are not waiting yet. ``failures`` must be below the suspects' limit."""
+        """Add the complete tasks at [start, end), none of which may be waiting or suspect."""
         self._runs.setdefault(epoch, Runs()).add(start, end, failures)
 
     def unfailed(self, epoch: int) -> IntervalSet:

@@ -1,5 +1,4 @@
-"""A trainer's knowledge of the job's end. It ensures that a trainer that reads the model after the end gets the final
-model.
+"""A trainer's knowledge of the job's end. After the end, it lets the trainer read only the final model.
 
 When all epochs are done, the master tells trainers which processes of the pservers are *final*, that is, have applied
 everything. A process that replaces one of them may have loaded an older checkpoint. Its values are final only after the

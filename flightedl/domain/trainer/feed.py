@@ -58,7 +58,7 @@ _PACE_COUNT = 4
 _RETRY_S = 0.2
 #: Maximum number of seconds for which the master holds the request of a trainer that has neither tasks nor reports.
 _IDLE_WAIT_S = 2.0
-#: Seconds within which a loop that an exception has ended reports its task.
+#: Seconds that a loop has to report its task after an exception has ended the loop.
 _KEPT_S = 1.0
 #: Seconds for which the connection to the master stays open after a call.
 _OPEN_S = 1.0
@@ -235,7 +235,7 @@ class Feed:
 
     @property
     def error(self) -> Exception | None:
-        """The error that ended the feed; None as long as held tasks have not begun."""
+        """The error that ended the feed; None while any held task has not begun."""
         return None if self._ready else self._error
 
     @property
@@ -307,7 +307,7 @@ class Feed:
         return self._is_done_news and (is_urgent or not had_news)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, now: float, place: str = "") -> None:
-        """Report that this trainer cannot do this task. ``place`` is where the user's code failed, if it did."""
+        """Report that this trainer cannot do this task. ``place`` is where the user's code failed (empty if it did not)."""
         if not self.is_held(task):
             return
         a = task.assignment
@@ -439,7 +439,7 @@ class Feed:
                 self._hold(AssignedTask(assignment, self._assignment_count))
 
     def _pause_s(self, ask: Ask, reply: TasksReply, now: float) -> float:
-        """Return the seconds until the next request, unless there is something to report earlier."""
+        """Return the seconds until the next request. Anything to report is sent earlier."""
         if len(reply.assignments) >= ask.want:
             return 0.0
         # If the master held the call for the full time, its ``retry_after_s`` adds no information.
@@ -466,7 +466,7 @@ class Feed:
         self._ready.append(task)
 
     def ask_failed(self, error: Exception, now: float) -> None:
-        """Handle a call that failed or was rejected. It is retried a little later, unless a retry cannot help."""
+        """Handle a call that failed or was rejected. The feed retries it later unless the error is permanent."""
         self._rest_at = now + _OPEN_S
         self._is_done_news = bool(self._done)
         if self._is_closing or not isinstance(error, FlightedlError) or not is_transient(error):

@@ -161,7 +161,7 @@ class ElectionOfFirstValues:
             self._step = Confirm(step.election, tuple(self._generations))
 
     def confirmed(self, revision: int | None) -> None:
-        """Handle the revision at which ``done`` was stored, or None if the key or a process was gone."""
+        """Handle the outcome of storing ``done``: its revision, or None if the key or a process no longer existed."""
         step = self._step
         assert isinstance(step, Confirm), "no confirmation was in progress"
         if revision is None:

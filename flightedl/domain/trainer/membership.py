@@ -5,7 +5,8 @@ Rules:
 * A membership begins only between two batches, with values pulled for it. At any sign that the membership is over (a
   rejected push, an answer of the master, a lost lease), the trainer drops it, and joins again for the next batch.
 * A membership keeps the mode with which it began.
-* A trainer joins in order to work on an attempt. If it has lost the attempt by then, it may still hold other attempts.
+* A trainer joins in order to work on an attempt. If it loses this attempt before it has joined, it may still hold
+  others.
 
 While calls are in flight, one thread writes ``member`` and another reads it, so methods read it only once.
 """
@@ -53,7 +54,7 @@ class NotYet:
 
 
 class TrainerMembership:
-    """A trainer's membership. Thread-safe as far as the module's docstring describes."""
+    """A trainer's membership. The module's docstring describes the limits of its thread safety."""
 
     def __init__(self) -> None:
         #: Id of the membership in the view; 0 if there is none.
@@ -105,5 +106,5 @@ class TrainerMembership:
             self.member = 0
 
     def all_done(self) -> None:
-        """Record that all epochs are done. Anything saved from now on belongs to no epoch."""
+        """Record that all epochs are done. Models saved after this belong to no epoch."""
         self.epoch = _AFTER_ALL

@@ -1,8 +1,8 @@
 """The loop over the batches that a trainer reads: which batch comes next, and when a task is finished.
 
 A *reading* is one pass over the batches of one :class:`~flightedl.domain.trainer.feed.AssignedTask`. A reader works
-ahead and passes on items, each with its task; :class:`BatchLoop` keeps the :class:`Reading` of the task on which the
-user's code works. A batch is *settled* when every block of every pserver has applied it.
+ahead and passes on items, each with its task. :class:`BatchLoop` keeps the :class:`Reading` of the task that the user's
+code is working on. A batch is *settled* when every block of every pserver has applied it.
 
 A task may be reported as finished only if a single reading has settled all of its batches. If a reading began in the
 middle or skipped a batch, its task is handed back. When the task is repeated, pservers answer "already applied" for the
@@ -54,7 +54,7 @@ class TaskEnd(msgspec.Struct, frozen=True):
 
 
 class ReadFailure(msgspec.Struct, frozen=True):
-    """Neither the batch with this number nor any later batch can be read or trained on."""
+    """The batch with this number and all later batches of the task can be neither read nor trained on."""
 
     task: AssignedTask
     number: int

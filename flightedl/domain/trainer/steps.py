@@ -9,8 +9,8 @@ Rules:
 * Every block answers for every batch. A block for which the user's code pushed no gradient receives the batch's
   *arrival* (a push of weight zero), because rounds wait for it.
 * A push that fails may have reached only some blocks. The whole batch is then repeated, even if the user's code handles
-  the error; a batch never arrives at a round without its gradient. If a retry cannot help, the task is given up. The
-  error is raised again when the batch is closed, which ends the loop over the data.
+  the error; a batch never arrives at a round without its gradient. If the error is permanent, the task is given up, and
+  the error is raised again when the batch is closed. This ends the loop over the data.
 * A batch whose gradient was rejected (``CurrentBatch.rejection``) is handed out again, unless another ``step`` succeeds
   before the batch is closed. If a sum is rejected, each of its batches is handed out again and pushed alone.
 * In sync mode, the values after a batch are those of its round: a pull waits until each block has closed that round.
@@ -160,7 +160,7 @@ class Steps:
         """Set new owners of the blocks. Called between two operations, or in response to ``FindPlacement``.
 
         Rows count as no newer than the oldest rows of their previous owners. A batch is pushed again to pservers whose
-        buckets have changed; they answer "already applied" if they have it.
+        buckets have changed; a pserver that already has the batch answers "already applied".
         """
         transfer = self._transfer
         assert transfer is None or transfer.is_finding, "a transfer is in progress"
@@ -400,7 +400,7 @@ class Steps:
     def abandon_batch(self) -> Done:
         """Abandon the batch, because the user has left the loop. The next batch opens with a new membership.
 
-        Possibly only some blocks have the batch, and some values are newer than others.
+        Some blocks may lack the batch, and some values may be newer than others.
         """
         self.current = None
         self._is_member_lost = True
@@ -468,7 +468,7 @@ class Steps:
             bases, after = current.answered.items(), self.mode.version_after
             rounds = {block: max(after(base), wanted[block]) for block, base in bases if block in wanted}
             wanted = {**wanted, **rounds}
-        # If this pull finds that the membership has ended, that is no reason to repeat a batch that waits in a sum.
+        # A batch that waits in a sum need not be repeated, even if this pull shows that the membership has ended.
         return self._begin(None if current.waits else current, current.member, (), wanted)
 
     def refresh(self, member: int) -> Next:

@@ -134,7 +134,7 @@ class BatchSums:
         return CurrentBatch(first.batch, pushed, last.member), self._divisors
 
     def settle(self, together: CurrentBatch, refusals: Iterable[Sequence[int]]) -> None:
-        """Settle the batches after the push. A refusal contains the batches that a rejecting block lacks."""
+        """Settle the batches after the push. Each refusal lists the batches that the rejecting block lacks."""
         settled = self._group.settle(refusals, is_lost=together.must_repeat)
         for member in settled.done:
             member.note_sum(together)

@@ -11,8 +11,8 @@ request is sent again to the process that then holds the pserver's index. Only *
   batches again. In sync mode, these batches join the next round, because the trainer has already arrived at this round.
 * A pserver that lacks blocks is not called again. When the other pservers have answered all pushes, the driver looks up
   the placement, and the rest of the transfer goes to the blocks' owners (``TransferState.place``).
-* If there was no answer, the outcome is unknown, or the called process is gone, the request is repeated. Any other
-  error is final, because the request would be rejected again.
+* If there was no answer, the outcome is unknown, or the called process is gone, the trainer repeats the request. All
+  other errors are final, because the pserver would reject the request again.
 
 The driver may call the pservers of a :class:`Transfer` one after another or concurrently. For each pserver, a separate
 :class:`ShardTransfer` contains the part that the pserver has not answered.
@@ -38,7 +38,7 @@ class Push(msgspec.Struct, frozen=True):
 
     #: Ascending.
     blocks: list[int]
-    #: Block -> version from which its gradient was computed.
+    #: Block -> version at which its gradient was computed.
     bases: dict[int, int]
 
 
@@ -61,7 +61,7 @@ class Transfer(msgspec.Struct, frozen=True):
     member: int
     #: The batch to push; None if the transfer only reads values.
     batch: Pushed | None
-    #: Call to each pserver; None for a pserver without a part in the transfer.
+    #: The call to make to each pserver; None for a pserver that has no part in the transfer.
     calls: tuple[Call | None, ...]
     #: True if new values are needed from the blocks that accept the batch.
     pull_after_push: bool = False
@@ -91,7 +91,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class AskAgain(msgspec.Struct, frozen=True):
-    """Repeat the call because of this error, to the process that then holds the index."""
+    """Because of this error, repeat the call to the process that holds the index at that time."""
 
     error: FlightedlError
     call: Call
@@ -177,7 +177,7 @@ class TransferState(msgspec.Struct, eq=False):
         return Pull(dict(shard.pulls)) if shard.pulls else None
 
     def _bases(self, current: CurrentBatch, blocks: Sequence[int]) -> dict[int, int]:
-        """Return the versions from which these blocks' gradients count as computed."""
+        """Return the versions at which these blocks' gradients are assumed to have been computed."""
         if current.base_version is not None:
             return dict.fromkeys(blocks, current.base_version)
         return dict(zip(blocks, map(self.versions.__getitem__, blocks), strict=True))
