@@ -7,8 +7,8 @@ A directory of certificates contains files for the authority and for each role:
   the job's hosts.
 * ``ROLE/ca.pem``, ``ROLE/cert.pem`` and ``ROLE/key.pem`` are the files needed by processes with that role.
 
-Renewal replaces one file after the other. If a process reads the files in between, the key does not match the
-certificate; the process then keeps using the previous files, and reads the files again at its next connection.
+Renewal replaces one file after the other. A process that reads the files during the renewal may find a key that does
+not match the certificate. It then keeps using the previous files, and reads the files again at its next connection.
 
 An authority is replaced in two steps, so that no process is presented with a certificate that it does not trust.
 ``renew_authority`` adds a new authority to the trusted ones. Once all processes trust it, ``renew`` issues certificates

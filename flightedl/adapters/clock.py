@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 
 def suspend_aware_clock() -> Callable[[], float]:
-    """Return a clock that never goes back, and that stops as rarely as the system permits."""
+    """Return a clock that never goes backward, and that stops as rarely as the system permits."""
     try:
         read = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
         read()

@@ -177,7 +177,7 @@ class EtcdCoordinator:
     ) -> Any:
         """Send to the endpoint that answered last. Try another one only if the request was certainly not executed.
 
-        Set ``is_current`` if a lagging member of etcd never answers this request.
+        Set ``is_current`` for requests that a lagging member of etcd never answers.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = self._clock.now() + timeout_s
@@ -390,7 +390,7 @@ class EtcdWatch:
 
 
 class _Stream:
-    """One watch RPC on its own connection. A thread reads it, and ends with it."""
+    """One watch RPC on its own connection. A thread reads the stream, and ends when the stream ends."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ _ERRORS: Mapping[str, type[FlightedlError]] = {
     "AlreadyExists": UsageError,
     "Conflict": UsageError,
 }
-#: Parts of kubectl's messages that lack a reason, for errors which the user must correct.
+#: Parts of messages in which kubectl gives no reason, for errors that the user must correct.
 _OURS = re.compile(
     r"strict decoding error|no context exists|unknown flag|unable to recognize|no matches for kind|\" is invalid: "
     r"|error validating|error parsing|failed to create typed|admission webhook .* denied|doesn't have a resource type"

@@ -1,7 +1,7 @@
 """Files and Storage that retry if the store fails temporarily (``domain.retries``).
 
 If a read fails in the middle of a file, the file is opened again, and reading continues at the same position. Readers
-check the file's version afterwards, so they detect if the file has been replaced during the read.
+check the file's version afterwards, so they notice a file that was replaced during the read.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ def _opened(fs: Any, path: str, **options: Any) -> BinaryIO:
 
 
 def _opened_in_new_directory(path: Path) -> BinaryIO:
-    """Open for writing. Create the directory if it is missing; ``delete`` may remove it once at the same time."""
+    """Open for writing. Create the directory if it is missing; a concurrent ``delete`` may remove it once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:  # Directories cannot be created everywhere, for example not below /proc.
@@ -356,7 +356,7 @@ def _stat(fs: Any, path: str, details: Mapping[str, Any]) -> FileStat:
         version = str(tag).strip('"')
     else:
         changed = next((details[name] for name in ("mtime", "LastModified", "created") if details.get(name)), "")
-        # For the same time, some file systems return a number in listings and a date for a single file.
+        # Some file systems return a file's time as a number in listings, but as a date for a single file.
         instant = changed.timestamp() if hasattr(changed, "timestamp") else changed
         version = f"{size_bytes}-{instant}"
     return FileStat(fs.unstrip_protocol(path), size_bytes, version)

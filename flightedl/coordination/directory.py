@@ -7,8 +7,8 @@ While etcd is unreachable, the copy stays unchanged (``trouble`` is the reason),
 longer has the events in between, all keys are listed again, and subscribers see all changes together. After a rollback
 of etcd, the copy never becomes current again (``require_followed``).
 
-The copy may be outdated. A process that acts on it sends the generation that it has found there, and if that generation
-has ended, the request is rejected.
+The copy may be outdated. A process that acts on the copy sends the generation that it found there. If that generation
+has ended, the recipient rejects the request.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def records(
 
 
 def decoded(entry: Entry, kind: type[Record]) -> Record | None:
-    """Return the record stored under a key. If the value is not a record, return None, as if the key did not exist."""
+    """Return the record stored under a key, or None if the value is not a record (as if the key did not exist)."""
     try:
         return from_json(entry.value, kind)
     except msgspec.DecodeError:

@@ -141,7 +141,7 @@ class HeldKey:
         *,
         stop: threading.Event,
     ) -> HeldKey | None:
-        """Wait until ``key`` is free and claim it, even across outages of etcd. Return None once ``stop`` is set."""
+        """Wait until ``key`` is free, then claim it. Keep trying during outages of etcd. None if ``stop`` is set."""
         has_warned = False
         while not stop.is_set():
             try:
@@ -175,7 +175,7 @@ class HeldKey:
 
     @property
     def slack_s(self) -> float:
-        """Seconds that this process may still act if no further renewal succeeds."""
+        """Seconds for which this process may still act if no further renewal succeeds."""
         now = self._clock.now()
         with self._lock:
             return self._tenure.left_s(now)
@@ -289,7 +289,7 @@ class HeldKey:
             lease = self._coordinator.grant(ttl_s)
             self._tried[lease.id] = lease
             with self._lock:
-                # From now on, the shorter one of the two times to live applies.
+                # Until the key has moved, the shorter of the two times to live applies.
                 self._tenure.ttl_s = min(self.ttl_s, lease.ttl_s)
             unchanged = ModifiedAt(self.key, found.mod_revision)
             result = self._coordinator.transact([unchanged], [Put(self.key, found.value, lease.id)])

@@ -2,8 +2,8 @@
 
 Theory of operation. The key ``history`` names the job's *life* (``domain.recovery.store_history``). All processes of
 the job add the life's first revision to revisions that they receive from etcd, and subtract it from revisions that they
-send. In the first life, this revision is 0, so it matters only to programs that also read the etcd of a resumed job. A
-condition on a revision of an earlier life is never met.
+send. In the first life, this revision is 0, so the difference matters only to programs that read the etcd of a resumed
+job themselves. A condition on a revision of an earlier life is never met.
 
 A process cannot continue if it detects that etcd was rolled back, or that its job has started another life. From then
 on, all methods raise the same error, and ``on_over`` is called once.

@@ -102,7 +102,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
             return self._serve(coordinator)
 
     def _look_at(self, etcd: EtcdCoordinator) -> None:
-        """Warn once if this version of etcd may lose what it acknowledged. An etcd that does not answer is skipped."""
+        """Warn once if this version of etcd may lose acknowledged writes. Do nothing if etcd does not answer."""
         with contextlib.suppress(FlightedlError):
             if warning := warning_about(*etcd.version(), self._settings.etcd):
                 _log.warning("%s", warning)

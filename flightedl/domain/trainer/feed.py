@@ -307,7 +307,7 @@ class Feed:
         return self._is_done_news and (is_urgent or not had_news)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, now: float, place: str = "") -> None:
-        """Report that this trainer cannot do this task. ``place`` is where the user's code failed (empty if it did not)."""
+        """Report that this trainer cannot do this task. ``place`` is where the user's code failed, if anywhere."""
         if not self.is_held(task):
             return
         a = task.assignment

@@ -1,7 +1,7 @@
 """Combines a pserver's answers for its buckets, because a trainer treats all rows of a pserver as one block.
 
 A pserver answers separately for ranges of buckets. Usually it has one range, or several if their histories differ. The
-combined answer names a single block, with the number of the pserver's first bucket. The combined answer is
+combined answer names a single block, whose number is that of the pserver's first bucket. Its outcome is
 
 * "too late" or "not a member" if any range gives this answer;
 * the batches that the ranges already have, if a range rejected a sum;
