@@ -193,7 +193,7 @@ class JobState:
         self._carry_out(effects, carry)
 
     def declare(self, declaration: Request, begin: Callable[[], object]) -> Any:
-        """Return the answer to a declaration, as ``ask`` does. If the declaration is new, call ``begin`` and ask again."""
+        """Answer a declaration, as ``ask`` does. If the declaration is new, call ``begin`` and ask again."""
         reply = self.ask(declaration)
         if isinstance(reply, out.Undeclared):
             begin()
