@@ -138,8 +138,8 @@ def _term(field: pa.Field, condition: Condition) -> pc.Expression:
     scalars = [_scalar(field, item) for item in value]
     kinds = {scalar.type for scalar in scalars} or {field.type}
     try:
-        # For values of different types, pyarrow infers a common type. For values of one type, it might infer a type
-        # that is too narrow.
+        # pyarrow infers a common type for values of different types, but might infer too narrow a type for values of
+        # one.
         options = pa.array([scalar.as_py() for scalar in scalars], kinds.pop() if len(kinds) == 1 else None)
         options = options.cast(field.type) if _casts(options, field.type) else options
     except (pa.ArrowException, OverflowError) as error:

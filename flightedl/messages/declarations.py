@@ -205,8 +205,7 @@ class JobDeclaration(Reply, frozen=True, kw_only=True):
     is_resumed: bool = False
     #: Files that had been added by the time of a checkpoint. In etcd, arrivals have separate keys.
     arrivals: list[ArrivalRecord] = []
-    #: One sentence for each file that was excluded from a complete followed dataset, with the file's name and the
-    #: reason.
+    #: For each file that was excluded from a complete followed dataset, a sentence with its name and the reason.
     left_out: list[str] = []
 
 

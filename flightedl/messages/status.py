@@ -266,8 +266,7 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     is_growing: bool = False
     #: Problem with the files of a followed dataset; empty if there is none.
     dataset_alarm: str = ""
-    #: One sentence for each file that was excluded from a complete followed dataset, with the file's name and the
-    #: reason.
+    #: For each file that was excluded from a complete followed dataset, a sentence with its name and the reason.
     left_out: list[str] = []
     #: Number of reports from trainers since this master started, by kind: finished, failed, returned, outdated and
     #: others.
@@ -353,6 +352,5 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     #: True if the pserver has been asked to exit and is waiting for a checkpoint.
     is_draining: bool = False
     tables: list[TableCounts] = []
-    #: Member -> number of updates made between computing and applying its most recent gradients. Excludes gradients
-    #: that belong to rounds.
+    #: Member -> number of updates that its most recent gradients missed, apart from gradients that belong to rounds.
     staleness: dict[int, float] = {}
