@@ -145,8 +145,7 @@ class FileIndex:
 class IndexOptions:
     """Options for dividing files into chunks."""
 
-    #: Maximum records in a chunk of a Parquet file; 0 for no limit. A chunk's row group is decoded up to the chunk's
-    #: end.
+    #: Maximum records in a chunk of a Parquet file; 0 for no limit. Row groups are decoded up to the end of the chunk.
     max_records_per_chunk: int = 0
     #: Approximate maximum size of a chunk of a text file (see ``formats.text``).
     text_chunk_bytes: int = 16 << 20

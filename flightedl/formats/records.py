@@ -138,8 +138,7 @@ def _term(field: pa.Field, condition: Condition) -> pc.Expression:
     scalars = [_scalar(field, item) for item in value]
     kinds = {scalar.type for scalar in scalars} or {field.type}
     try:
-        # pyarrow infers a common type for values of different types, but might infer too narrow a type for values of
-        # one.
+        # pyarrow infers a common type for mixed values, but might infer too narrow a type for values of a single type.
         options = pa.array([scalar.as_py() for scalar in scalars], kinds.pop() if len(kinds) == 1 else None)
         options = options.cast(field.type) if _casts(options, field.type) else options
     except (pa.ArrowException, OverflowError) as error:
