@@ -43,7 +43,7 @@ _KEPT_LINES = 200
 _LINES_EVERY_S = 0.02
 _POLL_S = 0.02
 
-# Runs in the child before its program. Requests the parent-death signal, and exits if the parent is already dead.
+# Runs in the child before the child's program. Requests the parent-death signal; exits if the parent is already dead.
 _PREPARE = """
 import ctypes, os, signal, sys
 try:

@@ -119,7 +119,7 @@ class JobStatus:
         return self._on_master(lambda master: master.flights(prefix.encode(), timeout_s=timeout_s))
 
     def columns(self, command: ReadCommand, timeout_s: float) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Return the columns of a parameter or table, and its batches. Raises the same errors as ``ask``.
+        """Return the columns of a parameter or table, and its record batches. Raises the same errors as ``ask``.
 
         Args:
             command: Name, state and rows to read.

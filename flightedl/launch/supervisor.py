@@ -36,7 +36,7 @@ from flightedl.ports import Clock
 
 #: Starts a process. Called from the supervisor's thread with the number of starts in the slot, including this one.
 Starter = Callable[[int], Child]
-#: Called with a message of one sentence for the user, from the supervisor's thread.
+#: Called from the supervisor's thread with a one-sentence message for the user.
 OnEvent = Callable[[str], None]
 
 _POLL_S = 0.05

@@ -57,7 +57,7 @@ def is_last_word(status: StatusReply) -> bool:
     """
     if status.is_stopped and status.plan_hash:
         return status.state == "done" or bool(status.unfinished)
-    # The master may still count tasks as pending that are held by trainers that have just ended.
+    # The master may still count the tasks of trainers that have just ended as pending.
     return is_finished(status) or not status.tasks.pending
 
 

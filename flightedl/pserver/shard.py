@@ -198,7 +198,7 @@ class Shard:
         self.plan_hash = self.copying.plan_hash = plan_hash
 
     def require_plan(self, plan_hash: str) -> None:
-        """Raise FencedError if the sender's plan divides the model in another way."""
+        """Raise FencedError if the sender's plan divides the model differently."""
         if self.plan_hash != plan_hash and not name_same_cut(plan_hash, self.plan_hash):
             raise FencedError("the sender has a different shard plan: read the job's declaration again")
 
@@ -415,7 +415,7 @@ class Shard:
         return Wanted(part.blocks, part.version, self.rows.asked(part).wanted)
 
     def read(self, wanted: Wanted, member: int) -> tuple[list[OutgoingBlocks], list[Wanted]]:
-        """Return the available values of a read, and reads of those blocks that have not reached their version.
+        """Return the available values of a read, and reads of the blocks that have not reached their version yet.
 
         If the membership has ended, the outcome is NOT_MEMBER, and there are no values.
         """

@@ -118,7 +118,7 @@ def component_of(pod: Object) -> str:
 
 
 def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -> list[str]:
-    """Return one sentence for each part of the job that cannot start, with the reason.
+    """Return one message for each part of the job that cannot start, with the reason.
 
     Events may be outdated. An event is used only while its pod is pending, or while its controller has created no pod.
     """

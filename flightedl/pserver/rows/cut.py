@@ -112,7 +112,7 @@ class _Part:
         self._undo = reserved(size_bytes, np.uint32) if size_bytes else np.empty(0, np.uint32)
 
     def begin(self) -> None:
-        """From now on, copy records before they change, unless this cut has already read them."""
+        """Start copying records before they change, except records that this cut has already read."""
         arrays = [number for array in (self._wanted, self._undo) for number in (array.ctypes.data, array.size)]
         self._numbers[:] = [0, self._high, 0, *arrays]
         state = self._table.state
@@ -206,7 +206,7 @@ class RowCut:
             part.settle()
 
     def next_rows(self, max_bytes: int = 1 << 22) -> RowChunk | None:
-        """Return about ``max_bytes`` of rows. Return None at the end, or if the cut has been dropped.
+        """Return the next rows, about ``max_bytes`` in total. Return None at the end, or if the cut has been dropped.
 
         A chunk may be empty. Its arrays are copies of the store's memory.
 

@@ -287,7 +287,7 @@ class Etcd(Process):
     # what processes see
 
     def watch(self, process: Process, changed: Callable[[], None]) -> None:
-        """Call ``changed`` some time after each change, when the new ``directory`` has reached the process."""
+        """Call ``changed`` a little after each change, when the process sees the new ``directory``."""
         self._watchers[process] = changed
         self._notify(process)
 

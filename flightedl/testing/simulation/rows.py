@@ -98,7 +98,7 @@ class SpanRows:
         self.table.update(gradients, version=version, epoch=self.epoch, number=number)
 
     def moment(self, block: int, version: int, elements: Sequence[int] | None) -> Moment:
-        """Return the event that has just happened to a block."""
+        """Return a record of an event that has just happened to a block."""
         return Moment(version, self.epoch, self.table.oldest[block], None if elements is None else tuple(elements))
 
     def cut(

@@ -23,7 +23,7 @@ _LOST_WRITES = 30
 
 
 class Strikes:
-    """Injects faults according to their weights, on average ``fault_scale`` faults every two seconds."""
+    """Injects faults in proportion to their weights: on average, ``fault_scale`` faults every two seconds."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
