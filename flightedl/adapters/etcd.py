@@ -287,7 +287,7 @@ class EtcdWatch:
         self._history = history
         self._on_close = on_close
         self._condition = threading.Condition()
-        #: All events up to this revision have been received. Repeated events are dropped.
+        #: Revision up to which all events have been received. Repeated events are dropped.
         self._revision = after_revision
         self._events: deque[WatchEvent] = deque()
         self._stream: _Stream | None = None
@@ -510,7 +510,7 @@ def _is_trouble(error: Any) -> bool:
 
 
 def _meaning(error: Any, endpoint: str, timeout_s: float, *, is_repeatable: bool) -> FlightedlError | LeaseLostError:
-    """Convert a gRPC error to one of our errors. A repeatable request may safely be sent again."""
+    """Convert a gRPC error to one of our errors. It is safe to send a repeatable request again."""
     code, details = error.code(), error.details() or ""
     if _was_never_sent(error):
         return UnavailableError(

@@ -32,7 +32,7 @@ def find_etcd(version: Callable[[str], Version] | None = None) -> tuple[str, Ver
     """
     of_wheel = _etcd_of_wheel()
     on_path = filter(None, (shutil.which("etcd", path=folder) for folder in os.get_exec_path()))
-    # The wheel puts a script named etcd on PATH that only starts the real program. Use the real program instead.
+    # The wheel's ``etcd`` on PATH is a script that only starts the real program. Use the real program instead.
     programs = [each for each in on_path if of_wheel is None or _is_program(each)]
     found: list[tuple[str, Version]] = []
     for program in [*programs, *([of_wheel] if of_wheel else [])]:

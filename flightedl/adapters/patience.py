@@ -42,7 +42,7 @@ class Persistence:
         self.trouble = ""
 
     def __call__(self, attempt: Callable[[], Result]) -> Result:
-        """Return the result of the first successful attempt, or raise the first error that is not worth a retry."""
+        """Return the result of the first successful attempt, or raise the first error that should not be retried."""
         started_at, failures = self._clock.now(), 0
         while True:
             try:

@@ -31,7 +31,8 @@ from flightedl.domain.retries import PATIENT, is_transient
 from flightedl.ports import FileStat
 
 MARKER = "_END"
-#: Limits on one scan: number of files, and total bytes of their names. The list of files is a single value in etcd.
+#: Limits of a scan: number of files, and total size of their names in bytes. The list of files is a single value in
+#: etcd.
 JOINED_LIMIT = 1000
 JOINED_LIMIT_BYTES = 200_000
 

@@ -83,7 +83,7 @@ def _note_oldest(oldest: Numbers, first: int, span: StoredRowSpan, said: StoredR
 def _of_these(
     rows: StoredRows, spec: TableSpec, passed_over: Ids, counts: npt.NDArray[np.bool_], oldest: Numbers
 ) -> StoredRows:
-    """Return the live rows in the buckets to read, except rows that a newer file contains."""
+    """Return the live rows in the buckets to read, without the rows that a newer file contains."""
     buckets = buckets_of(rows.ids, spec.salt)
     is_wanted = counts[buckets]
     version, epoch = oldest[:, buckets]

@@ -126,7 +126,7 @@ class MasterService:
         while not self._directory.wait_until(lambda d: d.revision > 0 or None, _KEYS_S):
             if not self._held.is_held:
                 raise FencedError("the lock was lost before the job's keys were read")
-        # Subscribe first, so that no change can be missed.
+        # Subscribe first, so that no change is missed.
         self._directory.subscribe(self.read_directory)
         self.read_directory()
 

@@ -52,7 +52,7 @@ _NETWORK = Path("/proc/self/ns/net")
 def host_mark() -> str:
     """Return a string that is equal in processes that can share memory; empty if this process cannot.
 
-    Processes that can share memory run as one user and can connect by abstract sockets. A peer must also send a
+    Processes that share memory run as the same user and can connect by abstract sockets. A peer must also send a
     descriptor.
     """
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):

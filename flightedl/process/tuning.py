@@ -158,9 +158,9 @@ def avoid_preemption() -> bool:
     """Ask Linux not to preempt a running thread when another thread of this process wakes up (``SCHED_BATCH``).
 
     Without this policy, an arriving message would interrupt a thread that is processing another message, whose data is
-    in the cache. With 64 MB, a step takes 5 % less time. Threads that are started later inherit this policy. A thread
+    in the cache. With 64 MB, a step takes 5% less time. Threads that are started later inherit this policy. A thread
     that wakes up waits for at most one time slice of a few milliseconds. If other processes keep all processors busy, a
-    step takes 5 % longer.
+    step takes 5% longer.
 
     Returns:
         False if this is not Linux, the system does not permit it, or the process has been given another policy.

@@ -53,7 +53,7 @@ class _Calls:
         self._recorder.record(at, {BEGUN: {"about": dict(about)} | fields})
 
     def call(self, core: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the original method, and record the call."""
+        """Run the original method and record the call."""
         kind = self._kind
         method = getattr(kind.core, name)
         with self._lock:

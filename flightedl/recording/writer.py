@@ -194,7 +194,7 @@ class CoreRecorder:
         self._recorder.write(at, self, event, effects, "")
 
     def raised(self, at: float, event: object, error: BaseException) -> None:
-        """Record an event that raised an error and therefore changed nothing."""
+        """Record an event that changed nothing, because it raised an error."""
         self._recorder.write(at, self, event, (), type(error).__name__)
 
 

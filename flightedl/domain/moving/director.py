@@ -43,7 +43,7 @@ class Director:
         self.pending = pending
 
     def read(self, placement: Placement, stored: StoredIntent | None) -> None:
-        """Replace the placement and the intent with the values that were read after the transaction in progress."""
+        """Replace the placement and the intent with values that were read after the latest transaction."""
         self.placement, self.stored, self.pending = placement, stored, None
 
     @property

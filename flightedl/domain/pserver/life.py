@@ -175,7 +175,7 @@ class PserverLife:
             return self._seek_values()
         if self.state in _SERVING and election not in {None, self.election}:
             return self._end("the model was initialized again")
-        # Complete the search in progress first, then use the newest facts.
+        # First let the search in progress end, then use the newest facts.
         return ()
 
     def _begin_to_build(self) -> Effects:

@@ -5,8 +5,8 @@ Rules:
 * Methods take an event and the time ``now`` (monotonic seconds, from one clock per process), and return values. An
   invalid event raises one of the errors in ``flightedl.errors`` and changes nothing.
 * A trainer is identified by its name and the *generation* of its registration. All pieces held under a name belong to
-  one generation. Reports from another generation are rejected. That generation gets no pieces until
-  ``trainer_departed`` has taken back the pieces of the old generation.
+  one generation. Reports from another generation are rejected. A new generation gets no pieces until
+  ``trainer_departed`` has taken back those of the old one.
 * A *piece* is a range of batches of one task, usually all of them. Each assignment of a piece gets a new *attempt*
   number, which distinguishes current reports from outdated ones.
 * A trainer works on its pieces in the order of assignment. Its oldest unreported piece *runs*; the clock of this piece

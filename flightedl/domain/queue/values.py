@@ -118,7 +118,7 @@ class EpochsDone:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone:
-    """The piece was already done: the report is a repetition, or another trainer has finished the piece."""
+    """The piece was already done: the report repeats an earlier one, or another trainer has finished the piece."""
 
 
 # --- effects ---
@@ -158,7 +158,7 @@ class Expired:
 
     trainer: str
     assignment: Assignment
-    #: Duration of the piece, its limit, and the settings from which the limit follows.
+    #: Duration of the piece, its limit, and the settings that determine the limit.
     reason: str = ""
 
 

@@ -19,7 +19,7 @@ class PresentLife:
         self.number = number
 
     def enter(self, life: int) -> bool:
-        """Use a name in a life. True if the life is new; names of the previous life must then be dropped.
+        """Use a name in a life. True if the life is new; the caller must then drop the names of the previous life.
 
         Raises:
             BegunAnewError: ``life`` is over.

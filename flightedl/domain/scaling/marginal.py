@@ -197,7 +197,7 @@ class MarginalScaling:
         (lower, low), (upper, high) = sorted([(count, rate), (other, other_rate)])
         is_worth = lower == 0 or (high - low) / (upper - lower) >= self.limits.worth * low / lower
         if is_worth:
-            # From now on, compare averages with what can be achieved at present.
+            # From now on, compare averages with the throughput that is possible at present.
             self._best = low / lower if lower else 0.0
         else:
             self._ceiling = upper, now

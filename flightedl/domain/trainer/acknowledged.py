@@ -89,7 +89,7 @@ class AcknowledgedLoop:
         return HandBack(reading.task)
 
     def done(self, batch: Batch, held: Collection[int]) -> Acknowledged:
-        """Acknowledge a batch that the feed already knows to be done.
+        """Acknowledge a batch that the feed has already recorded as done.
 
         Raises:
             UsageError: the batch is not among ``not_done``.

@@ -198,7 +198,7 @@ class Feed:
         #: Announced tasks that are not being read yet, and the newest announcement.
         self._ahead: deque[Assignment] = deque()
         self._announced: list[Assignment] = []
-        #: Time at which the oldest held task became the oldest.
+        #: Time at which the task that is now the oldest held task became the oldest.
         self._since_s = 0.0
         #: Estimated seconds per task; None if unknown.
         self._pace_s: float | None = None
@@ -245,7 +245,7 @@ class Feed:
 
     @property
     def trouble(self) -> str:
-        """Why the master cannot be reached; empty if it answers."""
+        """Reason why the master cannot be reached; empty if the master answers."""
         return self._trouble
 
     @property

@@ -76,7 +76,7 @@ class TrainerMembership:
 
     def begin_batch(self, epoch: int) -> Begun | None:
         """Begin a batch of this epoch. None if the trainer must join and pull values first."""
-        # The answer to another request may end the membership at any time.
+        # An answer to a different request may end the membership at any time.
         member = self.member
         if member == 0 and self._mode is not None:
             return None
