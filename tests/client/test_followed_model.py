@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from flightedl.client.following.copy import FollowedModel
+from flightedl.client.following.follower import Follower
 from flightedl.domain.feed.follower import Use
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
@@ -13,9 +19,12 @@ from flightedl.domain.model.sharding import plan_shards
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.placement import BUCKETS, as_ids, buckets_of
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import MessageError
+from flightedl.errors import DeadlineError, MessageError
+from flightedl.messages.base import encode
 from flightedl.messages.feed import ChangesHeader, Position
-from flightedl.wire.changes import Change
+from flightedl.testing.clock import FakeClock
+from flightedl.testing.processes import closed_port
+from flightedl.wire.changes import HEADER_KEY, Change, encode_changes
 
 SPEC = TableSpec("users", 2, SGD(lr=1.0), evict=Evict(unused_versions=5), unknown="zero")
 IDS = as_ids(np.arange(200))
@@ -114,3 +123,33 @@ def test_a_message_without_its_end_is_incomplete(model: FollowedModel) -> None:
     assert not received.is_complete
     with pytest.raises(MessageError, match="1 changes arrived, but 2 were sent"):
         received.add([Change("end", block=2)])
+
+
+class SlowPserver:
+    """A connection to a pserver whose answer arrives five seconds after the request."""
+
+    def __init__(self, clock: FakeClock, head: ChangesHeader, *changes: Change) -> None:
+        self._clock = clock
+        self._batch = encode_changes([*changes, Change("end", block=len(changes))])
+        self.schema = pa.schema([], {HEADER_KEY: encode(head)})
+
+    def get(self, *_: object, **__: object) -> Any:
+        self._clock.advance(5.0)
+        return contextlib.nullcontext(self)
+
+    def __iter__(self) -> Iterator[tuple[pa.RecordBatch, None]]:
+        yield self._batch, None
+
+
+def test_an_answer_to_an_earlier_request_does_not_end_catching_up() -> None:
+    clock, model = FakeClock(10.0), FollowedModel(plan_shards([ParameterSpec("w", (6,))], 1))
+    w = Change("values", "w", 0, 0, 6, 7, values=np.zeros(6, np.float32))
+    pserver: Any = SlowPserver(clock, header(1, None, range(0)), w)
+    with closed_port() as port, Follower(etcd=f"127.0.0.1:{port}", job="demo") as follower:
+        follower._clock, follower._model = clock, model
+        assert follower._ask(0, model, pserver)
+        follower._clock = FakeClock(9.0)
+        follower.catch_up(0.0)
+        follower._clock = FakeClock(12.0)
+        with pytest.raises(DeadlineError):
+            follower.catch_up(0.0)

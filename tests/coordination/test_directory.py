@@ -250,3 +250,16 @@ def test_a_change_during_the_evaluation_of_a_predicate_is_not_missed(
     began = time.monotonic()
     assert directory.wait_until(predicate, 20) == "evaluated"
     assert time.monotonic() - began < 10
+
+
+def test_an_old_entry_is_not_enough_to_catch_up(
+    coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
+) -> None:
+    put(coordinator, keys.ps_desired, b"1")
+    with Directory(coordinator.another(), keys, clock) as directory:
+        assert directory.catch_up(keys.ps_desired, 5)
+    # A closed directory no longer follows, and waits for nothing.
+    assert directory.catch_up(keys.ps_desired, 5)
+    put(coordinator, keys.ps_desired, b"2")
+    assert not directory.catch_up(keys.ps_desired, 5)
+    assert directory.ps_desired() == 1

@@ -16,6 +16,7 @@ import xxhash
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import CorruptError, NotFoundError, UnavailableError
+from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import (
     _LARGE_BYTES,
     ShardHeader,
@@ -23,6 +24,7 @@ from flightedl.formats.shard_files import (
     _hashed,
     load_shard,
     read_blocks,
+    read_rows,
     write_shard,
 )
 from flightedl.testing.memory import MemoryStorage
@@ -216,3 +218,23 @@ def test_a_part_is_hashed_before_the_next_one_is_requested() -> None:
     digest, later = xxhash.xxh3_128(), Later()
     assert list(_hashed(parts, digest, later)) == parts  # type: ignore[arg-type]
     assert digest.hexdigest() == xxhash.xxh3_128(b"".join(parts)).hexdigest()
+
+
+def test_rows_with_a_flipped_bit_are_rejected():
+    """Rows are read by range, so the file's hash is not compared."""
+    storage, numbers = MemoryStorage(), np.arange(1, 4, dtype=np.uint32)
+    values = np.random.default_rng(0).random((3, 2), np.float32)
+    slots = np.zeros((3, 0), np.float32)
+    rows = StoredRows(0, 0, "rows:float32", numbers.astype(np.uint64), numbers, numbers, numbers, slots, values)
+    spans = [StoredRowSpan(0, 1, 5, 2, 0)]
+    header = ShardHeader(job="j", number=1, index=0, pservers=1, plan_hash="ab", blocks=[], rows=spans)
+    size_bytes = write_shard(storage, NAME, header, make_applied(0), iter([]), 0, [rows]).size_bytes
+    (found,) = read_rows(storage, NAME, size_bytes)[2]
+    assert (found.values == values).all()
+    intact = storage.files[NAME]
+    for array in (values, rows.ids, numbers):
+        damaged = bytearray(intact)
+        damaged[intact.index(array.tobytes())] ^= 1
+        storage.files[NAME] = bytes(damaged)
+        with pytest.raises(CorruptError, match="checksum"):
+            list(read_rows(storage, NAME, size_bytes)[2])

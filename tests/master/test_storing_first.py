@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
 from flightedl.errors import NotReadyError
 from flightedl.messages.control import ViewReply
-from flightedl.messages.tasks import FinishedTask
+from flightedl.messages.tasks import FinishedTask, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually
 
 from .job_of_twins import DATASET, KEYS, TASKS, Job, Master, PserverTwin
@@ -79,6 +81,26 @@ def test_a_report_is_stored_before_it_is_answered(make_job: MakeJob) -> None:
     job.master_coordinator.reconnect()
     assert not master.report("a", a, given, by=[pserver.generation]).lost
     assert stored(job, KEYS.task_queues) != before
+
+
+def test_an_assignment_that_was_awaited_is_stored_before_it_is_sent(make_job: MakeJob) -> None:
+    job = make_job()
+    master, _ = begun(job)
+    names = iter("acdefghij")
+    while master.work(name := next(names), job.start_trainer(name), want=TASKS).assignments:
+        pass
+    b = job.start_trainer("trainer-b")
+    master.work("trainer-b", b, want=0)
+    ticket = TasksTicket(trainer="trainer-b", generation=b, want=1, wait_s=20.0)
+    with ThreadPoolExecutor(1) as executor:
+        awaited = executor.submit(master.service.tasks.exchange, ticket, threading.Event())
+        eventually(lambda: master.state.core._waiting)
+        job.master_coordinator.disconnect()
+        job.end_trainer("a")
+        with pytest.raises(NotReadyError, match="cannot save its state"):
+            awaited.result()
+    assert holds(master, "trainer-b")
+    assert b"trainer-b" not in stored(job, KEYS.task_queues)
 
 
 def test_the_membership_is_stored_before_a_pserver_gets_it(make_job: MakeJob) -> None:

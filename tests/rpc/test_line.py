@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from flightedl.errors import MessageError
-from flightedl.rpc.line import AHEAD_BYTES, LIMIT_BYTES, Line
+from flightedl.rpc.line import AHEAD_BYTES, LIMIT_BYTES, Line, Lines
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lines are offered on Linux only")
 
@@ -144,3 +144,11 @@ def test_the_socket_buffer_holds_all_messages_in_flight() -> None:
             left -= size + 1024
         here.close()
         there.close()
+
+
+def test_a_line_that_is_added_after_all_lines_were_shut_is_shut(pair: Pair) -> None:
+    line, _ = pair
+    lines = Lines()
+    lines.shut()
+    lines.add("a stream", line)
+    assert line.receive() is None, "nothing would end the wait of its reader"
