@@ -40,5 +40,7 @@ class ChangesHeader(Reply, frozen=True, kw_only=True):
     position: Position
     #: Number of the previous position; None for a base.
     since: int | None
-    #: Range of the buckets whose rows the pserver stores, as (first, end).
+    #: Ranges of the blocks whose values the pserver stores, as (first, end).
+    blocks: list[tuple[int, int]] = []
+    #: Ranges of the buckets whose rows the pserver stores, as (first, end).
     buckets: list[tuple[int, int]] = []

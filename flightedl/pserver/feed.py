@@ -71,7 +71,7 @@ class PserverFeed:
             raise BusyError(f"this pserver sends its changes to {_ANSWERS} others: try again later")
         answer = _Answer(self._plan, self._answers)
         shard, feed = self._shard, self._feed
-        with self._lock:
+        with self._lock, shard.placing:
             start = feed.start_of(ticket.since)
             if start != feed.number or self._is_behind():
                 feed.note(shard.states())
@@ -79,8 +79,12 @@ class PserverFeed:
                     answer.begin(shard, feed, start)
                 except MemoryError:
                     raise BusyError("this pserver has no memory left to send its changes") from None
-            buckets = [(each.buckets.start, each.buckets.stop) for each in distinct(shard.rows.spans)]
-            header = ChangesHeader(position=feed.position(shard.placement), since=start, buckets=buckets)
+            header = ChangesHeader(
+                position=feed.position(shard.placement),
+                since=start,
+                blocks=[(each.numbers.start, each.numbers.stop) for each in distinct(shard.dense.spans)],
+                buckets=[(each.buckets.start, each.buckets.stop) for each in distinct(shard.rows.spans)],
+            )
         schema = CHANGES_SCHEMA.with_metadata({HEADER_KEY: encode(header)})
         return Outgoing(schema, answer.messages())
 

@@ -115,6 +115,8 @@ class Shard:
         self.plan_hash = plan.hash
         #: Placement at startup, and a flag: True if blocks have been adopted or released since then.
         self._placement, self._has_moved = plan.placement, False
+        #: Held while blocks leave or arrive and ``placement`` changes.
+        self.placing = threading.RLock()
         self.meter = Meter() if meter is None else meter
         self.changes = Changes()
         self._index = index
@@ -462,8 +464,8 @@ class Shard:
 
     @property
     def placement(self) -> int:
-        """Version of the placement that describes the blocks on this pserver."""
-        return self._placement + self._has_moved
+        """Version of the placement that describes the blocks on this pserver, for holders of ``placing``."""
+        return placement_of_hash(self.plan_hash)
 
     def feed_cuts(
         self, number: int, after: int | None, most_bytes: int, note_removed: Callable[[int, bytes], None]

@@ -34,7 +34,7 @@ HIGH = IDS[buckets_of(IDS, SPEC.salt) >= 512]
 
 def header(number: int, since: int | None, buckets: range, generation: int = 5, placement: int = 1) -> ChangesHeader:
     position = Position(life=1, generation=generation, placement=placement, number=number)
-    return ChangesHeader(position=position, since=since, buckets=[(buckets.start, buckets.stop)])
+    return ChangesHeader(position=position, since=since, blocks=[(0, 1)], buckets=[(buckets.start, buckets.stop)])
 
 
 def rows(ids: np.ndarray, value: float, version: int = 1) -> Change:
@@ -44,7 +44,7 @@ def rows(ids: np.ndarray, value: float, version: int = 1) -> Change:
 
 
 def send(model: FollowedModel, server: int, head: ChangesHeader, *changes: Change) -> Use:
-    received = model.begin(head)
+    received = model.begin(head, 1.0)
     received.add([*changes, Change("end", block=len(changes))])
     assert received.is_complete
     return model.apply(server, received)
@@ -118,7 +118,7 @@ def test_messages_that_do_not_fit_the_model_change_nothing(model: FollowedModel,
 
 
 def test_a_message_without_its_end_is_incomplete(model: FollowedModel) -> None:
-    received = model.begin(header(1, None, range(BUCKETS)))
+    received = model.begin(header(1, None, range(BUCKETS)), 1.0)
     received.add([Change("clear", start=0, stop=3)])
     assert not received.is_complete
     with pytest.raises(MessageError, match="1 changes arrived, but 2 were sent"):
@@ -153,3 +153,20 @@ def test_an_answer_to_an_earlier_request_does_not_end_catching_up() -> None:
         follower._clock = FakeClock(12.0)
         with pytest.raises(DeadlineError):
             follower.catch_up(0.0)
+
+
+def test_a_copy_is_up_to_date_when_each_block_and_bucket_has_an_owner_that_has_answered_since(
+    model: FollowedModel,
+) -> None:
+    def ask(server: int, head: ChangesHeader, asked: float) -> None:
+        received = model.begin(head, asked)
+        received.add([Change("end", block=0)])
+        model.apply(server, received)
+
+    ask(0, header(1, None, range(BUCKETS)), 1.0)
+    assert (model.covers(0.5, model.placement), model.covers(1.0, model.placement)) == (True, False)
+    ask(1, header(1, None, range(0), placement=1), 3.0)
+    ask(0, header(2, 1, range(512), placement=2), 3.0)
+    assert not model.covers(2.0, model.placement), "the other buckets have left for the pserver that answered before"
+    ask(1, header(2, 1, range(512, BUCKETS), placement=2), 4.0)
+    assert model.covers(2.0, model.placement)

@@ -34,6 +34,7 @@ from flightedl.messages.declarations import (
     ParameterDeclaration,
     Placement,
 )
+from flightedl.messages.feed import ChangesHeader, ChangesTicket
 from flightedl.messages.moving import MovedRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import CreatedAt, Delete, Put
@@ -48,6 +49,7 @@ from flightedl.rpc.identity import Caller
 from flightedl.rpc.routes import Routes
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator
+from flightedl.wire.changes import CHANGES_SCHEMA, HEADER_KEY
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import Row
 from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
@@ -102,6 +104,8 @@ class Job:
         plan = plan_for(SPECS, 2, 2, [TABLE])
         placement = placement_of(plan).resized(PSERVERS)
         self.plan = placed(plan, placement)
+        #: Version of each placement that has existed -> the placement.
+        self.placements = {placement.version: placement}
         self.first_bucket = plan.block_count
         declaration = ModelDeclaration(
             parameters=[ParameterDeclaration(name=s.name, shape=list(s.shape), dtype=s.dtype) for s in SPECS],
@@ -188,6 +192,7 @@ class Job:
         assert dict(intent.generations)[move.destination] == request.generation
         rest = Intent(intent.master, tuple(each for each in intent.moves if each != move), intent.generations)
         moved = self.placement.moved([(move.blocks, move.destination)], request.attempt)
+        self.placements[moved.version] = moved
         self.coordinator.transact(
             [CreatedAt(KEYS.moving, request.attempt)],
             [
@@ -341,6 +346,40 @@ def test_each_batch_counts_once_while_blocks_move_from_2_to_4_pservers_and_back(
         expected = -total if isinstance(mode, Sync) else -2.0 * total
         assert moving.values() == ({expected}, {expected})
         assert [process.ends for process in moving.processes] == [[]] * PSERVERS
+
+
+def test_a_message_of_the_feed_names_the_placement_whose_blocks_it_contains() -> None:
+    with job(Async()) as moving:
+        connector = Connector(Caller("reader", "follower"), Role.READER)
+        is_over, found = threading.Event(), []
+
+        def ask(process: Process) -> None:
+            identity = ServerIdentity("demo", "pserver", process.index, process.generation)
+            ticket = encode(ChangesTicket(plan_hash=moving.plan.hash, wait_s=0.0))
+            with connector.connect(process.server.address, identity) as connection:
+                while not is_over.is_set():
+                    with connection.get(ticket, timeout_s=30.0, schema=CHANGES_SCHEMA) as stream:
+                        header = decode(stream.schema.metadata[HEADER_KEY], ChangesHeader)
+                        assert list(stream), "the end of the message is missing"
+                    found.append((process.index, header))
+
+        threads = [threading.Thread(target=ask, args=(process,), daemon=True) for process in moving.processes]
+        for thread in threads:
+            thread.start()
+        there = halves(moving.plan, moving.placement)
+        moving.move_all(*there)
+        moving.move_all(*(Move(each.block, each.destination, each.source, each.count) for each in there))
+        count = len(found)
+        eventually(lambda: {index for index, _ in found[count:]} == set(range(PSERVERS)), timeout_s=60.0)
+        is_over.set()
+        for thread in threads:
+            thread.join(30.0)
+        first = moving.first_bucket
+        for index, header in found:
+            has = [number for start, stop in header.blocks for number in range(start, stop)]
+            has += [first + bucket for start, stop in header.buckets for bucket in range(start, stop)]
+            assert sorted(has) == list(moving.placements[header.position.placement].blocks_of(index))
+        assert {header.position.placement for _, header in found} >= {min(moving.placements), max(moving.placements)}
 
 
 def test_a_unit_stays_frozen_until_the_intent_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,9 @@ Array = npt.NDArray[Any]
 class Received:
     """A base or increment that is being received."""
 
-    def __init__(self, header: ChangesHeader, tables: FollowedTables) -> None:
+    def __init__(self, header: ChangesHeader, tables: FollowedTables, asked: float) -> None:
         self.header = header
+        self.asked = asked
         self._tables = tables
         #: New store for the rows of a base; None for an increment, or if the base has no buckets.
         self.store: RowTables | None = tables.begin() if header.since is None and header.buckets else None
@@ -76,9 +77,9 @@ class FollowedModel:
         with self._lock:
             return self._feeds.since(server)
 
-    def begin(self, header: ChangesHeader) -> Received:
-        """Return an empty message, to be filled and passed to ``apply``."""
-        return Received(header, self.tables)
+    def begin(self, header: ChangesHeader, asked: float) -> Received:
+        """Return an empty message, to be filled and passed to ``apply``. ``asked``: the instant of the request."""
+        return Received(header, self.tables, asked)
 
     def apply(self, server: int, received: Received) -> Use:
         """Apply a pserver's complete message unless it is outdated or does not match; see ``FollowedFeeds``."""
@@ -86,19 +87,20 @@ class FollowedModel:
         values = [change for change in received.changes if change.kind == "values"]
         others = [change for change in received.changes if change.kind != "values"]
         first = self.plan.block_count
+        blocks = [block for start, stop in header.blocks for block in range(start, stop)]
         buckets = [first + bucket for start, stop in header.buckets for bucket in range(start, stop)]
         with self._lock:
             use = self._feeds.use_of(server, header)
             if use is not Use.APPLY:
                 return use
-            numbers = [change.block for change in values] + buckets
+            numbers = blocks + buckets
             owned = self._feeds.owned(header, numbers)
             arrays = self._changed([change for change in values if change.block in owned])
             mine = np.zeros(BUCKETS, np.bool_)
             mine[[number - first for number in buckets if number in owned]] = True
             self.tables.apply(server, others, received.store, mine)
             self._arrays = {**self._arrays, **arrays}
-            self._feeds.applied(server, header, numbers)
+            self._feeds.applied(server, header, numbers, received.asked)
             self._missing.difference_update(numbers)
         return use
 
@@ -124,6 +126,17 @@ class FollowedModel:
         """True if the content of each block and bucket has arrived."""
         with self._lock:
             return not self._missing and self.tables.is_complete
+
+    @property
+    def placement(self) -> int:
+        with self._lock:
+            return self._feeds.placement
+
+    def covers(self, begun: float, placement: int) -> bool:
+        """True if the copy has all changes that the pservers had at an instant; see ``FollowedFeeds.covers``."""
+        count = self.plan.block_count + (BUCKETS if self.plan.tables else 0)
+        with self._lock:
+            return self._feeds.covers(range(count), begun, placement)
 
     def arrays(self) -> dict[str, Array]:
         """Return all parameters, with their values after the same message."""

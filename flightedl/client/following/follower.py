@@ -177,9 +177,16 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         self.wait(timeout_s)
         begun = self._clock.now()
 
+        needed: tuple[FollowedModel, int] | None = None
+
         def has_all() -> bool:
-            count = self.model().plan.pserver_count
-            return all(self._answered.get(server, 0.0) > begun for server in range(count))
+            nonlocal needed
+            model = self.model()
+            if needed is None or needed[0] is not model:
+                if not all(self._answered.get(server, 0.0) > begun for server in range(model.plan.pserver_count)):
+                    return False
+                needed = model, model.placement
+            return model.covers(begun, needed[1])
 
         self._wait_for(has_all, timeout_s)
         return self
@@ -276,7 +283,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         ticket = ChangesTicket(plan_hash=model.plan.hash, since=since, wait_s=_WAIT_S)
         with connection.get(encode(ticket), timeout_s=_ANSWER_S, schema=CHANGES_SCHEMA) as stream:
             header = decode((stream.schema.metadata or {}).get(HEADER_KEY, b""), ChangesHeader)
-            received = model.begin(header)
+            received = model.begin(header, asked)
             for batch, _ in stream:
                 if batch is not None:
                     received.add(decode_changes(batch))

@@ -16,4 +16,8 @@ remove the same rows.
 
 If a block moves to another pserver, its new owner sends the complete block and the version of the placement. A client
 keeps that version for each block, and ignores what a former owner sent before the move.
+
+While blocks move, answers of all pservers may be without a block: its new owner answered before it adopted the block,
+and its former owner answered after it had released the block. So a client is up to date only when, for each block, it
+has a new answer of a pserver that had the block; see ``FollowedFeeds.covers``.
 """

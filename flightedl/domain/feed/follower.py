@@ -26,6 +26,8 @@ class FollowedFeeds:
         self._positions: dict[int, Position] = {}
         #: Block or bucket -> highest placement version of any message from which its content was applied.
         self._placements: dict[int, int] = {}
+        #: Block or bucket -> instant of the request with whose answer its content was applied.
+        self._asked: dict[int, float] = {}
 
     def since(self, server: int) -> Position | None:
         """Return the position that a request to a pserver names; None to get a base."""
@@ -50,13 +52,39 @@ class FollowedFeeds:
         placement = header.position.placement
         return {block for block in blocks if self._placements.get(block, 0) <= placement}
 
-    def applied(self, server: int, header: ChangesHeader, blocks: Iterable[int]) -> None:
-        """Record that the content of these blocks was applied from a message."""
+    def applied(self, server: int, header: ChangesHeader, blocks: Iterable[int], asked: float) -> None:
+        """Record that the content of a message was applied.
+
+        Args:
+            server: The pserver that sent it.
+            header: Its header.
+            blocks: All blocks and buckets of the pserver, including those that have not changed.
+            asked: Instant of the request.
+        """
         self._positions[server] = header.position
         for block in self.owned(header, blocks):
             self._placements[block] = header.position.placement
+            self._asked[block] = asked
+
+    @property
+    def placement(self) -> int:
+        """Highest version of a placement in the pservers' newest messages."""
+        return max((position.placement for position in self._positions.values()), default=0)
+
+    def covers(self, blocks: Iterable[int], begun: float, placement: int) -> bool:
+        """True if these blocks have all changes that their owners had at an instant.
+
+        Args:
+            blocks: The blocks and buckets.
+            begun: The instant.
+            placement: ``placement`` after all pservers have answered a request that was sent later. A pserver that has
+                read an older placement may still have a block that another pserver has changed since.
+        """
+        asked, placements = self._asked, self._placements
+        return all(block in asked and asked[block] > begun and placements[block] >= placement for block in blocks)
 
     def forget(self) -> None:
         """Start over, because the job has another model."""
         self._positions.clear()
         self._placements.clear()
+        self._asked.clear()

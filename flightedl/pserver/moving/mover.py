@@ -160,10 +160,11 @@ class Mover:
             if reading is None or self._is_closed:
                 return
             before = self._core.state.version
-            for effect in self._core.read(*reading):
-                self._carry_out(effect, reading)
-            if self._core.state.version != before:
-                self._placed(reading.placement)
+            with self._shard.placing:
+                for effect in self._core.read(*reading):
+                    self._carry_out(effect, reading)
+                if self._core.state.version != before:
+                    self._placed(reading.placement)
             self._changed.notify_all()
 
     def _carry_out(self, effect: Effect, reading: Reading) -> None:

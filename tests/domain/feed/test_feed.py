@@ -54,6 +54,7 @@ class Answer:
     rows: dict[tuple[int, int], tuple[int, int]]
     complete: set[int]
     oldest: dict[int, int]
+    asked: float
 
 
 class Server:
@@ -69,7 +70,7 @@ class Server:
         self.arrivals: dict[int, int] = {}
         self.pending: list[bytes] = []
 
-    def answer(self, server: int, since: Position | None) -> Answer:
+    def answer(self, server: int, since: Position | None, asked: float = 0.0) -> Answer:
         feed = self.feed
         number = feed.note(
             {block: State(self.arrivals.get(block, 0), content.version) for block, content in self.blocks.items()}
@@ -98,6 +99,7 @@ class Server:
             rows,
             complete,
             {block: content.version - UNUSED for block, content in own.items()},
+            asked,
         )
 
 
@@ -128,7 +130,7 @@ class Client:
         for block, (_, value) in answer.blocks.items():
             if block in mine:
                 self.values[block] = value
-        self.feeds.applied(answer.server, answer.header, have)
+        self.feeds.applied(answer.server, answer.header, have, answer.asked)
 
 
 class FeedMachine(RuleBasedStateMachine):
@@ -140,6 +142,13 @@ class FeedMachine(RuleBasedStateMachine):
         self.placement = 1
         self.value = 0
         self.clients = [Client(), Client()]
+        self.now = 0
+        #: Client, instant, and values of the blocks at that instant, which the client then waits for.
+        self.waits: list[tuple[int, int, dict[int, int]]] = []
+        #: (client, server) -> instant of the newest request whose answer has arrived.
+        self.answered: dict[tuple[int, int], float] = {}
+        #: Wait -> highest placement when all servers had answered.
+        self.placements: dict[int, int] = {}
         halves = [{block: Block() for block in BLOCKS if block % 2 == server} for server in SERVERS]
         self.servers = [Server(self.next_generation(), half, 1) for half in halves]
         self.saved: list[dict[int, Block]] = [copy.deepcopy(server.blocks) for server in self.servers]
@@ -186,6 +195,8 @@ class FeedMachine(RuleBasedStateMachine):
         saved = {block: content for blocks in self.saved for block, content in blocks.items()}
         own = {block: copy.deepcopy(saved[block]) for block in self.servers[server].blocks}
         self.servers[server] = Server(self.next_generation(), own, self.placement)
+        self.waits.clear()
+        self.placements.clear()
 
     @rule(block=st.sampled_from(BLOCKS))
     def move(self, block: int) -> None:
@@ -203,7 +214,13 @@ class FeedMachine(RuleBasedStateMachine):
     @rule(server=st.sampled_from(SERVERS), client=st.sampled_from([0, 1]))
     def ask(self, server: int, client: int) -> None:
         since = self.clients[client].feeds.since(server)
-        self.on_way.append((client, self.servers[server].answer(server, since)))
+        self.now += 1
+        self.on_way.append((client, self.servers[server].answer(server, since, self.now)))
+
+    @rule(client=st.sampled_from([0, 1]))
+    def begin_to_wait(self, client: int) -> None:
+        values = {block: self.server_of(block).blocks[block].value for block in BLOCKS}
+        self.waits.append((client, self.now, values))
 
     @precondition(lambda self: self.on_way)
     @rule(data=st.data(), is_kept=st.booleans())
@@ -213,6 +230,18 @@ class FeedMachine(RuleBasedStateMachine):
         if not is_kept:
             del self.on_way[place]
         self.clients[client].take(answer)
+        key = client, answer.server
+        self.answered[key] = max(self.answered.get(key, 0.0), answer.asked)
+
+    @invariant()
+    def has_what_it_waited_for(self) -> None:
+        """When the core says so, a client has everything that the servers had when it began to wait."""
+        for number, (client, begun, values) in enumerate(getattr(self, "waits", [])):
+            feeds = self.clients[client].feeds
+            if all(self.answered.get((client, server), 0.0) > begun for server in SERVERS):
+                placement = self.placements.setdefault(number, feeds.placement)
+                if feeds.covers(BLOCKS, begun, placement):
+                    assert all(self.clients[client].values[block] >= value for block, value in values.items())
 
     @invariant()
     def catches_up(self) -> None:
@@ -223,7 +252,8 @@ class FeedMachine(RuleBasedStateMachine):
         for client in clients:
             for _ in range(2):
                 for number, server in enumerate(servers):
-                    client.take(server.answer(number, client.feeds.since(number)))
+                    client.take(server.answer(number, client.feeds.since(number), self.now + 1))
+            assert client.feeds.covers(BLOCKS, self.now, self.placement)
             for block in BLOCKS:
                 content = next(server.blocks[block] for server in servers if block in server.blocks)
                 assert client.values[block] == content.value
@@ -261,6 +291,33 @@ def test_a_late_message_of_a_former_owner_does_not_overwrite_the_new_owners_cont
     assert (client.values[0], client.rows[0]) == (8, {4: (2, 8)})
 
 
+def test_a_client_is_not_up_to_date_when_a_block_has_moved_between_the_answers_of_its_owners() -> None:
+    block = Block(1, 7)
+    source, target, client = Server(11, {0: block}, 1), Server(12, {1: Block(1, 5)}, 1), Client()
+    client.take(source.answer(0, None, 1.0))
+    client.take(target.answer(1, None, 1.0))
+    block.version, block.value = 2, 8
+    begun = 2.0
+    client.take(target.answer(1, client.feeds.since(1), 3.0))
+    target.blocks[0] = source.blocks.pop(0)
+    target.arrived[0], target.arrivals[0] = 2, 1
+    source.placement = target.placement = 2
+    client.take(source.answer(0, client.feeds.since(0), 3.0))
+    assert (client.feeds.placement, client.values[0]) == (2, 7)
+    assert not client.feeds.covers([0, 1], begun, 2)
+    client.take(target.answer(1, client.feeds.since(1), 4.0))
+    assert (client.feeds.covers([0, 1], begun, 2), client.values[0]) == (True, 8)
+
+
+def test_the_answer_of_a_former_owner_that_has_not_read_the_placement_does_not_count() -> None:
+    feeds = FollowedFeeds()
+    feeds.applied(0, header(1, None), [0], 3.0)
+    newer = Position(life=1, generation=6, placement=2, number=1)
+    feeds.applied(1, ChangesHeader(position=newer, since=None), [1], 3.0)
+    assert not feeds.covers([0, 1], 2.0, feeds.placement)
+    assert feeds.covers([0, 1], 2.0, 1)
+
+
 def position(number: int, generation: int = 5, life: int = 1) -> Position:
     return Position(life=life, generation=generation, placement=1, number=number)
 
@@ -287,7 +344,7 @@ def header(number: int, since: int | None, generation: int = 5) -> ChangesHeader
 )
 def test_a_follower_applies_what_follows_its_position(received: ChangesHeader, use: Use) -> None:
     feeds = FollowedFeeds()
-    feeds.applied(0, header(12, None), [])
+    feeds.applied(0, header(12, None), [], 1.0)
     assert feeds.use_of(0, received) is use
 
 
