@@ -438,3 +438,15 @@ def test_a_round_is_at_its_edge_until_a_member_arrives_or_contributes(make):
     assert late.is_at_edge
     assert push(late, C, base=0, batch=2) == Accumulate(is_first=True, is_late=True)
     assert not late.is_at_edge
+
+
+def test_blocks_are_alike_at_the_start_of_the_same_round_with_the_same_members(make):
+    one, other = make(), make()
+    assert one.is_like(other)
+    assert not one.is_like(make(members=(A, C)))
+    assert not one.is_like(make(version=1))
+    push(other, A)
+    assert not one.is_like(other)
+    assert not other.is_like(one)
+    push(one, A)
+    assert not one.is_like(other), "the round is open"
