@@ -306,20 +306,24 @@ def halves(plan: ShardPlan, placement: Placement) -> list[Move]:
 @pytest.mark.parametrize("mode", [Async(), Sync(), Bounded(2)], ids=["async", "sync", "bounded"])
 def test_each_batch_counts_once_while_blocks_move_from_2_to_4_pservers_and_back(mode: Mode) -> None:
     with job(mode) as moving:
-        is_over = threading.Event()
+        is_over, is_last = threading.Event(), threading.Event()
         counts = dict.fromkeys(MEMBERS, 0)
-        together = threading.Barrier(len(MEMBERS))
+
+        def decide() -> None:
+            # All members end after the same number of batches.
+            if is_over.is_set():
+                is_last.set()
+
+        together = threading.Barrier(len(MEMBERS), decide)
         failures: list[BaseException] = []
 
         def pushes(member: int) -> None:
             chance = random.Random(member)
             try:
                 while True:
-                    # All members end after the same number of batches.
                     together.wait(30.0)
-                    if is_over.is_set():
+                    if is_last.is_set():
                         return
-                    together.wait(30.0)
                     batch = counts[member]
                     moving.push_everywhere(member, batch, batch if not isinstance(mode, Async) else 0)
                     counts[member] += 1
