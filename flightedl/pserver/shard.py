@@ -113,7 +113,7 @@ class Shard:
         shares_memory: bool = False,
     ) -> None:
         self.plan_hash = plan.hash
-        #: Placement at startup, and a flag: True if blocks have been adopted or released since then.
+        #: Placement at startup or after the newest move here, and a flag: True if blocks have moved since then.
         self._placement, self._has_moved = plan.placement, False
         #: Held while blocks leave or arrive and ``placement`` changes.
         self.placing = threading.RLock()
@@ -191,13 +191,16 @@ class Shard:
         Raises:
             StalePlacementError: Blocks were adopted or released after the placement that the sender knows.
         """
-        if placement_of_hash(plan_hash) < self._placement + self._has_moved:
-            raise StalePlacementError("blocks have moved: read the job's placement again")
-        return self.numbers
+        with self.placing:
+            if placement_of_hash(plan_hash) < self._placement + self._has_moved:
+                raise StalePlacementError("blocks have moved: read the job's placement again")
+            return self.numbers
 
     def place(self, plan_hash: str) -> None:
         """Record that another placement now determines this pserver's blocks."""
         self.plan_hash = self.copying.plan_hash = plan_hash
+        if self._has_moved:
+            self._placement, self._has_moved = self.placement, False
 
     def require_plan(self, plan_hash: str) -> None:
         """Raise FencedError if the sender's plan divides the model differently."""

@@ -24,6 +24,7 @@ from flightedl.domain.trainer.batches import Batch, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
 from flightedl.errors import FencedError, FlightedlError, MessageError
 from flightedl.messages.control import ViewMember, ViewRequest
+from flightedl.messages.declarations import Placement
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.flight import PserverFlight
@@ -184,7 +185,7 @@ class Cluster:
         assert self.shards[to].adopt(*released) is None
         owners[block] = to
         placement = placement_of(replace(self.plan, block_pservers=owners), self.plan.placement + 1)
-        self.plan = placed(self.plan, placement)
+        self._place(placement)
         return True
 
     def move_buckets(self, to: int) -> bool:
@@ -208,8 +209,13 @@ class Cluster:
         owners = self.plan.bucket_pservers.copy()
         owners[numbers.start - self.plan.block_count : numbers.stop - self.plan.block_count] = target
         placement = placement_of(replace(self.plan, bucket_pservers=owners), self.plan.placement + 1)
-        self.plan = placed(self.plan, placement)
+        self._place(placement)
         return True
+
+    def _place(self, placement: Placement) -> None:
+        self.plan = placed(self.plan, placement)
+        for shard in self.shards:
+            shard.place(self.plan.hash)
 
     def view(self, *members: int, serial: int = 1, trainer: str = "", first_round: int = 0) -> None:
         messages = [

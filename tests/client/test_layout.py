@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -165,6 +166,11 @@ def test_a_request_without_block_names_learns_that_blocks_have_moved() -> None:
         with pytest.raises(StalePlacementError):
             shard.all_numbers(before)
         assert number not in shard.all_numbers(cluster.plan.hash)
+        after_one, second = cluster.plan.hash, shard.numbers[0]
+        assert cluster.move(second, 1)
+        with pytest.raises(StalePlacementError):
+            shard.all_numbers(after_one)
+        assert second not in shard.all_numbers(cluster.plan.hash)
 
 
 def test_a_step_fails_if_the_block_is_missing_under_every_placement() -> None:
@@ -224,7 +230,8 @@ def run_while_moving(
         thread.start()
     while any(thread.is_alive() for thread in threads):
         moves += move(trainers)
-        threads[0].join(0.02)
+        # Without a pause, a step would never find its blocks: join() returns immediately once a thread has ended.
+        time.sleep(0.02)
     for thread in threads:
         thread.join()
     assert not failures
