@@ -120,7 +120,7 @@ def record(folder: Path) -> Recording:
 
 
 def kill(program: list[str], name: str, address: list[str], recording: Recording) -> None:
-    """Kill a process of the job by its pid in the status."""
+    """Kill one of the job's processes, whose pid the status shows."""
     where = ["--etcd", address[0], "--job", address[1]]
     shown = subprocess.run([*program, "status", *where], capture_output=True, text=True, timeout=30, check=True).stdout
     found = re.search(rf"^{name} .*?pid (\d+)", shown, re.MULTILINE)

@@ -116,7 +116,7 @@ class Kubectl:
     def logs(self, pod: str, *, follow: bool) -> Iterator[Iterable[str]]:
         command = [*self._command, "logs", pod, *(["--follow"] if follow else [])]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            assert process.stdout is not None, "a pipe was asked for"
+            assert process.stdout is not None, "a pipe was requested"
             try:
                 yield (line.rstrip("\n") for line in process.stdout)
             finally:

@@ -1,4 +1,4 @@
-"""Deduplicate the ids of a batch and sum their gradients, in compiled code for trainers."""
+"""Compiled code for trainers that deduplicates a batch's ids and sums their gradients."""
 
 from __future__ import annotations
 

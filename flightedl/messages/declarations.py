@@ -135,6 +135,11 @@ class Placement(Reply, frozen=True, kw_only=True):
         """Index of each block's and bucket's pserver."""
         return _unpacked(self.blocks + self.buckets)
 
+    @property
+    def holders(self) -> frozenset[int]:
+        """Indexes of the pservers that have blocks or buckets."""
+        return frozenset(owner for owner, _ in self.blocks + self.buckets)
+
     def attempt_of(self, block: int) -> int:
         """Return the attempt that moved a block or bucket to its owner; 0 if it never moved."""
         return _unpacked(self.attempts)[block] if self.attempts else 0

@@ -93,7 +93,7 @@ class ClientCall:
 class Download:
     """A stream of batches from the server. It can be iterated once.
 
-    Yields pairs ``(batch, metadata)``. The batch is None if the message is metadata without a batch.
+    Yields pairs ``(batch, metadata)``. The batch is None if the message consists of metadata only.
     """
 
     __slots__ = ("_call", "_declared", "_is_ended", "_reader")

@@ -388,7 +388,7 @@ class MasterCore:
         indexes = range(max(director.newest.pservers, director.placement.pservers))
         placements = {index: director.placement_for(index) for index in indexes}
         certain = director.placement.version if director.pending is None else None
-        self.pservers.placed(placements, {*director.newest.owners, *director.placement.owners}, certain)
+        self.pservers.placed(placements, director.holders, certain)
         self.pservers.is_moving = self.moves.is_moving
         self._declarations.place(director.placement)
         if (count := director.placement.pservers) != self._count:

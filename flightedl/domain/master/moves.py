@@ -200,7 +200,7 @@ class Moves:
     def _end(self, given_up: str) -> None:
         assert self.record is not None, "no change is in progress"
         director = self.director
-        least = 1 if director is None else max(director.placement.owners) + 1
+        least = 1 if director is None else max(director.placement.holders) + 1
         self.record = replace(self.record, pservers=least, drained=[], is_done=True, given_up=given_up)
         self._outbox.note(Kind.CHANGED_BY_HAND, "", "the change of the pservers ends: %s", given_up, is_warning=True)
         self._outbox.touch()
@@ -250,7 +250,7 @@ class Moves:
         moves: list[Move] = []
         if record.is_done:
             # Remove pservers that have no blocks because the change for which they were added was abandoned.
-            count = max(record.pservers, max(placement.owners) + 1)
+            count = max(record.pservers, max(placement.holders) + 1)
         else:
             count = max(record.pservers, placement.pservers)
             if count == placement.pservers and not (moves := next_moves(placed(plan, placement), _wanted(record))):

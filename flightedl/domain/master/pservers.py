@@ -57,8 +57,8 @@ class Pservers:
         self._sealed: dict[int, tuple[int, int]] = {}
         #: Index -> version of the newest placement that may be stored; see ``placed``.
         self._placements: Mapping[int, int] = {}
-        #: Indexes of the pservers that have or may get blocks; None before the first placement.
-        self._owners: Collection[int] | None = None
+        #: Indexes of the pservers that have or may get blocks: all of them before the first placement.
+        self._holders: Collection[int] = range(pserver_count)
         #: True while blocks may move. No audit begins during this time.
         self.is_moving = False
         #: Highest version that any pserver has reported.
@@ -83,15 +83,15 @@ class Pservers:
         self._recovery.seen(index, generation, self._placements.get(index, 0))
         self._outbox.wake(index)
 
-    def placed(self, placements: Mapping[int, int], owners: Collection[int], certain: int | None) -> None:
+    def placed(self, placements: Mapping[int, int], holders: Collection[int], certain: int | None) -> None:
         """Record the owners of blocks (see ``domain.recovery.replacements``).
 
         Args:
             placements: Index -> newest placement that may be stored, or 0; see ``Director.placement_for``.
-            owners: Indexes of the pservers that have blocks in a placement that may be stored.
+            holders: Indexes of the pservers that have blocks in a placement that may be stored.
             certain: Version of the stored placement; None while a transaction is in progress.
         """
-        self._placements, self._owners = dict(placements), owners
+        self._placements, self._holders = dict(placements), holders
         if certain is not None:
             self._recovery.placement_read(certain)
 
@@ -345,8 +345,7 @@ class Pservers:
 
     def next_step(self, present: Mapping[int, int], *, may_be_saved: bool) -> RestartServers | Reinitialize | None:
         """Return the next step in replacing lost values (see ``domain.recovery.reinitialization``)."""
-        owners = range(self.count) if self._owners is None else self._owners
-        return next_step(owners, present, self._lacking, self._recovery.settled(), may_be_saved=may_be_saved)
+        return next_step(self._holders, present, self._lacking, self._recovery.settled(), may_be_saved=may_be_saved)
 
     # finished epochs
 

@@ -56,14 +56,18 @@ class Director:
         """The newest placement that may be stored."""
         return (self.pending.placement if self.pending is not None else None) or self.placement
 
+    @property
+    def holders(self) -> frozenset[int]:
+        """Indexes of the pservers that have blocks in a placement that may be stored."""
+        return self.newest.holders | self.placement.holders
+
     def placement_for(self, index: int) -> int:
         """Return the newest version of the placement that may be stored.
 
         Returns 0 if this placement gives the pserver no blocks, or if no block has ever moved.
         """
         newest = self.newest
-        has_blocks = index in newest.owners or index in self.placement.owners
-        return newest.version if has_blocks and newest.attempts else 0
+        return newest.version if newest.attempts and index in self.holders else 0
 
     def begin(
         self,
@@ -110,7 +114,7 @@ class Director:
         Pservers that are being added need not be settled. See ``begin`` for the other arguments and the errors.
         """
         placement = self.placement
-        assert max(placement.owners) < pserver_count, "a pserver with blocks is removed"
+        assert max(placement.holders) < pserver_count, "a pserver with blocks is removed"
         for index in range(placement.pservers, pserver_count):
             if index not in seen:
                 raise NotReadyError(f"there is no pserver {index}")
@@ -128,7 +132,7 @@ class Director:
         is_checkpoint_open: bool,
     ) -> Generations:
         """Return (index, generation) of each pserver if blocks may move; otherwise raise an error."""
-        for index in {*indexes, *self.placement.owners}:
+        for index in {*indexes, *self.placement.holders}:
             if index not in seen or settled.get(index) != seen[index]:
                 raise NotReadyError("a pserver has not reported yet which batches it has applied")
         if is_audit_open or is_checkpoint_open:

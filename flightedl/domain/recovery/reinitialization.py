@@ -45,7 +45,7 @@ class Reinitialize:
 
 
 def next_step(
-    owners: Collection[int],
+    holders: Collection[int],
     present: Mapping[int, int],
     lacking: Mapping[int, LostValues],
     settled: Mapping[int, int],
@@ -55,7 +55,7 @@ def next_step(
     """Return the next step for pservers that lack their values, or None if none is due yet.
 
     Args:
-        owners: Indexes of the pservers that have blocks. The others have nothing to lose, and are not awaited.
+        holders: Indexes of the pservers that have blocks. The others have nothing to lose, and are not awaited.
         present: Index -> generation of the live processes.
         lacking: Index -> the lost values, as reported by a process.
         settled: Index -> generation of the processes that have values.
@@ -69,11 +69,11 @@ def next_step(
         return None
     election = max(each.election for each in now.values())
     ready = {index: each.generation for index, each in now.items() if each.election == election}
-    if ready.keys() >= set(owners):
+    if ready.keys() >= set(holders):
         return Reinitialize(election, ready)
     having = {
         index: generation
         for index, generation in present.items()
-        if index in owners and settled.get(index) == generation
+        if index in holders and settled.get(index) == generation
     }
     return RestartServers(having) if having else None

@@ -72,25 +72,23 @@ class Peers:
 
     def acknowledge(self, acknowledged: Acknowledged, generation: int) -> None:
         """Inform the master that a unit has been staged completely. Raises the same errors as any action."""
-        record = self._directory.master()
-        if record is None:
-            raise NotReadyError("there is no master")
         request = MovedRequest(attempt=acknowledged.attempt, block=acknowledged.block, generation=generation)
-        self._connection("master", 0, record).action("moved", encode(request), timeout_s=_ACTION_S)
+        self._master().action("moved", encode(request), timeout_s=_ACTION_S)
 
     def scale(self, request: ScaleRequest) -> ScaleReply:
         """Ask the master to change the pservers. Raises the same errors as any action."""
-        record = self._directory.master()
-        if record is None:
-            raise NotReadyError("there is no master")
-        return decode(
-            self._connection("master", 0, record).action("scale", encode(request), timeout_s=_ACTION_S), ScaleReply
-        )
+        return decode(self._master().action("scale", encode(request), timeout_s=_ACTION_S), ScaleReply)
 
     def give_up(self, transaction: Transaction) -> None:
         """Delete the intent if it still belongs to the attempt. Raises UnavailableError if etcd is unreachable."""
         key = self._keys.moving
         self._coordinator.transact([CreatedAt(key, transaction.attempt)], [Delete(key)])
+
+    def _master(self) -> Connection:
+        record = self._directory.master()
+        if record is None:
+            raise NotReadyError("there is no master")
+        return self._connection("master", 0, record)
 
     def _connection(self, role: str, index: int, record: ServerRecord) -> Connection:
         with self._lock:
