@@ -170,19 +170,6 @@ class DenseStore:
 
     # moving blocks
 
-    def release(self, released: ReleasedBlocks) -> list[StoredBlock]:
-        numbers = released.numbers
-        span = self.spans[numbers.start]
-        assert span.numbers == numbers, "the released blocks are not exactly one span"
-        self.spans = {number: other for number, other in self.spans.items() if other is not span}
-        blocks = []
-        for place in span.places:
-            values, *slots = (array[span.part(place.number)].copy() for array in (span.values, *span.slots))
-            state = (released.version, released.updates, values, tuple(slots))
-            blocks.append(StoredBlock(place.number, place.parameter, place.start, place.stop, *state))
-        span.release()
-        return blocks
-
     def drop(self, numbers: range, version: int) -> None:
         """Remove adjacent blocks of one span. The caller holds the locks of all spans."""
         span, others = self.spans[numbers.start], {}
@@ -208,6 +195,12 @@ class DenseStore:
         return found
 
     def prepared(self, released: ReleasedBlocks, blocks: Sequence[StoredBlock]) -> ArraySpan:
+        """Return a span with the values of released blocks. Clients cannot see it until ``adopt``.
+
+        Raises:
+            CorruptError: The values do not match these blocks of this job.
+            MemoryError: There is not enough memory.
+        """
         first = blocks[0].number
         numbers = range(first, first + len(blocks))
         if not 0 <= first <= numbers.stop <= self._plan.block_count or [each.number for each in blocks] != [*numbers]:

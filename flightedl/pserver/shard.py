@@ -530,41 +530,15 @@ class Shard:
 
     # Moves of blocks to another pserver
 
-    def release(self, numbers: range) -> tuple[ReleasedBlocks, Any] | Unmovable:
-        """Remove adjacent blocks or buckets that form a span or a part of a span.
+    def adopt(self, released: ReleasedBlocks, span: Any) -> Unmovable | None:
+        """Add a prepared span of blocks or buckets released by another pserver.
 
-        Returns:
-            The released state, and the values for ``adopt``; ``Unmovable`` if nothing was changed.
-
-        Raises:
-            MessageError: The blocks are not in one span of this pserver.
-        """
-        with self._held.all_locked(), self._soundness:
-            with self._deciding:
-                released = self._protocol.release(numbers)
-                if isinstance(released, Split):
-                    self._split(released)
-                    released = self._protocol.release(numbers)
-            assert not isinstance(released, Split), "a span was split in vain"
-            if isinstance(released, Unmovable):
-                return released
-            values = self._held.store(numbers.start).release(released)
-            self._has_moved = True
-            self._spans_changed()
-        return released, values
-
-    def adopt(self, released: ReleasedBlocks, values: Any) -> Unmovable | None:
-        """Add blocks or buckets released by another pserver. Returns ``Unmovable`` if nothing was changed.
+        If this fails or returns ``Unmovable``, nothing was changed, and the span is released.
 
         Raises:
             CorruptError: The released blocks are damaged, or belong to another job.
             MessageError: The blocks are already here, or do not match the epochs here.
-            BusyError, MemoryError: There is not enough memory. Nothing was changed.
         """
-        return self.adopt_span(released, self._held.store(released.numbers.start).prepared(released, values))
-
-    def adopt_span(self, released: ReleasedBlocks, span: Any) -> Unmovable | None:
-        """Add the blocks of a prepared span, which is released if this fails. Returns and raises like ``adopt``."""
         is_adopted = False
         try:
             with self._held.all_locked(), self._deciding:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
-from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, ReleasedBlocks, Split, Update
+from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, Split, Update
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.rows.values import NO_ROWS, TableRows
@@ -102,21 +102,8 @@ class Store(Protocol):
         """
         ...
 
-    def release(self, released: ReleasedBlocks) -> Any:
-        """Remove the span of these blocks and return its values. The caller holds the locks of all spans."""
-        ...
-
-    def prepared(self, released: ReleasedBlocks, values: Any) -> Any:
-        """Return a span with the values of released blocks. Clients cannot see it until ``adopt``.
-
-        Raises:
-            CorruptError: The values do not match these blocks of this job.
-            BusyError, MemoryError: There is not enough memory.
-        """
-        ...
-
     def adopt(self, span: Any) -> None:
-        """Add a span that ``prepared`` returned. The caller holds the locks of all spans."""
+        """Add a span of blocks that have arrived. The caller holds the locks of all spans."""
         ...
 
     def drop(self, numbers: range, version: int) -> None:

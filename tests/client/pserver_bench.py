@@ -18,11 +18,10 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, placed, placement_of, plan_shards
-from flightedl.domain.pserver.block_values import Unmovable
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.batches import Batch, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
-from flightedl.errors import FencedError, FlightedlError, MessageError
+from flightedl.errors import FencedError, FlightedlError, UnavailableError
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.declarations import Placement
 from flightedl.messages.parameters import BatchIdentity, PushHeader
@@ -32,6 +31,8 @@ from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
 from flightedl.wire.rows import Row
+
+from ..pserver.carrier import carry
 
 CLOCK = SystemClock()
 
@@ -179,10 +180,8 @@ class Cluster:
     def move(self, block: int, to: int) -> bool:
         """Move a block to another pserver and make the next placement. Return False if a round has begun."""
         owners = self.plan.block_pservers.copy()
-        released = self.shards[owners[block]].release(range(block, block + 1))
-        if isinstance(released, Unmovable):
+        if not carry(self.shards[owners[block]], self.shards[to], range(block, block + 1)):
             return False
-        assert self.shards[to].adopt(*released) is None
         owners[block] = to
         placement = placement_of(replace(self.plan, block_pservers=owners), self.plan.placement + 1)
         self._place(placement)
@@ -191,7 +190,7 @@ class Cluster:
     def move_buckets(self, to: int) -> bool:
         """Move the border between the buckets of two pservers towards ``to``, at most to the end of a span.
 
-        Return False if a round has begun, or spans are just being joined.
+        Return False if a round has begun, or spans have just been joined.
         """
         assert self.plan.bucket_pservers is not None
         at = self.plan.buckets_of(0).stop
@@ -200,12 +199,10 @@ class Cluster:
         span = self.shards[source].rows.span(at if to > at else at - 1).numbers
         numbers = range(at, min(to, span.stop)) if to > at else range(max(to, span.start), at)
         try:
-            released = self.shards[source].release(numbers)
-        except MessageError:
+            if not carry(self.shards[source], self.shards[target], numbers):
+                return False
+        except UnavailableError:
             return False
-        if isinstance(released, Unmovable):
-            return False
-        assert self.shards[target].adopt(*released) is None
         owners = self.plan.bucket_pservers.copy()
         owners[numbers.start - self.plan.block_count : numbers.stop - self.plan.block_count] = target
         placement = placement_of(replace(self.plan, bucket_pservers=owners), self.plan.placement + 1)

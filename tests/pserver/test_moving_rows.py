@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +19,9 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.schedules import Piecewise
 from flightedl.domain.model.sharding import ShardPlan, placed, plan_for
-from flightedl.domain.pserver.block_values import Unmovable
 from flightedl.domain.tables.optimizers import RowAdam
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
-from flightedl.errors import BusyError, CorruptError, MessageError, StalePlacementError
+from flightedl.errors import BusyError, NotReadyError, StalePlacementError
 from flightedl.formats.checkpoint_files import verify
 from flightedl.formats.row_batches import ROWS_OF
 from flightedl.formats.shard_files import read_rows
@@ -32,7 +31,6 @@ from flightedl.messages.declarations import Placement
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.moving.arrival import Arrival
 from flightedl.pserver.moving.departure import Departure
-from flightedl.pserver.moving.parcels import Digest, Parcel, decode, encode
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.rows import store
 from flightedl.pserver.shard import Shard
@@ -43,6 +41,7 @@ from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
 
+from .carrier import carry, hand_over, stage
 from .test_moved_buckets import IDS, SPECS
 from .test_rows import manifest_of
 
@@ -135,14 +134,7 @@ class Cluster:
         at = self.borders[border]
         source, target = (border, border - 1) if to > at else (border - 1, border)
         numbers = range(self.first + min(at, to), self.first + max(at, to))
-        while numbers:
-            # Some of the buckets may be in another span.
-            span = self.shards[source].rows.span(numbers.start).numbers
-            some = range(numbers.start, min(numbers.stop, span.stop))
-            found = self.shards[source].release(some)
-            assert not isinstance(found, Unmovable), found
-            assert self.shards[target].adopt(*found) is None
-            numbers = range(some.stop, numbers.stop)
+        assert carry(self.shards[source], self.shards[target], numbers)
         self.borders[border] = to
         self.placement += 1
 
@@ -233,21 +225,12 @@ class CopyingCluster(Cluster):
         numbers = range(self.first + min(at, to), self.first + max(at, to))
         departure = Departure(self.shards[source], numbers)
         self.copied = border, to, departure, Arrival(self.shards[target], numbers, departure.size_bytes)
-        self.sent(departure.copy())
-
-    def sent(self, content: Iterable[Parcel]) -> None:
-        assert self.copied is not None
-        arrival, digest = self.copied[3], Digest()
-        for parcel in content:
-            batch, metadata = encode(parcel)
-            digest.update(batch.columns, metadata)
-            arrival.digest.update(batch.columns, metadata)
-            arrival.add(decode(batch.columns, metadata))
+        stage(departure.copy(), self.copied[3])
 
     def update(self) -> None:
         """Send the rows that have changed since the last message."""
         assert self.copied is not None
-        self.sent(self.copied[2].copy())
+        stage(self.copied[2].copy(), self.copied[3])
 
     def finish(self) -> None:
         """Freeze the buckets, send the rest, and make the target their owner."""
@@ -260,14 +243,9 @@ class CopyingCluster(Cluster):
         assert source.freeze(numbers)
         with pytest.raises(StalePlacementError):
             self.push(self.shards.index(source), 1, 999, 0, (), 0, numbers)
-        self.sent(departure.rest())
+        stage(departure.rest(), arrival)
         departure.end()
-        arrival.prepare()
-        source.drop(numbers)
-        source.thaw(numbers)
-        arrival.adopt()
-        while source.rows.has_leftovers:
-            source.rows.discard_some()
+        hand_over(source, numbers, arrival)
         self.copied = None
         self.borders[border] = to
         self.placement += 1
@@ -433,9 +411,7 @@ def test_pushes_and_lookups_work_with_buckets_that_are_not_adjacent() -> None:
                 cluster.push(index, 1, batch, 0, IDS.tolist(), 0)
         stayed.push(0, 1, batch, 0, IDS.tolist(), 0)
         if batch == 0:
-            found = cluster.shards[0].release(range(cluster.first + 100, cluster.first + 200))
-            assert not isinstance(found, Unmovable)
-            assert cluster.shards[1].adopt(*found) is None
+            assert carry(*cluster.shards, range(cluster.first + 100, cluster.first + 200))
             continue
         for index, start, stop in ((0, 0, 100), (0, 200, 512), (1, 100, 200), (1, 512, BUCKETS)):
             numbers = range(cluster.first + start, cluster.first + stop)
@@ -454,23 +430,30 @@ def test_buckets_cannot_move_during_an_open_round_or_a_cut() -> None:
     cluster = Cluster(Sync(), [0, 512, BUCKETS])
     for index in range(2):
         cluster.push(index, 1, 0, 0, IDS.tolist(), 0)
-    assert cluster.shards[0].release(cluster.numbers(0)) is Unmovable.IN_ROUND
+    source, target = cluster.shards
+    assert not carry(source, target, cluster.numbers(0)), "a round is open"
     for index in range(2):
         cluster.push(index, 2, 0, 0, IDS.tolist(), 0)
-    found = cluster.shards[0].release(range(cluster.first + 100, cluster.first + 200))
-    assert not isinstance(found, Unmovable)
-    state, rows = found
-    with pytest.raises(CorruptError, match="other buckets or tables"):
-        cluster.shards[1].adopt(state, rows._replace(buckets=rows.buckets[1:]))
-    assert cluster.shards[1].adopt(state._replace(view=(1, 2)), rows) is Unmovable.VIEW
-    cluster.shards[1].rows._memory._limit_bytes = 1
-    with pytest.raises(BusyError, match="no memory for the rows"):
-        cluster.shards[1].adopt(state, rows)
-    with pytest.raises(MessageError, match="not in one span"):
-        cluster.shards[0].release(cluster.numbers(0))
-    before = cluster.shards[0].rows._memory.taken_bytes
-    assert cluster.shards[0].adopt(state, rows) is None
-    assert cluster.shards[0].rows._memory.taken_bytes > before
+    numbers = range(cluster.first + 100, cluster.first + 200)
+    cut = source._protocol.begin_cut(None).cut
+    assert not carry(source, target, numbers), "a cut is open"
+    source._protocol.drop_cut(cut)
+    departure = Departure(source, numbers)
+    arrival = Arrival(target, numbers, departure.size_bytes)
+    stage(departure.copy(), arrival)
+    assert source.freeze(numbers)
+    stage(departure.rest(), arrival)
+    departure.end()
+    members = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in MEMBERS]
+    view = ViewRequest(plan_hash="p", master_generation=1, serial=2, members=members)
+    target.set_members(view)
+    with pytest.raises(NotReadyError, match="different views"):
+        arrival.prepare()
+    source.set_members(view)
+    before = target.rows._memory.taken_bytes
+    stage(departure.rest(), arrival)
+    hand_over(source, numbers, arrival)
+    assert target.rows._memory.taken_bytes > before
 
 
 def test_an_increment_contains_all_rows_of_adopted_buckets_and_no_others() -> None:

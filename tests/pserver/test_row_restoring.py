@@ -148,7 +148,7 @@ def test_a_file_contains_the_version_offsets_of_buckets() -> None:
         push = [TableGradients(0, row_id, np.ones((1, 2), np.float32))]
         elsewhere.update(push, version=version, epoch=0, number=0)
     (span,) = old.spans
-    span.rows.adopt(elsewhere.release(range(BUCKETS), 20, 0), 2)
+    span.rows.take(elsewhere.release(range(BUCKETS), 20, 0), 2)
     command = SnapshotRequest(OrderNumber(1, 1, 1), None, "c", "", is_base=True, plan_hash="p")
     cut = CutRows(span, 2, 2, command, is_base=True)
     restore(new, [[(cut.span, list(cut.stored()))]])

@@ -100,7 +100,7 @@ class Arrival:
         with self.lock:
             ready, self._ready = self._ready, []
             for released, span in ready:
-                unmovable = self._shard.adopt_span(released, span)
+                unmovable = self._shard.adopt(released, span)
                 assert unmovable is None, f"blocks that were acknowledged cannot be adopted: {unmovable}"
 
     def drop(self) -> None:

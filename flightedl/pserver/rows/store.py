@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.pserver.block_values import Joined, ReleasedBlocks
+from flightedl.domain.pserver.block_values import Joined
 from flightedl.domain.pserver.blocks import around
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.restoring import FileBuckets, RestoredSpans
@@ -26,7 +26,7 @@ from flightedl.pserver.rows.memory import RowMemory
 from flightedl.pserver.rows.span import ReceivedRows, RowSpan
 from flightedl.pserver.rows.stored import chunk_of
 from flightedl.pserver.rows.tables import CutTable, RowTables
-from flightedl.pserver.rows.values import MovedBuckets, RowCounts
+from flightedl.pserver.rows.values import RowCounts
 from flightedl.pserver.stores import distinct
 from flightedl.wire.parts import ReceivedBlocks
 
@@ -143,33 +143,6 @@ class RowStore:
 
     # moving buckets, and joining spans
 
-    def release(self, released: ReleasedBlocks) -> MovedBuckets:
-        """Remove the span of these buckets and return its rows. The caller holds the locks of all spans."""
-        span = self.spans[released.numbers.start]
-        assert span.numbers == released.numbers, "the released buckets are not a whole span"
-        self.spans = {number: other for number, other in self.spans.items() if other is not span}
-        moved = span.rows.release(span.buckets, released.version, span.epoch)
-        span.release()
-        return moved
-
-    def prepared(self, released: ReleasedBlocks, moved: MovedBuckets) -> RowSpan:
-        """Return a span with the rows of released buckets. Clients cannot see it until ``adopt``.
-
-        Raises:
-            CorruptError: the rows belong to other buckets or tables.
-            BusyError: there is not enough memory.
-        """
-        buckets = self._buckets(released.numbers)
-        if moved.buckets != tuple(buckets) or len(moved.sketches) != len(self.tables):
-            raise CorruptError(f"rows of other buckets or tables came with the state of the buckets {buckets}")
-        with self.lock:
-            room_bytes = self._memory.room_bytes()
-        rows = RowTables(self.tables, buckets, RowMemory(max(room_bytes, 1)))
-        rows.adopt(moved, released.version)
-        span = RowSpan(released.numbers, self._first, rows, self.lock)
-        span.epoch = moved.epoch
-        return span
-
     def drop(self, numbers: range, version: int) -> None:
         """Remove adjacent buckets of one span, which have moved to another pserver.
 
@@ -231,7 +204,7 @@ class RowStore:
         return span
 
     def adopt(self, span: RowSpan) -> None:
-        """Add a span that ``prepared`` returned. The caller holds the locks of all spans."""
+        """Add a span that ``arrived`` returned. The caller holds the locks of all spans."""
         span.rows.charge(self._memory)
         self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 

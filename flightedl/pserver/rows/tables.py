@@ -398,7 +398,8 @@ class RowTables:
         Raises:
             BusyError: a round is open. Retry when it has closed.
         """
-        self._require_no_round()
+        if self._round:
+            raise BusyError("buckets of tables do not move while a round is open: retry when it has closed")
         those = list(buckets)
         found = [chunk for table in self._tables for chunk in table.release(those, table.oldest(version, epoch))]
         moved = self.state_of(those, version, epoch)._replace(chunks=tuple(found))
@@ -459,24 +460,13 @@ class RowTables:
         table.restore(chunk)
         self._note_size()
 
-    def adopt(self, moved: MovedBuckets, version: int) -> None:
+    def take(self, moved: MovedBuckets, version: int) -> None:
         """Add buckets that another store released. Their rows behave as if they had stayed in that store.
 
         Args:
             moved: The released buckets. From now on, their epoch also applies to the span.
             version: Version of the span.
-
-        Raises:
-            BusyError: a round is open, or there is not enough memory for the rows. Nothing was changed.
         """
-        self._require_no_round()
-        room_bytes = self.memory.room_bytes()
-        if room_bytes < sum(self._tables[chunk.table].bytes_of(chunk) for chunk in moved.chunks):
-            raise BusyError("there is no memory for the rows of the buckets that move here: increase --table-memory-mb")
-        self.take(moved, version)
-
-    def take(self, moved: MovedBuckets, version: int) -> None:
-        """Add buckets like ``adopt``, but without a limit on their memory."""
         those = list(moved.buckets)
         self.shifts[those] = moved.versions - version
         for table, given_up, sketch in zip(self._tables, moved.given_up, moved.sketches, strict=True):
@@ -496,10 +486,6 @@ class RowTables:
 
     def drop_round(self) -> None:
         self._round.clear()
-
-    def _require_no_round(self) -> None:
-        if self._round:
-            raise BusyError("buckets of tables do not move while a round is open: retry when it has closed")
 
     def restore_shifts(self, shifts: Numbers, counting: npt.NDArray[np.bool_]) -> None:
         """Restore the shifts of the marked buckets, before their rows. ``shifts`` is empty if all shifts are zero."""
