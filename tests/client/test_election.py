@@ -65,6 +65,13 @@ class Job:
         )
         stack.callback(self.servers.close)
 
+    def replace_pserver(self) -> None:
+        """Let a new process hold the pserver's index, which this trainer learns after its upload."""
+        record = ServerRecord(address=self.server.address, generation=0)
+        self.coordinator.transact([], [Delete(KEYS.pserver(0))])
+        created = self.coordinator.transact([], [Put(KEYS.pserver(0), msgspec.json.encode(record))]).revision
+        self.server.start_serving(ServerIdentity("demo", "pserver", 0, created))
+
     def elect(self) -> Elected:
         return elect_and_initialize(
             PLAN,
@@ -157,3 +164,16 @@ def test_a_request_that_is_fenced_is_not_sent_again(job: Job) -> None:
     with pytest.raises(FencedError, match="shard plan"):
         job.elect()
     assert len(job.uploads) == 1
+
+
+def test_values_of_a_pserver_that_was_replaced_after_its_upload_are_sent_again(job: Job) -> None:
+    """The last pserver answers although its key is gone already, so only the confirmation can detect it."""
+
+    def is_replaced() -> None:
+        if len(job.uploads) == 1:
+            job.replace_pserver()
+
+    job.during_upload = is_replaced
+    election = job.elect()
+    assert job.uploads == [election.election] * 2
+    assert election == job.elected()

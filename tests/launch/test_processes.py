@@ -13,6 +13,7 @@ import pytest
 
 from flightedl.config import child_environment
 from flightedl.errors import UsageError
+from flightedl.launch.orphan_reaper import kill_group
 from flightedl.launch.processes import Child, Children
 
 Until = Callable[[Callable[[], object]], None]
@@ -195,3 +196,17 @@ def test_nothing_survives_a_launcher_that_dies(
         launcher.wait(10.0)
     until(lambda: not alive(child) and not alive(grandchild))
     until(lambda: not (tmp_path / "adopted").exists())
+
+
+def test_a_group_is_killed_before_its_id_can_be_reused(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+    child, killed = start(children, "pass"), []
+
+    def kill(group: int) -> None:
+        # Raises ChildProcessError if the process was already reaped.
+        assert os.waitid(os.P_PID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        killed.append(group)
+        kill_group(group)
+
+    monkeypatch.setattr("flightedl.launch.processes.kill_group", kill)
+    assert child.wait(10.0) == 0
+    assert killed == [child.pid]

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from flightedl.coordination.records import TrainerRecord
+from flightedl.domain.master.events import LeasesSeen
 from flightedl.errors import NotReadyError
 from flightedl.messages.control import ViewReply
 from flightedl.messages.tasks import FinishedTask, TasksTicket
@@ -233,3 +235,32 @@ def test_a_trainer_that_registers_again_at_once_loses_its_tasks(make_job: MakeJo
     assert state.core.work.queue.waiting.runs == [(0, 0, 1, 0)], "it is alive, so its tasks are not to blame"
     done = master.do_all("b", b, pservers)
     assert sorted(each.task for each in done) == list(range(TASKS))
+
+
+def test_a_trainer_that_registers_while_leases_are_read_does_not_count_as_gone(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request is answered with "try again", not with "register again"."""
+    job = make_job()
+    master, _ = begun(job)
+    late: list[int] = []
+    seen: list[LeasesSeen] = []
+    apply, trainers = master.state.apply, master.directory.trainers
+
+    def watched(event: object, *more: object) -> None:
+        if isinstance(event, LeasesSeen):
+            seen.append(event)
+        apply(event, *more)
+
+    def read() -> dict[str, TrainerRecord]:
+        found = trainers()
+        if not late:
+            late.append(job.start_trainer("late"))
+            eventually(lambda: master.directory.revision >= late[0])
+        return found
+
+    monkeypatch.setattr(master.state, "apply", watched)
+    monkeypatch.setattr(master.directory, "trainers", read)
+    master.service.read_directory()
+    assert "late" not in seen[0].trainers
+    assert seen[0].revision < late[0]

@@ -16,9 +16,11 @@ from flightedl.domain.model.optimizers import LAMB, Adam, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.domain.pserver.block_values import Unmovable
-from flightedl.errors import CorruptError, MessageError, StalePlacementError
+from flightedl.errors import CorruptError, MessageError, NotReadyError, StalePlacementError
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
+from flightedl.pserver.moving.arrival import Arrival
+from flightedl.pserver.moving.departure import Departure
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.stores import Pushed, Wanted
 from flightedl.wire.parts import ReceivedBlocks
@@ -196,3 +198,23 @@ def test_damaged_blocks_are_rejected_and_change_nothing() -> None:
     assert other.adopt(state_of._replace(view=(1, 2)), other.dense.prepared(state_of, values)) is Unmovable.VIEW
     assert (other.numbers, other.size_bytes_total) == ([], 0)
     assert other.adopt(state_of, other.dense.prepared(state_of, values)) is None
+
+
+@pytest.mark.parametrize("later", ["source", "target"])
+def test_blocks_are_not_acknowledged_by_a_pserver_with_another_view(later: str) -> None:
+    """After the acknowledgement, the move may be committed, and then the target has to adopt the blocks."""
+    source, target = shard(Async(), Adam(lr=0.1)), shard(Async(), Adam(lr=0.1), is_empty=True)
+    view = ViewRequest(plan_hash="p", master_generation=1, serial=2, members=[])
+    numbers = source.dense.span(0).numbers
+    (source if later == "source" else target).set_members(view)
+    departure, arrival = Departure(source, numbers), Arrival(target, numbers, 0)
+    assert source.freeze(numbers)
+    for parcel in departure.rest():
+        arrival.add(parcel)
+    departure.end()
+    with pytest.raises(NotReadyError, match="different views"):
+        arrival.prepare()
+    if later == "source":
+        target.set_members(view)
+        arrival.prepare()
+        arrival.drop()
