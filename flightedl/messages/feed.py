@@ -44,3 +44,6 @@ class ChangesHeader(Reply, frozen=True, kw_only=True):
     blocks: list[tuple[int, int]] = []
     #: Ranges of the buckets whose rows the pserver stores, as (first, end).
     buckets: list[tuple[int, int]] = []
+    #: Ranges of blocks that are frozen because they move to another pserver, which may have changed them since. Buckets
+    #: are numbered after the last block.
+    leaving: list[tuple[int, int]] = []

@@ -84,6 +84,7 @@ class PserverFeed:
                 since=start,
                 blocks=[(each.numbers.start, each.numbers.stop) for each in distinct(shard.dense.spans)],
                 buckets=[(each.buckets.start, each.buckets.stop) for each in distinct(shard.rows.spans)],
+                leaving=[(numbers.start, numbers.stop) for numbers in shard.leaving],
             )
         schema = CHANGES_SCHEMA.with_metadata({HEADER_KEY: encode(header)})
         return Outgoing(schema, answer.messages())

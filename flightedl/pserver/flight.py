@@ -171,6 +171,8 @@ class PserverFlight:
 
     def _changes(self, ticket: bytes, call: Call) -> Outgoing:
         request = decode(ticket, ChangesTicket)
+        # A pserver that was frozen may have been replaced, and its blocks changed elsewhere.
+        self._service.require_lease()
         return self._service.feed(request.plan_hash).changes(request, call)
 
     def _table(self, ticket: bytes, _: Call) -> Outgoing:

@@ -135,7 +135,7 @@ class Shard:
         self._lowest = 0
         #: Adjacent blocks that accept no pushes after the end of their open round, because they move to another
         #: pserver.
-        self._freezing: list[range] = []
+        self.leaving: list[range] = []
         #: Blocks that are frozen, and blocks that are about to be adopted.
         self._frozen: list[range] = []
         self._approaching: list[range] = []
@@ -344,7 +344,7 @@ class Shard:
                 self._soundness.require()
             if span.is_split:
                 return None
-            if self._freezing:
+            if self.leaving:
                 self._require_thawed(span.numbers)
             needs = _UPDATE
             if protocol.is_synchronous or self.copying.under_way:
@@ -575,8 +575,8 @@ class Shard:
 
     def freeze(self, numbers: range) -> bool:
         """Stop accepting pushes to adjacent blocks when their open round ends. Return True if it has ended."""
-        if numbers not in self._freezing:
-            self._freezing = [*self._freezing, numbers]
+        if numbers not in self.leaving:
+            self.leaving = [*self.leaving, numbers]
         with contextlib.ExitStack() as held:
             for lock in dict.fromkeys(span.lock for span in self.spans_in(numbers)):
                 held.enter_context(lock)
@@ -593,7 +593,7 @@ class Shard:
     @property
     def is_moving(self) -> bool:
         """True if requests may have to wait until blocks have left or arrived."""
-        return bool(self._freezing or self._approaching)
+        return bool(self.leaving or self._approaching)
 
     def await_moves(self, numbers: Iterable[range], timeout_s: float, *, is_read: bool = False) -> None:
         """Wait until none of these blocks is frozen or about to be adopted, at most ``timeout_s`` seconds.
@@ -610,14 +610,14 @@ class Shard:
 
     def thaw(self, numbers: range) -> None:
         """Undo ``freeze`` and ``approach`` of adjacent blocks if the first of these blocks is in ``numbers``."""
-        self._freezing = [other for other in self._freezing if other.start not in numbers]
+        self.leaving = [other for other in self.leaving if other.start not in numbers]
         self._frozen = [other for other in self._frozen if other.start not in numbers]
         self._approaching = [other for other in self._approaching if other.start not in numbers]
         self.changes.has_news = True
         self.changes.announce()
 
     def _require_thawed(self, numbers: range) -> None:
-        for frozen in self._freezing:
+        for frozen in self.leaving:
             if numbers.start < frozen.stop and frozen.start < numbers.stop and self._protocol.is_at_edge(numbers):
                 raise StalePlacementError(f"the blocks {numbers} are moving: read the job's placement again")
 

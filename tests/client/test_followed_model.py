@@ -149,7 +149,7 @@ def test_an_answer_to_an_earlier_request_does_not_end_catching_up() -> None:
     with closed_port() as port, Follower(etcd=f"127.0.0.1:{port}", job="demo") as follower:
         follower._clock, follower._model = clock, model
         assert follower._ask(0, model, pserver)
-        assert (model.covers(9.0, 1), model.covers(12.0, 1)) == (True, False)
+        assert (model.covers(9.0), model.covers(12.0)) == (True, False)
         assert follower.age_s == 5.0, "the pserver may have changed since it was asked"
         follower._clock = FakeClock(9.0)
         follower.catch_up(0.0)
@@ -171,28 +171,32 @@ def test_a_copy_is_up_to_date_when_each_block_and_bucket_has_an_owner_that_has_a
         model.apply(server, received)
 
     ask(0, header(1, None, range(BUCKETS)), 1.0)
-    assert (model.covers(0.5, model.placement), model.covers(1.0, model.placement)) == (True, False)
+    assert (model.covers(0.5), model.covers(1.0)) == (True, False)
     ask(1, header(1, None, range(0), placement=1), 3.0)
     ask(0, header(2, 1, range(512), placement=2), 3.0)
-    assert not model.covers(2.0, model.placement), "the other buckets have left for the pserver that answered before"
+    assert not model.covers(2.0), "the other buckets have left for the pserver that answered before"
     ask(1, header(2, 1, range(512, BUCKETS), placement=2), 4.0)
-    assert model.covers(2.0, model.placement)
+    assert model.covers(2.0)
 
 
-def test_catching_up_waits_for_what_each_pserver_knew_of_the_placement_afterwards() -> None:
-    """The second pserver answers late, so it may have got blocks since that the first one still claims to have."""
+def test_catching_up_waits_for_blocks_that_their_owner_had_frozen() -> None:
+    """The second pserver may have got blocks, and changed them, since it answered."""
     clock, plan = FakeClock(10.0), plan_shards([ParameterSpec("w", (6,))], 2)
-    model, others = FollowedModel(plan), header(1, None, range(0), generation=6)
-    others = msgspec.structs.replace(others, blocks=[])
-    all_blocks = msgspec.structs.replace(header(1, None, range(0)), blocks=[(0, plan.block_count)])
+    every = [(0, plan.block_count)]
+    others = msgspec.structs.replace(header(1, None, range(0), generation=6), blocks=[])
+    frozen = msgspec.structs.replace(header(1, None, range(0)), blocks=every, leaving=every)
+    thawed = msgspec.structs.replace(header(2, 1, range(0)), blocks=every)
     with closed_port() as port, Follower(etcd=f"127.0.0.1:{port}", job="demo") as follower:
-        follower._clock, follower._model = clock, model
-        late: Any = SlowPserver(clock, others)
-        assert follower._ask(1, model, late)
-        first: Any = SlowPserver(clock, all_blocks)
-        assert follower._ask(0, model, first)
-        follower._clock = FakeClock(9.0)
+        follower._clock, follower._model = clock, FollowedModel(plan)
+        for server, head in ((1, others), (0, frozen), (0, thawed)):
+            follower._clock = FakeClock(9.0)
+            with pytest.raises(DeadlineError):
+                follower.catch_up(0.0)
+            follower._clock = clock
+            pserver: Any = SlowPserver(clock, head)
+            follower._ask(server, follower.model(), pserver)
+        follower._clock = FakeClock(19.0)
         follower.catch_up(0.0)
-        follower._clock = FakeClock(12.0)
+        follower._clock = FakeClock(21.0)
         with pytest.raises(DeadlineError):
             follower.catch_up(0.0)

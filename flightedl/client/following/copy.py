@@ -127,16 +127,11 @@ class FollowedModel:
         with self._lock:
             return not self._missing and self.tables.is_complete
 
-    @property
-    def placement(self) -> int:
-        with self._lock:
-            return self._feeds.placement
-
-    def covers(self, begun: float, placement: int) -> bool:
+    def covers(self, begun: float) -> bool:
         """True if the copy has all changes that the pservers had at an instant; see ``FollowedFeeds.covers``."""
         count = self.plan.block_count + (BUCKETS if self.plan.tables else 0)
         with self._lock:
-            return self._feeds.covers(range(count), begun, placement)
+            return self._feeds.covers(range(count), begun)
 
     def arrays(self) -> dict[str, Array]:
         """Return all parameters, with their values after the same message."""

@@ -125,8 +125,6 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         self._model: FollowedModel | None = None
         self._declared = b""
         self._threads: dict[int, threading.Thread] = {}
-        #: Pserver -> instant of the newest request whose answer was applied.
-        self._answered: dict[int, float] = {}
         #: Pserver -> newest instant at which its part of the copy is known to have been up to date.
         self._fresh: dict[int, float] = {}
         self._trouble = ""
@@ -176,19 +174,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         """Wait until the copy has all changes that exist at this moment. Raises the same errors as ``wait``."""
         self.wait(timeout_s)
         begun = self._clock.now()
-
-        needed: tuple[FollowedModel, int] | None = None
-
-        def has_all() -> bool:
-            nonlocal needed
-            model = self.model()
-            if needed is None or needed[0] is not model:
-                if not all(self._answered.get(server, 0.0) > begun for server in range(model.plan.pserver_count)):
-                    return False
-                needed = model, model.placement
-            return model.covers(begun, needed[1])
-
-        self._wait_for(has_all, timeout_s)
+        self._wait_for(lambda: self.model().covers(begun), timeout_s)
         return self
 
     def _wait_for(self, is_true: Any, timeout_s: float) -> None:
@@ -294,7 +280,6 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
             return False
         has_changes = header.position != since
         with self._changed:
-            self._answered[server] = asked
             # Without changes, the copy was still up to date when the pserver answered.
             self._fresh[server] = asked if has_changes else self._clock.now()
             self._trouble = ""

@@ -17,7 +17,10 @@ remove the same rows.
 If a block moves to another pserver, its new owner sends the complete block and the version of the placement. A client
 keeps that version for each block, and ignores what a former owner sent before the move.
 
-While blocks move, answers of all pservers may be without a block: its new owner answered before it adopted the block,
-and its former owner answered after it had released the block. So a client is up to date only when, for each block, it
-has a new answer of a pserver that had the block; see ``FollowedFeeds.covers``.
+A client is up to date only when, for each block, it has a new answer from a pserver that was the block's owner. While
+blocks move, answers of all pservers may lack a block: its new owner answered before it adopted the block, and its
+former owner answered after it had released the block. The former owner may also lag behind and still have the block
+after the new owner has changed it. But the former owner froze the block before the new owner changed it, and has listed
+it as *leaving* since then. So the content of a leaving block is applied, but does not show that the client is up to
+date; see ``FollowedFeeds.covers``.
 """

@@ -26,7 +26,7 @@ class FollowedFeeds:
         self._positions: dict[int, Position] = {}
         #: Block or bucket -> highest placement version of any message from which its content was applied.
         self._placements: dict[int, int] = {}
-        #: Block or bucket -> instant of the request with whose answer its content was applied.
+        #: Block or bucket -> instant of the newest request that its owner answered.
         self._asked: dict[int, float] = {}
 
     def since(self, server: int) -> Position | None:
@@ -62,26 +62,16 @@ class FollowedFeeds:
             asked: Instant of the request.
         """
         self._positions[server] = header.position
+        leaving = {block for start, stop in header.leaving for block in range(start, stop)}
         for block in self.owned(header, blocks):
             self._placements[block] = header.position.placement
-            self._asked[block] = asked
+            if block not in leaving:
+                self._asked[block] = asked
 
-    @property
-    def placement(self) -> int:
-        """Highest version of a placement in the pservers' newest messages."""
-        return max((position.placement for position in self._positions.values()), default=0)
-
-    def covers(self, blocks: Iterable[int], begun: float, placement: int) -> bool:
-        """True if these blocks have all changes that their owners had at an instant.
-
-        Args:
-            blocks: The blocks and buckets.
-            begun: The instant.
-            placement: ``placement`` after all pservers have answered a request that was sent later. A pserver that has
-                read an older placement may still have a block that another pserver has changed since.
-        """
-        asked, placements = self._asked, self._placements
-        return all(block in asked and asked[block] > begun and placements[block] >= placement for block in blocks)
+    def covers(self, blocks: Iterable[int], begun: float) -> bool:
+        """True if these blocks and buckets have all changes that their owners had at the instant ``begun``."""
+        asked = self._asked
+        return all(block in asked and asked[block] > begun for block in blocks)
 
     def forget(self) -> None:
         """Start over, because the job has another model."""
