@@ -12,6 +12,8 @@ from typing import Annotated
 import msgspec
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
+#: Version of the protocol in ``schemas/``, whose page says what may change within a version.
+PROTOCOL = 1
 
 
 class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +27,8 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: Natural = 0
     #: Policy for checksums of values; see ``rpc.integrity``.
     integrity: str = "auto"
+    #: Version of the protocol, for clients in other languages.
+    protocol: Natural = PROTOCOL
 
 
 class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -54,6 +55,66 @@ def test_the_golden_step_message_still_decodes() -> None:
 def test_the_golden_header_still_decodes() -> None:
     header = decode(json.dumps(flightedl_schemas.load("golden")["push header"]).encode(), PushHeader)
     assert header.identity.batch == 3
+
+
+#: Messages and records of clients that read, follow, push and take tasks. Messages inside them are included.
+OF_CLIENTS = (
+    *("ReadCommand", "ReadTicket", "ChangesTicket", "TasksTicket", "JoinRequest", "PushHeader", "PullTicket"),
+    *("LookupHeader", "ChangesHeader", "TasksReply", "JoinReply", "PushReply"),
+    *("JobDeclaration", "HistoryRecord", "ServerRecord", "TrainerRecord"),
+)
+
+
+def published() -> dict[str, Any]:
+    """Return the parts of the protocol that must not change within a version."""
+    known = flightedl_schemas.load("messages")
+    found: dict[str, Any] = {}
+    names = list(OF_CLIENTS)
+    while names:
+        if (name := names.pop()) not in found:
+            message = known["$defs"][name]
+            found[name] = {"properties": {key: _bare(value) for key, value in message["properties"].items()}}
+            if message.get("additionalProperties") is False:
+                found[name]["required"] = sorted(message.get("required", []))
+            names += re.findall(r"#/\$defs/(\w+)", json.dumps(message))
+    arrow, keys = (flightedl_schemas.load(each) for each in ("arrow", "keys"))
+    used = {key: "" for key in keys if re.match("/flightedl/<job>/(history|job|master/addr|ps/|trainers/)", key)}
+    golden = {key: value for key, value in flightedl_schemas.load("golden").items() if not isinstance(value, dict)}
+    return {"protocol": known["protocol"], "messages": found, "arrow": arrow, "keys": used, "golden": golden}
+
+
+def _bare(field: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in field.items() if key not in {"default", "description", "maximum", "maxLength"}}
+
+
+def _accepts(now: dict[str, Any], then: dict[str, Any]) -> bool:
+    """True if a field is the same, or permits more values."""
+    values = then.get("enum", [])
+    return {**now, "enum": values} == {**then, "enum": values} and set(values) <= set(now.get("enum", []))
+
+
+def test_the_protocol_only_grows_within_a_version(pytestconfig: pytest.Config) -> None:
+    """Clients of the first release of this version still work. For a new version, run this test with ``--rewrite``."""
+    now, file = published(), Path(__file__).with_name("published.json")
+    then = json.loads(file.read_text("utf-8"))
+    if pytestconfig.getoption("--rewrite"):
+        assert now["protocol"] > then["protocol"], "raise flightedl.coordination.records.PROTOCOL"
+        lines = (f' "{part}": {_one_line_for_each(value)}' for part, value in now.items())
+        file.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+        return
+    assert now["protocol"] == then["protocol"], "publish the new version: pytest --rewrite tests/schemas"
+    for name, message in then["messages"].items():
+        for field, kind in message["properties"].items():
+            assert _accepts(now["messages"][name]["properties"].get(field, {}), kind), f"{name}.{field} has changed"
+        assert now["messages"][name].get("required") == message.get("required"), f"{name} has a new required field"
+    for part in ("arrow", "golden", "keys"):
+        assert then[part] == {key: now[part].get(key) for key in then[part]}
+
+
+def _one_line_for_each(part: Any) -> str:
+    if not isinstance(part, dict):
+        return json.dumps(part)
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in part.items()) + "\n }"
 
 
 README = resources.files(flightedl_schemas).joinpath("README.md").read_text("utf-8")
