@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci docs pictures schemas manifests requirements fuzz storm bench audit sbom release clean programs etcd-server kubectl promtool chromium
+.PHONY: help install run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci docs pictures schemas manifests requirements fuzz storm bench audit sbom release clean programs etcd-server kubectl promtool chromium node-packages
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ WHOLLY_MARKED := tests/torch tests/faults tests/frameworks
 unit: $(VENV)/.dev promtool ## Run the tests that need no server
 	@$(PYTEST) -q -n $(UNIT_AT_ONCE) --dist worksteal -m "not ($(MARKED) or storm)" $(WHOLLY_MARKED:%=--ignore %)
 
-marked: $(VENV)/.dev etcd-server chromium kubectl ## Run the tests with real etcd, S3 and killed processes
+marked: $(VENV)/.dev etcd-server chromium kubectl node-packages ## Run the tests with real etcd, S3 and killed processes
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal --durations=25 -m "($(MARKED)) and not storm" $(WITH_MARKED)
 
 test-one: $(VENV)/.dev ## Run selected tests with their servers (t=tests/wire/test_rows.py, k=name)
@@ -127,7 +127,7 @@ clean: ## Remove build results and caches, but not .venv, runs/ and data/
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-programs: etcd-server kubectl promtool chromium
+programs: etcd-server kubectl promtool chromium node-packages
 
 # For the test of the overlays.
 kubectl:
@@ -136,6 +136,13 @@ kubectl:
 # For the tests of the job's page.
 chromium:
 	@.ci/install-program chromium chromium
+
+# For the test of a client in another language. Packages are installed again when their lock file changes.
+node-packages:
+	@.ci/install-program node nodejs
+	@.ci/install-program npm npm
+	@cd tests/node && { [ node_modules/.package-lock.json -nt package-lock.json ] || npm ci --silent; } || \
+		echo "cannot install the packages of tests/node; its tests will fail" >&2
 
 # For the tests of the alert rules and of the metrics' format.
 promtool:

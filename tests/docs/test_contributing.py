@@ -16,6 +16,10 @@ SELECTIONS = re.findall(
 )
 
 
+#: Targets that only install programs.
+INSTALLED = {"programs", "etcd-server", "kubectl", "promtool", "chromium", "node-packages"}
+
+
 def test_the_page_has_examples() -> None:
     assert any(name for _, name in SELECTIONS)
 
@@ -46,7 +50,7 @@ def test_the_help_lists_every_target_for_people() -> None:
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout
     listed = set(re.findall(r"^  make ([a-z-]+)", shown, re.MULTILINE))
     (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
-    assert listed == set(phony.split()) - {"programs", "etcd-server", "kubectl", "promtool", "chromium"}
+    assert listed == set(phony.split()) - INSTALLED
     assert {target for target in listed if f"\n{target}:" in MAKEFILE} == listed
 
 
