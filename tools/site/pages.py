@@ -28,6 +28,7 @@ CONTENTS: dict[str, tuple[str, ...]] = {
         "docs/kubernetes.md",
         "docs/machines.md",
         "docs/online.md",
+        "docs/clients.md",
         "docs/moving.md",
         "docs/prove.md",
     ),
