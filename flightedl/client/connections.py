@@ -62,15 +62,19 @@ class Servers:
         directory.subscribe(self._leave_replaced)
 
     def _leave_replaced(self) -> None:
-        present = {("pserver", index): record for index, record in self._directory.pservers().items()}
-        if (master := self._directory.master()) is not None:
-            present["master", 0] = master
+        present = self._present()
         with self._lock:
             left = [
                 connection for place, (record, connection) in self._connections.items() if present.get(place) != record
             ]
         for connection in left:
             connection.abort_calls()
+
+    def _present(self) -> dict[tuple[str, int], ServerRecord]:
+        present = {("pserver", index): record for index, record in self._directory.pservers().items()}
+        if (master := self._directory.master()) is not None:
+            present["master", 0] = master
+        return present
 
     def follow(self, key: str, election: FollowedElection) -> None:
         """Reject all calls once the model has been initialized again. The model's election is the etcd key ``key``."""
@@ -137,6 +141,9 @@ class Servers:
             self._connections[role, index] = (record, connection)
             if known is not None:
                 self._retired.append(known[1])
+        if self._present().get((role, index)) != record:
+            # The server was replaced before this connection was registered, so its calls have not been aborted.
+            connection.abort_calls()
         return connection
 
     def close(self) -> None:

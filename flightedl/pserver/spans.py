@@ -142,9 +142,11 @@ class ArraySpan(SpanPlace):
         return [offset - start for offset in self.offsets[first : first + len(numbers) + 1]]
 
     def borrow(self, numbers: range) -> Array:
-        """Return the (n,) values of adjacent blocks. They do not change while the result is alive."""
+        """Return the (n,) values of adjacent blocks. They do not change while the result or a part of it is alive."""
         first = self.numbers.start
-        view = self.values[self.bounds[numbers.start - first] : self.bounds[numbers.stop - first]]
+        part = self.values[self.bounds[numbers.start - first] : self.bounds[numbers.stop - first]]
+        # A slice of an array refers to the array that owns the memory. Only the memoryview makes it refer to ``view``.
+        view: Array = np.asarray(part.data)
         view.flags.writeable = False
         self._lent.append(weakref.ref(view))
         return view

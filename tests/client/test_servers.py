@@ -107,6 +107,25 @@ def test_a_call_to_a_frozen_server_ends_when_it_is_replaced(
         assert time.monotonic() - start < LONG_S / 6
 
 
+def test_a_connection_to_a_server_that_is_replaced_while_it_is_opened_calls_nobody(
+    place: Place, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = servers._connector.connect
+
+    def connect_late(*arguments: object) -> Connection:
+        connection = connect(*arguments)  # type: ignore[arg-type]
+        monkeypatch.setattr(servers._connector, "connect", connect)
+        gone(place)
+        assert servers._directory.wait_until(lambda d: d.entry(place.key) is None or None, LONG_S)
+        return connection
+
+    monkeypatch.setattr(servers._connector, "connect", connect_late)
+    with pytest.raises(FlightedlError) as raised:
+        place.connection(servers).action("wait", b"", timeout_s=LONG_S)
+    assert is_transient(raised.value)
+    assert not place.entered.is_set()
+
+
 def test_calls_go_to_the_server_that_has_replaced_another(place: Place, servers: Servers) -> None:
     before = place.connection(servers)
     assert place.connection(servers) is before

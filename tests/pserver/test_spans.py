@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from flightedl.domain.consistency.modes import Async, Mode, Sync
@@ -141,6 +142,16 @@ def test_borrowed_values_never_change_and_are_copied_only_while_in_use() -> None
     bench.push(1, 2)
     assert span.values is moved, "values without readers were moved"
     assert bench.values()[0] == (3, 3.0)
+
+
+def test_a_part_of_borrowed_values_never_changes_either() -> None:
+    bench = Bench(Async())
+    part = bench.shard.values(ALL)[0][SIZE : 2 * SIZE]
+    bench.push(1, 0)
+    assert part.tolist() == [0.0] * SIZE
+    buffer = pa.py_buffer(bench.shard.values(ALL)[0][SIZE : 2 * SIZE])
+    bench.push(1, 1)
+    assert set(np.frombuffer(buffer, np.float32)) == {2.0}
 
 
 def test_a_borrowed_view_survives_the_split_of_its_span() -> None:
