@@ -30,6 +30,8 @@ _TELEMETRY = ("", "otlp")
 _LOG_FORMATS = ("text", "json")
 INTEGRITIES = ("auto", "always", "never")
 SAME_HOST = ("auto", "never")
+#: Sources of notices that a machine is about to end (see ``domain.notices``).
+NOTICES = ("aws", "gcp", "azure", "kubernetes")
 #: Trainers report finished batches far more often than this, so no trainer seems stuck between two reports.
 STUCK_FLOOR_S = 5.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -111,6 +113,13 @@ class CommonSettings:
     integrity: str = "auto"
     #: Shared memory for values between a trainer and a pserver of the same user on the same host: "auto" or "never".
     same_host: str = "auto"
+    #: Source of notices that this machine is about to end: aws, gcp, azure or kubernetes; empty for none. A notice has
+    #: the effect of SIGTERM. Used by servers, ``flightedl run`` and ``python -m flightedl.launch.trainer``.
+    notice: str = ""
+    #: URL of the cloud's metadata service, for tests.
+    notice_url: str = "http://169.254.169.254"
+    #: Name of the pod's node, for ``notice=kubernetes``.
+    node: str = ""
 
     def __post_init__(self) -> None:
         require_job_name(self.job)
@@ -119,6 +128,12 @@ class CommonSettings:
         _require_one_of("log_format", self.log_format, self.log_format, _LOG_FORMATS)
         _require_one_of("integrity", self.integrity, self.integrity, INTEGRITIES)
         _require_one_of("same_host", self.same_host, self.same_host, SAME_HOST)
+        if self.notice and self.notice not in NOTICES:
+            raise UsageError(f"notice is {self.notice!r:.40}, but must be {', '.join(NOTICES)}, or empty for none")
+        if not self.notice_url.startswith("http://"):
+            raise UsageError(f"notice_url is {self.notice_url!r:.80}, but must be an http:// URL")
+        if self.notice == "kubernetes" and not self.node:
+            raise UsageError("notice=kubernetes needs the name of the pod's node: set FLIGHTEDL_NODE to spec.nodeName")
         if self.telemetry not in _TELEMETRY:
             raise UsageError(f"telemetry is {self.telemetry!r:.40}, but must be otlp, or empty for none")
         require_addresses(self.etcd)

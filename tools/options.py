@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from flightedl.config import NOTICES
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -72,6 +74,11 @@ job_options = together(
     click.option("--job", metavar="NAME", help="Name of the job [FLIGHTEDL_JOB, else: default]"),
     click.option("--etcd", metavar="HOST:PORT", help="etcd to use [FLIGHTEDL_ETCD, else: 127.0.0.1:2379]"),
 )
+notice_option = click.option(
+    "--notice",
+    type=click.Choice(NOTICES),
+    help="Watch for the end of this machine, and stop then as on SIGTERM [off]",
+)
 tls_option = click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
 #: Options of commands that query a running job (see ``running``).
 running_job_options = together(tls_option, job_options)
@@ -102,6 +109,7 @@ server_options = together(
     click.option("--port", type=int, help="Port to listen on; 0 chooses a free one [0]"),
     click.option("--advertise", metavar="ADDRESS", help="Address by which other processes connect [that of --bind]"),
     click.option("--bind", metavar="ADDRESS", help="Numeric address to listen on [127.0.0.1]"),
+    notice_option,
     job_options,
 )
 

@@ -13,7 +13,7 @@ import click
 from flightedl.config import INTEGRITIES, SAME_HOST
 from flightedl.launch.forking import fork_server
 
-from .options import ScriptCommand, master_options, resume_option, tls_option
+from .options import ScriptCommand, master_options, notice_option, resume_option, tls_option
 
 
 def resume_command(arguments: Sequence[str]) -> str:
@@ -53,6 +53,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--output", metavar="DIR", type=click.Path(path_type=Path), help="For results and logs [runs/NAME]")
 @click.option("--etcd", metavar="HOST:PORT", help="Use this running etcd [start one for the job]")
 @click.option("--lease-ttl-s", type=float, help="Seconds after which a silent process counts as dead [5]")
+@notice_option
 @tls_option
 @click.option(
     "--integrity",

@@ -30,7 +30,7 @@ from flightedl.ports import Cluster
 
 from .clusters import cluster_of, cluster_options
 from .documents import as_yaml
-from .options import Number, ScriptCommand, resume_option
+from .options import Number, ScriptCommand, notice_option, resume_option
 from .pods import pair_of, pod_options, templates_of
 from .run import run
 
@@ -51,7 +51,7 @@ _SAME = (
         "secret",
         "keep_s",
     ),
-    *("queue", "backoff_limit", "deadline_s"),
+    *("queue", "backoff_limit", "deadline_s", "leave_s"),
 )
 _DEFAULTS: dict[str, Any] = {"trainers": "2", "pservers": 2, "spares": 1}
 #: Defaults with ``--nproc-per-node``.
@@ -118,6 +118,8 @@ class _SubmitCommand(ScriptCommand):
 @click.option("--queue", metavar="NAME", default="", help="Kueue queue that admits the trainers.")
 @click.option("--backoff-limit", type=int, default=6, show_default=True, help="Trainer crashes before the job fails.")
 @click.option("--deadline-s", type=int, default=0, help="Seconds after which the job fails; 0 disables this [0]")
+@notice_option
+@click.option("--leave-s", type=int, default=0, help="Longest time in which an ending pserver moves its blocks [0]")
 @click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="Environment variable of all processes.")
 @click.option("--keep-s", type=int, default=600, show_default=True, help="Seconds to keep a finished job.")
 @click.option("--detach", is_flag=True, help="Do not wait for the job's end.")
@@ -213,6 +215,7 @@ def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> Clus
             given["trainer_cpu_limit"],
             given["trainer_gpus"],
         ),
+        notice=given["notice"] or "",
         templates=templates_of(given),
         variables=dict(map(variable_of, given["variables"])),
         **{name: given[name] for name in _SAME},

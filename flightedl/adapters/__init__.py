@@ -7,6 +7,7 @@
 * ``clock``: the process's clock
 * ``instruments``, ``telemetry``: metrics for Prometheus; traces and logs for OpenTelemetry
 * ``kubectl``: a Kubernetes cluster
+* ``notices``: a thread that watches for notices about the end of this machine
 * ``certificates``, ``pem_files``: a private certificate authority for a job's members; the files that it creates
 
 To access an external system, a process calls a method of a protocol in ``ports``, such as ``Coordinator.transact``. The

@@ -1,8 +1,8 @@
 """The common part of master and pserver processes: settings, shutdown, and the record with the process's address.
 
-A process ends for the first of these reasons: a signal (exit code 0), the loss of its lease (75, after which it should
-be restarted), a job that cannot continue (3), or a rolled-back etcd (3). A ``FlightedlError`` that reaches
-``run_server`` is converted to a message and an exit code.
+A process ends for the first of these reasons: a signal, or a notice that its machine is about to end (exit code 0),
+the loss of its lease (75, after which it should be restarted), a job that cannot continue (3), or a rolled-back etcd
+(3). A ``FlightedlError`` that reaches ``run_server`` is converted to a message and an exit code.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.instruments import PrometheusInstruments
+from flightedl.adapters.notices import watched
 from flightedl.adapters.telemetry import telemetry
 from flightedl.config import ServerSettings
 from flightedl.coordination.keeper import HeldKey
@@ -97,6 +98,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         with (
             contextlib.closing(coordinator),
             self._health_page(),
+            watched(chosen, _log.warning),
             recording_process(chosen.record, self.role, chosen.job, self._clock) as self._recorder,
         ):
             return self._serve(coordinator)

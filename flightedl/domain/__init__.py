@@ -28,6 +28,7 @@ Modules for all processes:
 
 * ``diagnosis``: derives findings about a job from the replies of its processes
 * ``retries``: errors that are worth retrying, and how long to retry
+* ``notices``: announcements by clouds that a machine is about to end
 * ``etcd_versions``: versions of etcd that keep acknowledged writes
 * ``tenure``: how long the holder of a leased key may act
 

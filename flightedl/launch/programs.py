@@ -85,7 +85,8 @@ class Programs:
 
     def settings(self, kind: type[_Settings], **own: Any) -> _Settings:
         """Return all settings for a kind of process. ``own`` contains settings of a single process."""
-        more = self.more_of(kind)
+        # The launcher watches for notices, and then stops all processes in order.
+        more = self.more_of(kind) | {"notice": ""}
         if self.has_own_etcd:
             # The job's own etcd listens only on loopback, and needs no authentication.
             more |= dict.fromkeys(("etcd_tls_dir", "etcd_user", "etcd_password_file"), "")

@@ -13,8 +13,9 @@ Exit codes:
 If the reader of the output closes its end, the job stops as on Ctrl-C and prints its summary to standard error. To
 train without watching, redirect the output to a file.
 
-After a signal, the job stops in less than five seconds, plus at most ``FLIGHTEDL_DRAIN_S`` if the servers write a last
-checkpoint. A second signal kills all processes immediately. Only the output directory and the checkpoints remain.
+After a signal, or a notice that the machine is about to end, the job stops in less than five seconds, plus at most
+``FLIGHTEDL_DRAIN_S`` if the servers write a last checkpoint. A second signal kills all processes immediately. Only the
+output directory and the checkpoints remain.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.notices import watched
 from flightedl.config import CommonSettings, ServerSettings, settings
 from flightedl.domain.diagnosis.profile import advice
 from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, NotFoundError, UsageError
@@ -128,7 +130,7 @@ def run_job(options: RunOptions, console: Console) -> int:
     check_target(options.target)
     clock = SystemClock()
     job = job_name(options.target) if options.job is None else options.job
-    settings(CommonSettings, job=job, etcd=options.etcd)
+    chosen = settings(CommonSettings, job=job, etcd=options.etcd, notice=options.more.get("notice"))
     display = make_display(console, clock)
     program = TrainerProgram(options.target, options.arguments, options.trainers, display.lines, options.is_group)
     cluster = LocalCluster(
@@ -148,6 +150,7 @@ def run_job(options: RunOptions, console: Console) -> int:
     started_at = clock.now()
     with _stop_requests(console) as requests:
         with display, contextlib.ExitStack() as stack:
+            stack.enter_context(watched(chosen, display.event, acknowledges=True))
             stack.callback(cluster.stop)
             cluster.start(ready_s=None, is_unwanted=lambda: bool(requests))
             if not requests:

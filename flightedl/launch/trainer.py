@@ -4,8 +4,8 @@ The launcher starts it as ``python -m flightedl.launch.trainer SCRIPT_OR_MODULE 
 
 * After a crash, the traceback is printed from the user's first frame, and the process exits with the error's code: 1 in
   general, 2 if the script must be changed, 3 if the job cannot continue, 75 if a new trainer should take over.
-* SIGTERM raises SystemExit in the main thread, so that ``with`` and ``finally`` blocks run, and a trainer that is
-  stopped returns its work.
+* SIGTERM, or a notice that the machine is about to end, raises SystemExit in the main thread, so that ``with`` and
+  ``finally`` blocks run, and a trainer that is stopped returns its work.
 * The process ends when the script has ended (``process.ending``).
 """
 
@@ -24,6 +24,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from flightedl.adapters.notices import watched
+from flightedl.config import CommonSettings, settings
 from flightedl.errors import EXIT_USAGE, FlightedlError, InternalError, UsageError, exit_code_of
 from flightedl.launch.policy import EXIT_TERMINATED
 from flightedl.process.ending import code_of, end_process
@@ -93,7 +95,8 @@ def main() -> int:
     _flush_complete_lines()
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        run(sys.argv[1], sys.argv[2:])
+        with watched(settings(CommonSettings), lambda text: sys.stderr.write(f"flightedl trainer: {text}\n")):
+            run(sys.argv[1], sys.argv[2:])
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
     except FlightedlError as error:

@@ -99,7 +99,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                     if not held.is_held:
                         self.lost("its lease could not be renewed")
             self._health.waiting("it is ending")
-            if not self._leave(service):
+            if not self._leave(service, directory):
                 self._drain(service)
             if self._exit_code:
                 _log.error("pserver ends: %s", self._reason)
@@ -111,9 +111,13 @@ class PserverProcess(ServerProcess[PserverSettings]):
             if held is not None:
                 held.release()
 
-    def _leave(self, service: PserverService) -> bool:
+    def _leave(self, service: PserverService, directory: Directory) -> bool:
         """Move all blocks to other pservers, if the settings allow it and time is left. Return True if none remain."""
         if self._exit_code or not self._settings.leave_s or not service.is_serving:
+            return False
+        # Without trainers, the whole job is probably ending. A checkpoint is then better than moves to pservers that
+        # end as well. If the trainers have just left, this is not known immediately.
+        if self._settings.checkpoint and directory.wait_until(_has_no_trainers, _POLL_S) is not None:
             return False
         deadline = self._clock.now() + self._settings.leave_s
         try:
@@ -183,6 +187,10 @@ def _has_seen(directory: Directory, held: HeldKey) -> bool:
 
 def _has_moved(seen: int, directory: Directory) -> bool | None:
     return True if directory.revision != seen else None
+
+
+def _has_no_trainers(directory: Directory) -> bool | None:
+    return None if directory.trainers() else True
 
 
 def run(chosen: PserverSettings) -> int:

@@ -130,6 +130,26 @@ def test_every_setting_exists_and_every_process_is_tuned(job: ClusterJob) -> Non
             assert {"configMapRef": {"name": job.job}} in container["envFrom"]
 
 
+@pytest.mark.parametrize(("notice", "has_token"), [("aws", False), ("kubernetes", True)])
+def test_pods_that_watch_for_notices_have_what_they_need(notice: str, has_token: bool) -> None:
+    job = replace(FULL, notice=notice, leave_s=40)
+    for component, template in pods(render(job)).items():
+        spec = template["spec"]
+        found = {
+            each["name"]: each
+            for each in spec["containers"][0]["env"]
+            if each["name"] in {"FLIGHTEDL_NOTICE", "FLIGHTEDL_NODE"}
+        }
+        if component in {"trainer", "master", "pserver"}:
+            assert spec["automountServiceAccountToken"] is has_token
+            assert found["FLIGHTEDL_NOTICE"]["value"] == notice
+            assert found["FLIGHTEDL_NODE"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+        else:
+            assert not found
+    grace = {name: each["spec"].get("terminationGracePeriodSeconds") for name, each in pods(render(job)).items()}
+    assert grace["pserver"] == grace["master"] + 40
+
+
 @pytest.mark.parametrize("objects", [*map(render, JOBS.values()), one_pod.render(FULL)], ids=[*JOBS, "one-pod"])
 def test_pods_have_no_unneeded_privileges(objects: list[Object]) -> None:
     for component, template in pods(objects).items():

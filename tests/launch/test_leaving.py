@@ -5,9 +5,13 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import flightedl as fe
+from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.programs import TrainerProgram
 from flightedl.testing.contracts.coordinator import eventually
 
@@ -39,3 +43,26 @@ def test_a_pserver_that_gets_sigterm_moves_its_blocks_away(tmp_path: Path) -> No
     assert "0 lost, 0 double" in text("trainer-0") + text("trainer-1")
     assert "released blocks" in text("pserver-1")
     assert "values are lost" not in text("pserver-1") + text("master")
+
+
+def test_blocks_stay_when_the_trainers_have_left_a_job_with_checkpoints(tmp_path: Path) -> None:
+    """Otherwise pservers that are all stopped would move their blocks to each other."""
+    pq.write_table(pa.table({"x": range(64)}), tmp_path / "data.parquet")
+    names = [f"w{number}" for number in range(4)]
+
+    def step_once(cluster: LocalCluster) -> list[float]:
+        with cluster.connect() as job:
+            data = job.dataset(tmp_path / "data.parquet", batch_size=8, epochs=2)
+            model = job.parameters({name: np.zeros(8, np.float32) for name in names}, optimizer=fe.SGD(lr=1.0))
+            next(iter(data))
+            before = [float(model[name][0]) for name in names]
+            model.step({name: np.ones(8, np.float32) for name in names})
+        return before
+
+    kept = {"checkpoint": str(tmp_path / "checkpoints"), "leave_s": 60.0}
+    with fe.local(pservers=2, output_dir=tmp_path / "out", **kept) as cluster:
+        assert step_once(cluster) == [0.0] * 4
+        before = cluster.kill("pserver", 1, signal.SIGTERM)
+        eventually(lambda: cluster.pid("pserver", 1) not in {None, before}, timeout_s=_WAIT_S)
+        assert step_once(cluster) == [-1.0] * 4
+    assert "released blocks" not in (tmp_path / "out" / "logs" / "pserver-1.log").read_text()

@@ -1,7 +1,7 @@
 """Building blocks of a job's objects: labels, pods with one container, probes, budgets.
 
-No pod runs as root, can gain privileges, or can write to its image. Only the autoscaler has a token for the cluster's
-API, because it needs one.
+No pod runs as root, can gain privileges, or can write to its image. Only pods that use the cluster's API have a token
+for it: the autoscaler, and processes that watch for notices there.
 """
 
 from __future__ import annotations
@@ -134,6 +134,10 @@ def pod(
         # The file is readable for the pod's group, which has no other members.
         source = {"secretName": job.name(certificates), "defaultMode": 0o440}
         secret.append({"name": "certificates", "secret": source})
+    is_watching = bool(job.notice) and component in {"trainer", "master", "pserver"}
+    if is_watching:
+        environment = [*environment, *variables({"FLIGHTEDL_NOTICE": job.notice})]
+        environment.append(variable_of_pod("FLIGHTEDL_NODE", "spec.nodeName"))
     process = {
         "name": component,
         "image": job.image,
@@ -156,7 +160,7 @@ def pod(
         "metadata": {"labels": labels(job, component) | {"app.kubernetes.io/part-of": "flightedl"}},
         "spec": {
             "serviceAccountName": job.job,
-            "automountServiceAccountToken": False,
+            "automountServiceAccountToken": is_watching and job.notice == "kubernetes",
             "enableServiceLinks": False,
             "securityContext": {
                 "runAsNonRoot": True,

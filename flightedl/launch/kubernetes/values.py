@@ -122,6 +122,8 @@ class ClusterJob:
     drain_s: int = 30
     #: Maximum seconds for which a pserver moves its blocks to other pservers before its pod ends; 0 moves none.
     leave_s: int = 0
+    #: Source of notices that a pod's machine is about to end; empty for none.
+    notice: str = ""
     #: Seconds for which a server must be ready before the next one is replaced. A spare then claims an index.
     settled_s: int = 5
 
@@ -146,7 +148,7 @@ class ClusterJob:
             raise UsageError("--tls and --insecure exclude each other")
 
     def _require_counts(self) -> None:
-        counts = ("trainers", "spares", "keep_s", "backoff_limit", "deadline_s")
+        counts = ("trainers", "spares", "keep_s", "backoff_limit", "deadline_s", "leave_s")
         if self.ranks and (self.trainers != 1 or self.pservers or self.spares or self.scaling):
             raise UsageError(
                 "the ranks of --nproc-per-node train a model of their own: leave out trainers and pservers"
