@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -400,6 +401,17 @@ def test_a_move_of_a_deleted_key_is_a_loss(coordinator: MemoryCoordinator, clock
     held.release()
 
 
+def test_a_move_leaves_the_key_of_a_successor_alone(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
+    held = claim(coordinator, clock, LONG_S)
+    coordinator.transact([], [Delete(KEY)])
+    coordinator.transact([], [Put(KEY, b"you")])
+    successor = coordinator.get(KEY)
+    held.hold_for(TTL_S)
+    eventually(lambda: not held.is_held)
+    held.release()
+    assert coordinator.get(KEY) == successor
+
+
 class SlowCoordinator(MemoryCoordinator):
     """A coordinator whose replies about leases arrive a while after they were sent. Some renewals succeed."""
 
@@ -472,3 +484,64 @@ def test_a_claim_of_unknown_outcome_never_takes_the_key_of_another(monkeypatch: 
     assert found is not None
     assert found.value == b"you"
     assert list(coordinator._store.leases) == [found.lease_id], "the lease of the failed claim is left"
+
+
+def test_a_lease_to_which_a_key_has_moved_is_trusted_from_the_time_of_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock()
+    coordinator = MemoryCoordinator(clock)
+    held = HeldKey.claim(coordinator, clock, KEY, b"me", 600.0)
+    assert held is not None
+    transact = coordinator.transact
+
+    def slowly(*arguments: Any) -> object:
+        result = transact(*arguments)
+        clock.advance(1.0)
+        return result
+
+    monkeypatch.setattr(coordinator, "transact", slowly)
+    held._move(900.0)
+    monkeypatch.undo()
+    assert held.slack_s == pytest.approx(900.0 * TRUSTED_PART - 1.0)
+    held.release()
+
+
+def test_a_released_key_is_free_although_the_outcome_of_its_move_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    coordinator = MemoryCoordinator(clock)
+    held = HeldKey.claim(coordinator, clock, KEY, b"me", 600.0)
+    assert held is not None
+    transact = coordinator.transact
+
+    def lose_the_reply(*arguments: Any) -> None:
+        transact(*arguments)
+        raise OutcomeUnknownError("the reply was lost")
+
+    monkeypatch.setattr(coordinator, "transact", lose_the_reply)
+    with pytest.raises(OutcomeUnknownError):
+        held._move(900.0)
+    held.release()
+    assert coordinator.get(KEY) is None
+
+
+def test_a_key_that_becomes_free_before_it_is_watched_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    coordinator = MemoryCoordinator(clock)
+    coordinator.transact([], [Put(KEY, b"you")])
+    watch = coordinator.watch
+
+    def watch_later(key: str, after_revision: int) -> object:
+        coordinator.transact([], [Delete(KEY)])
+        return watch(key, after_revision)
+
+    monkeypatch.setattr(coordinator, "watch", watch_later)
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        claimed = executor.submit(HeldKey.claim_when_free, coordinator, clock, KEY, b"me", 600.0, stop=stop)
+        try:
+            held = claimed.result(10.0)
+        finally:
+            stop.set()
+    assert held is not None
+    held.release()

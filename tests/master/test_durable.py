@@ -110,6 +110,7 @@ def test_a_change_after_the_snapshot_is_not_durable_with_it(counter: Counter, mo
     assert counter.stored() == b"1"
     with pytest.raises(NotReadyError, match="cannot save its state"):
         counter.durable.wait(2, 0.2)
+    assert len(counter.durable._waiters) == 1, "a request that was given up is kept"
     assert second.is_alive()
     is_blocked.set()
     second.join()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from flightedl.coordination.records import TrainerRecord
-from flightedl.domain.master.events import LeasesSeen
+from flightedl.domain.master.events import LeasesSeen, TimePassed
 from flightedl.errors import NotReadyError
 from flightedl.messages.control import ViewReply
 from flightedl.messages.tasks import FinishedTask, TasksTicket
@@ -143,6 +143,20 @@ def count_calls(master: Master, name: str) -> list[object]:
 
     setattr(master.state, name, counted)
     return calls
+
+
+def test_the_dataset_is_stored_together_with_the_tasks_that_it_adds(make_job: MakeJob) -> None:
+    """A successor that finds tasks without their files could not read them."""
+    master, _ = begun(make_job())
+    state = master.state
+    with ThreadPoolExecutor(1) as executor:
+
+        def replace_dataset() -> None:
+            stored = executor.submit(state._snapshot)
+            with pytest.raises(TimeoutError):
+                stored.result(0.1)
+
+        state.apply(TimePassed(), then=replace_dataset)
 
 
 # --- lost work is repeated ---
