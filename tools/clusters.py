@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -27,7 +28,7 @@ cluster_options = together(
 )
 
 
-def cluster_of(given: dict[str, Any]) -> Cluster:
+def cluster_of(given: Mapping[str, Any]) -> Cluster:
     """Return the cluster that the options select."""
     return Kubectl(given["namespace"], given["context"])
 

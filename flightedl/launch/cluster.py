@@ -174,7 +174,7 @@ class LocalCluster:
             raise UsageError(f"pservers is {pservers!r:.80}, but a model needs at least 1 parameter server")
         with self.status() as job:
             job.change("scale", ScaleRequest(pservers=pservers), ScaleReply, 10.0)
-            reply = follow_change(job, timeout_s, self._clock)
+            reply = follow_change(job.scaling, timeout_s, self._clock)
         if not reply.is_done or reply.is_given_up:
             raise UnavailableError(f"the pservers have not changed: {reply.text}")
 

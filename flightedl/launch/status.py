@@ -100,6 +100,10 @@ class JobStatus:
         """Request a checkpoint from the master, or ask if one is complete. Raises the same errors as ``ask``."""
         return self.change("checkpoint", request, CheckpointReply, timeout_s)
 
+    def scaling(self) -> ScaleReply:
+        """Return the progress of a change to the pservers, after waiting briefly. Raises the same errors as ``ask``."""
+        return self.change("scale", ScaleRequest(wait_s=_SCALE_WAIT_S), ScaleReply, _SCALE_CALL_S)
+
     def change(self, verb: str, request: OfJob, kind: type[Answer], timeout_s: float) -> Answer:
         """Send a request that changes the job. Raises the same errors as ``ask``."""
         return self.ask(verb, encode(replace(request, job=self._job)), kind, timeout_s)
@@ -175,17 +179,17 @@ class JobStatus:
 
 
 def follow_change(
-    job: JobStatus, timeout_s: float, clock: Clock, show: Callable[[ScaleReply], None] = lambda _: None
+    ask: Callable[[], ScaleReply], timeout_s: float, clock: Clock, show: Callable[[ScaleReply], None] = lambda _: None
 ) -> ScaleReply:
-    """Wait until a change to the pservers has ended, at most ``timeout_s``. Pass each reply to ``show``.
+    """Wait until a change to the pservers has ended, at most ``timeout_s``. Pass each reply of ``ask`` to ``show``.
 
     Raises:
         UnavailableError: the master did not answer in time.
     """
-    deadline, request = clock.now() + timeout_s, ScaleRequest(wait_s=_SCALE_WAIT_S)
+    deadline = clock.now() + timeout_s
     while True:
         try:
-            reply = job.change("scale", request, ScaleReply, _SCALE_CALL_S)
+            reply = ask()
         except UnavailableError:
             # Another master takes over, and continues the change.
             if clock.now() >= deadline:

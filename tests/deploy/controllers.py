@@ -51,6 +51,9 @@ class Controllers:
         if len(new) < spec["replicas"] and len(pods) < spec["replicas"] + surge:
             self._create(found)
             return
+        if len(new) == len(pods) > spec["replicas"]:
+            self._end(min(reversed(new), key=lambda pod: (self._is_available(pod, found), _deletion_cost(pod))))
+            return
         old = [each for each in pods if each not in new]
         if old and len(available) > spec["replicas"] - spec["strategy"]["rollingUpdate"]["maxUnavailable"]:
             self._end(old[0])
@@ -96,6 +99,10 @@ class Controllers:
     def _is_available(self, pod: Object, found: Object) -> bool:
         since = self._ready_since(pod["metadata"]["name"])
         return since is not None and time.monotonic() - since >= found["spec"]["minReadySeconds"]
+
+
+def _deletion_cost(pod: Object) -> int:
+    return int(pod["metadata"]["annotations"].get("controller.kubernetes.io/pod-deletion-cost", "0"))
 
 
 class Kueue:

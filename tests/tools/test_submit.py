@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any, Self
 
 import click
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.errors import UsageError
+from flightedl.errors import NotFoundError, UsageError
 from flightedl.launch.kubernetes.objects import render
 from flightedl.launch.kubernetes.submitting import cancel
 from flightedl.launch.kubernetes.submitting import submit as submit_objects
 from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
 from flightedl.launch.progress import Figures
+from flightedl.messages.scaling import ScaleReply
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory_cluster import MemoryCluster
 from flightedl_tools import clusters, scaling
@@ -192,6 +194,21 @@ def test_a_job_with_certificates_is_submitted_listed_scaled_and_cancelled(cluste
     run(clusters.cancel, "my-train")
     assert cluster.objects == {}
     assert "has no jobs" in run(clusters.jobs).output
+
+
+def test_pservers_of_a_submitted_job_are_scaled(cluster: MemoryCluster) -> None:
+    job = ClusterJob(job="demo", image="demo:1", target="train.py", tls=False, insecure=True)
+    submit_objects(cluster, render(job), SystemClock())
+    metadata = {"name": "demo-master-a", "labels": labels_of("demo", "master")}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.apply([{"kind": "Pod", "metadata": metadata, "status": ready}])
+    cluster.answers["demo-master-a"] = msgspec.json.encode(ScaleReply(wanted=2, pservers=2)).decode()
+    assert run(scaling.scale, "pservers", "2").output == "the job has 2 pservers\n"
+    assert run(scaling.scale, "pservers", "--job", "demo").output == "the job has 2 pservers\n"
+    with pytest.raises(UsageError, match="omit --no-wait"):
+        run(scaling.scale, "pservers", "3", "--no-wait")
+    with pytest.raises(NotFoundError, match="no job other"):
+        run(scaling.scale, "pservers", "3", "--job", "other", "--namespace", "training")
 
 
 def test_the_output_of_a_jobs_pods_is_printed(cluster: MemoryCluster) -> None:

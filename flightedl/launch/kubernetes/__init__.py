@@ -17,7 +17,7 @@ With a cluster (``ports.Cluster``):
 
 * ``secrets``: certificates for one job
 * ``submitting``: submits, scales and removes jobs
-* ``scaling``: the loop that adds and removes trainers
+* ``scaling``: the loop that adds and removes trainers; ``resizing``: changes the number of pservers
 * ``watching``: waits until a job has ended, and shows its progress and output
 
 When a job is submitted, ``values`` validates its settings, ``objects`` creates its objects, and ``submitting`` applies

@@ -1,9 +1,10 @@
 """All objects of a job, in the order in which they are applied.
 
 Masters and pservers are Deployments. A pod claims an index in etcd, independently of its name, and each pod binds its
-own address. A pod that receives SIGTERM drains: a pserver requests a checkpoint and waits for it, but no longer than
-``drain_s``. So no preStop hook is needed. A pserver is ready once it has loaded its predecessor's checkpoint. A rollout
-replaces the next pod only after the new pod has been ready for a while.
+own address. A pod that receives SIGTERM drains: a pserver moves its blocks to the others, for at most ``leave_s``, or
+requests a checkpoint and waits for it, but no longer than ``drain_s``. So no preStop hook is needed. A pserver is ready
+once it has loaded its predecessor's checkpoint. A rollout replaces the next pod only after the new pod has been ready
+for a while.
 
 The trainers are a Job without completions: ``parallelism`` pods run until one of them succeeds. A trainer succeeds when
 training on all data is complete, so the others will soon succeed too, and the Job waits for them. ``parallelism`` may
