@@ -1,7 +1,7 @@
 """Watch for notices that this machine is about to end. A notice has the effect of SIGTERM on this process.
 
-A daemon thread asks the cloud's metadata service or the Kubernetes API, immediately and then every few seconds, so
-that a process which is restarted on such a machine ends again before it takes part in the job. If the source does not
+A daemon thread asks the cloud's metadata service or the Kubernetes API, immediately and then every few seconds. So a
+process that is restarted on such a machine ends again, usually before it takes part in the job. If the source does not
 answer, the thread says so once and keeps asking.
 """
 

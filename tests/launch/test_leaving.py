@@ -1,9 +1,11 @@
-"""A pserver that gets SIGTERM moves its blocks to the others. Nothing is lost, although the job has no checkpoints."""
+"""A pserver that has to end moves its blocks to the others. Nothing is lost, although the job has no checkpoints."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,16 +13,39 @@ import pyarrow.parquet as pq
 import pytest
 
 import flightedl as fe
+from flightedl.launch import programs
 from flightedl.launch.cluster import LocalCluster
+from flightedl.launch.forking import ForkServer
+from flightedl.launch.policy import Role, Slot
+from flightedl.launch.processes import Children
 from flightedl.launch.programs import TrainerProgram
+from flightedl.launch.supervisor import Starter
 from flightedl.testing.contracts.coordinator import eventually
+
+from .metadata_server import MetadataServer, metadata_server
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(300)]
 
 _WAIT_S = 120.0
 
 
-def test_a_pserver_that_gets_sigterm_moves_its_blocks_away(tmp_path: Path) -> None:
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
+    """Metadata service of the machine on which pserver 1 runs."""
+    start = programs._starter
+    with metadata_server("aws") as server:
+
+        def starter(
+            children: Children, forks: ForkServer, slot: Slot, program: Sequence[str], given: dict[str, str], *more: Any
+        ) -> Starter:
+            environment = given | server.environment() if slot == Slot(Role.PSERVER, 1) else given
+            return start(children, forks, slot, program, environment, *more)
+
+        monkeypatch.setattr(programs, "_starter", starter)
+        yield server
+
+
+def test_a_pserver_that_sees_a_notice_moves_its_blocks_away(tmp_path: Path, cloud: MetadataServer) -> None:
     arguments = ("--data", str(tmp_path / "data"), "--tables", "--records", "8000", "--epochs", "2", "--pause", "0.02")
     logs = tmp_path / "out" / "logs"
 
@@ -35,8 +60,10 @@ def test_a_pserver_that_gets_sigterm_moves_its_blocks_away(tmp_path: Path) -> No
     ) as cluster:
         with cluster.status() as status:
             eventually(lambda: status.read(5.0).tasks.done > 2, timeout_s=_WAIT_S)
-            before = cluster.kill("pserver", 1, signal.SIGTERM)
+            before = cluster.pid("pserver", 1)
+            cloud.announce()
             eventually(lambda: cluster.pid("pserver", 1) not in {None, before}, timeout_s=_WAIT_S)
+            cloud.documents.clear()
             eventually(lambda: status.read(5.0).tasks.done > 12 or None, timeout_s=_WAIT_S)
         outcome = cluster.outcome(_WAIT_S)
     assert outcome is not None
