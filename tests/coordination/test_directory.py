@@ -263,3 +263,10 @@ def test_an_old_entry_is_not_enough_to_catch_up(
     put(coordinator, keys.ps_desired, b"2")
     assert not directory.catch_up(keys.ps_desired, 5)
     assert directory.ps_desired() == 1
+
+
+def test_a_removal_advances_the_revision(directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys) -> None:
+    put(coordinator, keys.ps_desired, b"2")
+    removed = coordinator.transact([], [Delete(keys.ps_desired)]).revision
+    assert directory.wait_until(lambda d: d.revision >= removed or None, 5)
+    assert directory.ps_desired() is None

@@ -525,6 +525,30 @@ def test_a_released_key_is_free_although_the_outcome_of_its_move_is_unknown(monk
     assert coordinator.get(KEY) is None
 
 
+def test_a_lease_to_which_a_key_had_moved_unnoticed_is_renewed_before_it_is_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock()
+    coordinator = MemoryCoordinator(clock)
+    held = HeldKey.claim(coordinator, clock, KEY, b"me", 900.0)
+    assert held is not None
+    transact = coordinator.transact
+
+    def lose_the_reply(*arguments: Any) -> None:
+        transact(*arguments)
+        raise OutcomeUnknownError("the reply was lost")
+
+    monkeypatch.setattr(coordinator, "transact", lose_the_reply)
+    with pytest.raises(OutcomeUnknownError):
+        held._move(600.0)
+    clock.advance(300.0)
+    held._move(600.0)
+    clock.advance(held.slack_s - 1.0)
+    assert held.is_held
+    assert coordinator.get(KEY) is not None
+    held.release()
+
+
 def test_a_key_that_becomes_free_before_it_is_watched_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
     coordinator = MemoryCoordinator(clock)

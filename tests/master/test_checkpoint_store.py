@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from flightedl.domain.checkpoint.manifest import manifest_name
+import pytest
+
+from flightedl.domain.checkpoint.manifest import checksum, manifest_name
 from flightedl.domain.checkpoint.values import Sweep, WriteManifest
 from flightedl.domain.master.effects import StoreWork
+from flightedl.domain.master.events import ManifestFailed, ManifestWritten
+from flightedl.errors import UnavailableError
 from flightedl.master.checkpointing import CheckpointStore
+from flightedl.messages.declarations import ArrivalRecord, JobDeclaration
 from flightedl.testing.memory import MemoryStorage
 
 
@@ -70,3 +76,35 @@ def test_a_manifest_is_not_written_again_when_another_checkpoint_is_under_way() 
     store.close()
     assert storage.read(manifest_name(1)) == b"of checkpoint 1"
     assert not applied
+
+
+def test_the_core_learns_the_checksum_of_the_manifest_or_that_it_was_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = MemoryStorage()
+    applied = queue.SimpleQueue[object]()
+    core = SimpleNamespace(checkpointing=SimpleNamespace(checkpoints=SimpleNamespace(under_way=2)))
+    state: Any = SimpleNamespace(becomes_durable=lambda *_: True, lock=threading.RLock(), core=core, apply=applied.put)
+    store = CheckpointStore(storage, state, "demo")
+    store._manifest = lambda: SimpleNamespace(encode=lambda: b"of checkpoint 2")  # type: ignore[method-assign, assignment, return-value]
+    store.do(StoreWork(WriteManifest(2), 7))
+    assert applied.get(timeout=20) == ManifestWritten(2, checksum(b"of checkpoint 2"))
+    assert storage.read(manifest_name(2)) == b"of checkpoint 2"
+
+    def fail(*_: object) -> None:
+        raise UnavailableError("the storage is full")
+
+    monkeypatch.setattr(storage, "publish", fail)
+    store.do(StoreWork(WriteManifest(2), 7))
+    assert applied.get(timeout=20) == ManifestFailed(2, "the storage is full")
+    store.close()
+
+
+def test_a_manifest_lists_the_files_that_joined_the_dataset() -> None:
+    """A job that is resumed elsewhere cannot read them from etcd."""
+    arrivals = (ArrivalRecord(files=[("/d/2.parquet", 1, "1")]),)
+    core = SimpleNamespace(declaration=JobDeclaration())
+    state: Any = SimpleNamespace(core=core, dataset=SimpleNamespace(arrivals=arrivals))
+    store = CheckpointStore(None, state, "demo")
+    assert store._full_declaration().arrivals == list(arrivals)
+    store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,11 +13,12 @@ import pytest
 from flightedl.coordination.records import TrainerRecord
 from flightedl.domain.master.events import LeasesSeen, TimePassed
 from flightedl.errors import NotReadyError
+from flightedl.master.state import _Slot
 from flightedl.messages.control import ViewReply
 from flightedl.messages.tasks import FinishedTask, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually
 
-from .job_of_twins import DATASET, KEYS, TASKS, Job, Master, PserverTwin
+from .job_of_twins import DATASET, KEYS, TASKS, Job, Master, PserverTwin, until_ready
 
 MakeJob = Callable[..., Job]
 
@@ -157,6 +159,43 @@ def test_the_dataset_is_stored_together_with_the_tasks_that_it_adds(make_job: Ma
                 stored.result(0.1)
 
         state.apply(TimePassed(), then=replace_dataset)
+
+
+def test_an_answer_is_complete_before_its_request_continues(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    incomplete: list[Any] = []
+
+    class Answered(threading.Event):
+        def __init__(self, slot: Any) -> None:
+            super().__init__()
+            self._slot = slot
+
+        def set(self) -> None:
+            incomplete.extend([self._slot] if self._slot.reply is None else [])
+            super().set()
+
+    class Slot(_Slot):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_answered = Answered(self)
+
+    monkeypatch.setattr("flightedl.master.state._Slot", Slot)
+    job = make_job()
+    master, _ = begun(job)
+    master.take("a", job.start_trainer("a"))
+    assert not incomplete
+
+
+def test_a_request_that_waits_in_vain_is_answered_at_its_time_limit(make_job: MakeJob) -> None:
+    job = make_job()
+    master, _ = begun(job)
+    names = iter("acdefghij")
+    while master.work(name := next(names), job.start_trainer(name), want=TASKS).assignments:
+        pass
+    b = job.start_trainer("b")
+    master.work("b", b, want=0)
+    ticket = TasksTicket(trainer="b", generation=b, want=1, wait_s=0.05)
+    reply = until_ready(lambda: master.service.tasks.exchange(ticket, threading.Event())[0])
+    assert not reply.assignments
 
 
 # --- lost work is repeated ---

@@ -113,6 +113,15 @@ def rolled_back(run: Run) -> None:
         assert run.now < 2.0, "a thread slept although nothing can come any more"
 
 
+def closing(run: Run) -> None:
+    """A thread that waits for a key continues when the directory is closed."""
+    clock: Any = VirtualClock()
+    with Directory(MemoryCoordinator(clock), KEYS, clock) as directory:
+        run.sleep(1.0)
+        run.threads(lambda: directory.wait_until(Directory.ps_desired, 5.0), directory.close)
+        assert run.now < 2.0, "a thread waited for a closed directory"
+
+
 def recording(run: Run) -> None:
     """Every line that was accepted is in the file once."""
     path = Path(_directory[-1]) / "recording"
@@ -148,6 +157,7 @@ PROGRAMS: dict[str, tuple[Any, Any, int]] = {
     "noting": (noting, journals, 2),
     "following": (following, directories, 1),
     "rolled_back": (rolled_back, directories, 1),
+    "closing": (closing, directories, 1),
     "recording": (recording, writer, 2),
 }
 
@@ -186,6 +196,21 @@ def test_nobody_sleeps_through_a_change(name: str) -> None:
             bug(
                 "a change between the look and the wait is not seen",
                 swaps(WAIT_UNTIL, "self._snapshot is seen and", "True and"),
+            ),
+        ),
+        (
+            "closing",
+            bug(
+                "threads are woken before they can see that the directory is closed",
+                rewrites(
+                    "coordination.directory:Directory.close",
+                    "self._stop.set()\n        with self._condition:\n            self._condition.notify_all()",
+                    """
+                    with self._condition:
+                        self._condition.notify_all()
+                    self._stop.set()
+                    """,
+                ),
             ),
         ),
         (
