@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 from collections.abc import Callable, Iterator
@@ -237,6 +238,50 @@ def test_a_user_declares_the_dataset_complete(start: Start, files: MemoryFiles) 
     assert master.take_all() == [100, 110, 200]
     assert master.state.core.work is not None
     assert master.state.core.work.queue.is_done
+
+
+def test_the_end_of_a_dataset_is_not_missed_while_files_are_looked_for(
+    start: Start, files: MemoryFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = start()
+    growing = master.growing
+    look, looked = growing._look, threading.Event()
+
+    def look_slowly(*arguments: Any) -> tuple[bool, bool]:
+        found = look(*arguments)
+        looked.set()
+        # Declared after the files were listed.
+        eventually(lambda: growing._is_declared_complete)
+        return found
+
+    monkeypatch.setattr(growing, "_look", look_slowly)
+    declare(master)
+    thread = growing._thread
+    growing.begin()
+    assert growing._thread is thread
+    assert looked.wait(20.0)
+    growing._every_s = 600.0
+    growing.end(SENDER)
+    assert master.take_all() == [100, 110]
+
+
+def test_a_dataset_is_declared_complete_before_files_are_looked_for(start: Start) -> None:
+    master = start()
+    growing = master.growing
+    growing._every_s = 600.0
+    declare(master)
+    declared: list[bool] = []
+
+    class Wake(threading.Event):
+        def set(self) -> None:
+            declared.append(growing._is_declared_complete)
+            super().set()
+
+    former, growing._wake = growing._wake, Wake()
+    former.set()
+    with contextlib.suppress(NotReadyError):
+        growing.end(SENDER)
+    assert declared == [True]
 
 
 def test_only_a_followed_dataset_can_end(start: Start) -> None:
