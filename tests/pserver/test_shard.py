@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
@@ -17,9 +18,11 @@ from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.stores import Wanted
+from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
 SIZE = 16
+ZEROS = memoryview(np.zeros(SIZE, np.float32)).cast("B")
 
 
 class Bench:
@@ -29,7 +32,7 @@ class Bench:
         plan = plan_shards([ParameterSpec("w", (SIZE,))], 1)
         self.shard = Shard(plan, 0, SGD(lr=1.0), mode)
         self.serial = 0
-        self.shard.initialize(1, Row(0, 0, memoryview(np.zeros(SIZE, np.float32)).cast("B")))
+        self.shard.initialize(1, Row(0, 0, ZEROS))
 
     def view(self, *members: int, first_round: int = 0) -> tuple[int, ...]:
         self.serial += 1
@@ -300,3 +303,67 @@ def test_values_sent_as_16_bit_floats_are_always_checked_for_finiteness() -> Non
     span = shard.dense.span(number)
     with pytest.raises(GradientError, match="'b' has NaN"):
         shard.dense.gradient(span, span.numbers, message[6:].data, is_finite=True)
+
+
+#: Name of an operation -> the operation.
+OPERATIONS: dict[str, Callable[[Bench], object]] = {
+    "apply a view": lambda bench: bench.view(1),
+    "set an initial value": lambda bench: bench.shard.initialize(
+        2, Row(0, 0, memoryview(np.zeros(SIZE, np.float32)).cast("B"))
+    ),
+    "push": lambda bench: bench.push(1, 0, 1.0),
+    "read": lambda bench: bench.values(),
+    "lend values": lambda bench: bench.shard.values(range(1)),
+    "freeze": lambda bench: bench.shard.freeze(range(1)),
+    "drop": lambda bench: bench.shard.drop(range(1)),
+    "begin a snapshot": lambda bench: bench.shard.copying.begin(lambda *_: None),
+    "report": lambda bench: bench.shard.waits_for(),
+    "list the applied batches": lambda bench: bench.shard.applied(),
+    "seal": lambda bench: bench.shard.set_task_counts([(0, 1)]),
+}
+OF_SPANS = [name for name in OPERATIONS if name not in {"list the applied batches", "seal"}]
+OF_PROTOCOL = ["apply a view", "set an initial value", "push", "drop", "list the applied batches", "seal"]
+
+
+@pytest.mark.parametrize(
+    ("lock", "name"), [("span", name) for name in OF_SPANS] + [("protocol", name) for name in OF_PROTOCOL]
+)
+def test_an_operation_waits_for_the_one_in_progress(lock: str, name: str) -> None:
+    """A push holds the lock of its span, and another lock while the protocol decides about all blocks."""
+    bench = Bench(Async())
+    bench.view(1)
+    if name == "drop":
+        assert bench.shard.freeze(range(1))
+    held = bench.shard.dense.span(0).lock if lock == "span" else bench.shard._deciding
+    with ThreadPoolExecutor(1) as executor:
+        with held:
+            running = executor.submit(OPERATIONS[name], bench)
+            with pytest.raises(TimeoutError):
+                running.result(0.05)
+        running.result(20.0)
+
+
+def test_waiting_readers_are_woken_although_the_last_block_of_a_message_has_no_news() -> None:
+    plan = plan_shards([ParameterSpec("v", (SIZE,)), ParameterSpec("w", (SIZE,))], 1)
+    shard = Shard(plan, 0, SGD(lr=1.0), Async())
+    members = [ViewMember(trainer="t1", generation=1, member=1, first_round=0)]
+    shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))
+
+    def push(*numbers: int) -> None:
+        header = PushHeader(
+            trainer="t1",
+            generation=1,
+            plan_hash=plan.hash,
+            member=1,
+            identity=BatchIdentity(epoch=0, task=0, batch=0, batch_count=1),
+            weight=1.0,
+            rows=len(numbers),
+        )
+        shard.push(header, [ReceivedBlocks(range(n, n + 1), 0, 0, ZEROS, False) for n in numbers])
+
+    push(1)
+    before = shard.changes.count
+    push(0, 1)
+    assert shard.changes.count == before + 1
+    push(0, 1)
+    assert shard.changes.count == before + 1
