@@ -200,9 +200,6 @@ class MasterSettings(ServerSettings):
     checkpoint_increments: Count = 8
     #: "replay": a restarted pserver catches up by repeating batches. "rollback": all pservers return to its checkpoint.
     recovery: str = "replay"
-    #: Seconds that a pserver must be busier than the others before some of its blocks move to them; 0 disables such
-    #: moves.
-    rebalance_s: Seconds = 60.0
     #: Seconds between scans for new files in a growing dataset. A file is added when two scans have found it unchanged.
     follow_every_s: AboveZero = 5.0
     #: What to do if etcd has no state for the job. "true" continues from the newest checkpoint, "auto" does so if there
@@ -226,6 +223,10 @@ class PserverSettings(ServerSettings):
     #: Maximum number of seconds for which a pserver moves its blocks to other pservers after SIGTERM. 0 leaves the
     #: blocks to its successor.
     leave_s: Seconds = 0.0
+    #: Follow a pserver that has no standby if no index is free, and take over its blocks if it dies.
+    standby: bool = False
+    #: Seconds between the copies that a standby requests.
+    standby_lag_s: AboveZero = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

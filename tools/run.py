@@ -45,6 +45,13 @@ def resume_command(arguments: Sequence[str]) -> str:
     help="Run a standby master and a spare pserver, which take over at once [on with --checkpoint]",
 )
 @click.option(
+    "--standby-pservers",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Pservers that each copy the blocks of one pserver, and take over without loading a checkpoint [0]",
+)
+@click.option("--standby-lag-s", type=float, help="Seconds between the copies of a standby pserver [1]")
+@click.option(
     "--recovery",
     type=click.Choice(["replay", "rollback"]),
     help="After the loss of a pserver: repeat its lost batches, or reset all pservers to one checkpoint [replay]",
@@ -107,7 +114,7 @@ def run(
             is_group=nproc_per_node is not None,
             pservers=pservers,
             checkpoint=checkpoint,
-            **{name: given.pop(name) for name in ("job", "standby", "output", "etcd", "page")},
+            **{name: given.pop(name) for name in ("job", "standby", "standby_pservers", "output", "etcd", "page")},
             resume_command=resume_command(sys.argv[1:]) if checkpoint else "",
             forks=forks,
             more={name: value for name, value in given.items() if value is not None},

@@ -37,10 +37,13 @@ def master(**options: Any) -> None:
 @click.command()
 @server_options
 @click.option("--table-memory-mb", type=int, help="MiB for rows of tables; 0: available memory [0]")
+@click.option("--standby", is_flag=True, default=None, help="Follow a pserver if no index is free.")
+@click.option("--standby-lag-s", type=float, help="Seconds between the copies of a standby [1]")
 def pserver(**options: Any) -> None:
     """Start a parameter server, which holds a part of the model.
 
-    A pserver claims the job's first free pserver index, or waits as a spare until an index becomes free. Stops on
+    A pserver claims the job's first free pserver index, or waits as a spare until an index becomes free. With
+    --standby, it instead keeps a copy of one pserver's blocks, and takes them over if this pserver dies. Stops on
     SIGTERM or Ctrl-C.
     """
     _become("flightedl.pserver", settings(PserverSettings, **options))

@@ -123,7 +123,10 @@ def processes(reply: StatusReply) -> Table:
         if server is None:
             table.add_row(f"pserver-{index}", "-", "-", "missing", "")
         else:
-            table.add_row(f"pserver-{index}", _where(server), str(server.generation), server.state, _versions(server))
+            state = server.state
+            if server.standby_lag_s is not None:
+                state += f", standby {server.standby_lag_s:.1f} s behind"
+            table.add_row(f"pserver-{index}", _where(server), str(server.generation), state, _versions(server))
     for trainer in sorted(reply.trainers, key=lambda each: (each.name or each.trainer, each.trainer)):
         state = f"waiting for {trainer.waiting_for}" if trainer.waiting_for else f"holds {trainer.holding} tasks"
         where = f"{trainer.host} pid {trainer.pid}" if trainer.pid else trainer.host
@@ -151,11 +154,9 @@ def _path(trainer: TrainerStatus) -> str:
 
 
 def _versions(server: ServerStatus) -> str:
-    if not server.blocks and not server.buckets:
+    if not server.blocks:
         return ""
-    counts = {"blocks": server.blocks, "buckets": server.buckets}
-    size = "".join(f"{count} {what}, " for what, count in counts.items() if count)
-    size += f"{server.size_bytes / 1e6:,.1f} MB"
+    size = f"{server.blocks} blocks, {server.size_bytes / 1e6:,.1f} MB"
     wrong = {code: count for code, count in sorted(server.refused_calls.items()) if code not in USUAL_REFUSALS}
     if wrong:
         codes = ", ".join(f"{count} {code}" for code, count in wrong.items())

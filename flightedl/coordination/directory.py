@@ -132,6 +132,10 @@ class Directory:
             self._known_pservers = entries, found
         return found
 
+    def standbys(self) -> Mapping[int, ServerRecord]:
+        """Return the standbys by the index of their pserver. The ``generation`` of each is that of its own key."""
+        return dict(records(self._snapshot[0], self._keys.standby_index, ServerRecord))
+
     def ps_desired(self) -> int | None:
         """Return the job's number of pservers, or None if the master has not written it yet."""
         found = self.entry(self._keys.ps_desired)

@@ -90,6 +90,7 @@ class HeldKey:
         ttl_s: float,
         on_lost: OnLost | None = None,
         also_when: Sequence[Condition] = (),
+        also: Sequence[Operation] = (),
     ) -> HeldKey | None:
         """Create ``key`` under a new lease. Return None if another process holds it, or if ``also_when`` is not met.
 
@@ -102,6 +103,7 @@ class HeldKey:
             on_lost: Called once by the renewal thread, with the reason, when the key is lost, but not after
                 ``release``. Must not raise an error. None if the loss has no consequences.
             also_when: Further conditions.
+            also: Further operations of the same transaction.
 
         Raises:
             UnavailableError: nothing was claimed. Retry.
@@ -110,7 +112,7 @@ class HeldKey:
         lease = coordinator.grant(ttl_s)
         generation: int | None = None
         try:
-            result = coordinator.transact([Absent(key), *also_when], [Put(key, value, lease.id)])
+            result = coordinator.transact([Absent(key), *also_when], [Put(key, value, lease.id), *also])
             generation = result.revision if result.committed else None
         except OutcomeUnknownError as error:
             generation = _claimed_after_all(coordinator, key, lease.id)

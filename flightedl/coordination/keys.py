@@ -1,8 +1,8 @@
 """Layout of a job's keys in etcd.
 
 The keys shared by the processes of job J are under ``/flightedl/J/``, which all of these processes watch. A key that
-identifies a process (``launcher``, ``master/*``, ``ps/<index>``, ``trainers/<id>``) is leased, and disappears with the
-process. Keys of the job itself are not leased.
+identifies a process (``launcher``, ``master/*``, ``ps/<index>``, ``standbys/<index>``, ``trainers/<id>``) is leased,
+and disappears with the process. Keys of the job itself are not leased.
 
 Keys that only a master's successor reads are under ``/flightedl-state/J/``. The master writes them whenever it assigns
 tasks, and etcd would otherwise send each write to every watching process.
@@ -40,6 +40,8 @@ class JobKeys:
         self.ps_desired = f"{prefix}ps_desired"
         #: Prefix of all pservers.
         self.pservers = f"{prefix}ps/"
+        #: Prefix of all standby pservers.
+        self.standbys = f"{prefix}standbys/"
         #: Prefix of all trainers.
         self.trainers = f"{prefix}trainers/"
         #: The declaration: parameters, dataset, mode.
@@ -96,9 +98,15 @@ class JobKeys:
 
     def pserver_index(self, key: str) -> int | None:
         """Return the index in a pserver's key, or None for other keys."""
-        text = key.removeprefix(self.pservers)
-        is_index = text != key and text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
-        return int(text) if is_index else None
+        return _index_after(self.pservers, key)
+
+    def standby(self, index: int) -> str:
+        """Key held by the standby of the pserver with this index; a ``ServerRecord``."""
+        return f"{self.standbys}{index}"
+
+    def standby_index(self, key: str) -> int | None:
+        """Return the index in a standby's key, or None for other keys."""
+        return _index_after(self.standbys, key)
 
     def trainer(self, trainer: str) -> str:
         """Key held by this trainer; a ``TrainerRecord``."""
@@ -116,6 +124,12 @@ class JobKeys:
     def save(self, url: str) -> str:
         """Key of the trainers' most recent request to write the model to this URL."""
         return f"{self.prefix}saves/{url}"
+
+
+def _index_after(prefix: str, key: str) -> int | None:
+    text = key.removeprefix(prefix)
+    is_index = text != key and text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
+    return int(text) if is_index else None
 
 
 def jobs_in(coordinator: Coordinator) -> list[str]:

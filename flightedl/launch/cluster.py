@@ -55,6 +55,8 @@ class LocalCluster:
         output_dir: Directory for logs (``logs/``) and for the script's output; None: a temporary directory.
         trainers: Program to run as trainers; None: no trainers.
         standby: Start an additional master and an additional pserver that take over immediately when one dies.
+        standby_pservers: Number of pserver processes that keep a copy of one pserver's blocks each, and take over
+            without loading a checkpoint when it dies.
         record: Directory in which every process records its events, for ``flightedl replay``; None disables recording.
         page: Let the master serve a web page of the job, at ``page_url``.
         limits: Restart limits of the supervisor.
@@ -76,6 +78,7 @@ class LocalCluster:
         output_dir: str | Path | None = None,
         trainers: TrainerProgram | None = None,
         standby: bool = False,
+        standby_pservers: int = 0,
         record: str | Path | None = None,
         page: bool = False,
         limits: Limits | None = None,
@@ -88,7 +91,7 @@ class LocalCluster:
         page_port = free_ports(1)[0] if page else 0
         #: URL of the job's page, which works once a master is running; empty if there is no page.
         self.page_url = f"http://127.0.0.1:{page_port}/" if page else ""
-        self._programs = Programs(job, pservers, checkpoint, etcd, trainers, standby, page_port, more)
+        self._programs = Programs(job, pservers, checkpoint, etcd, trainers, standby, page_port, standby_pservers, more)
         self.job = job
         self.pservers = pservers
         self._output_dir = None if output_dir is None else directory_of(output_dir)
@@ -242,7 +245,7 @@ class LocalCluster:
             )
             stack.callback(self._supervisor.stop)
             self._supervisor.start()
-            spare_count = int(self._programs.standby) if self.pservers else 0
+            spare_count = self._programs.spare_pservers
             supervisor = self._supervisor
 
             def resize(count: int) -> None:

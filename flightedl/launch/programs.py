@@ -61,6 +61,8 @@ class Programs:
     standby: bool
     #: Port of the job's page on the master; 0 for no page.
     page_port: int = 0
+    #: Number of pserver processes that follow a pserver, and take over its blocks if it dies.
+    standby_pservers: int = 0
     #: More settings. Each of them applies to the kinds of processes that support it.
     more: Mapping[str, Any] = field(default_factory=dict)
     has_own_etcd: bool = field(init=False)
@@ -69,6 +71,13 @@ class Programs:
         if not isinstance(self.pservers, int) or self.pservers < 0:
             raise UsageError(
                 f"pservers is {self.pservers!r:.80}, but must be the number of parameter servers, 0 or more"
+            )
+        if not isinstance(self.standby_pservers, int) or self.standby_pservers < 0:
+            raise UsageError(f"standby_pservers is {self.standby_pservers!r:.80}, but must be a number, 0 or more")
+        if self.standby_pservers and self.more.get("recovery") == "rollback":
+            raise UsageError(
+                "standby pservers cannot be used with the recovery rollback, which resets all pservers to one "
+                'checkpoint: omit standby_pservers (--standby-pservers), or use the recovery "replay"'
             )
         if self.trainers is not None and self.trainers.count < 1:
             raise UsageError(f"trainers is {self.trainers.count}, but a job needs at least one trainer")
@@ -105,6 +114,11 @@ class Programs:
         return 0 if self.trainers is None else self.trainers.count
 
     @property
+    def spare_pservers(self) -> int:
+        """Number of pserver processes in addition to those that have an index."""
+        return max(int(self.standby), self.standby_pservers) if self.pservers else 0
+
+    @property
     def has_group(self) -> bool:
         return self.trainers is not None and self.trainers.is_group
 
@@ -137,14 +151,15 @@ class Programs:
             own = {"output_dir": str(directory), "process_name": str(slot), "metrics_port": 0}
             program = ["flightedl.launch.trainer", self.trainers.target, *self.trainers.arguments]
             add(slot, program, self.settings(TrainerSettings, **own), self.trainers.count, group)
-        for index in range(self.pservers + (1 if self.standby and self.pservers else 0)):
+        for index in range(self.pservers + self.spare_pservers):
             slot = Slot(Role.PSERVER, index)
             found[slot] = self.pserver_starter(children, forks, slot, self.pservers)
         return found
 
     def pserver_starter(self, children: Children, forks: ForkServer, slot: Slot, pservers: int) -> Starter:
         """Return the starter of a pserver that shares the cores with the other pservers (``pservers`` in total)."""
-        chosen = self.settings(PserverSettings, checkpoint=self.checkpoint, port=0, metrics_port=0, health_port=0)
+        own = {"checkpoint": self.checkpoint, "standby": self.standby_pservers > 0}
+        chosen = self.settings(PserverSettings, port=0, metrics_port=0, health_port=0, **own)
         environment = child_environment(chosen, **thread_environment(max(pservers, 1), available_cores()))
         return _starter(children, forks, slot, ["flightedl.pserver"], environment, None, None)
 

@@ -83,6 +83,8 @@ class RunOptions:
     checkpoint: str | None = None
     #: True to start a standby master and a spare pserver, which take over immediately. None: only with checkpoints.
     standby: bool | None = None
+    #: Number of pserver processes that keep a copy of one pserver's blocks each.
+    standby_pservers: int = 0
     #: The default is a new directory under ``runs/``.
     output: Path | None = None
     etcd: str | None = None
@@ -138,6 +140,7 @@ def run_job(options: RunOptions, console: Console) -> int:
         job=job,
         checkpoint=options.checkpoint,
         standby=options.checkpoint is not None if options.standby is None else options.standby,
+        standby_pservers=options.standby_pservers,
         etcd=options.etcd,
         output_dir=options.output or new_output_directory(job, Path("runs")),
         trainers=program,

@@ -1,10 +1,12 @@
-"""Messages about a unit of blocks that moves from one pserver to another; see ``domain.moving``."""
+"""Messages about blocks that move from one pserver to another, or are copied to a standby; see ``domain.moving``."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from flightedl.messages.base import Natural, Reply, Request, Text
+import msgspec
+
+from flightedl.messages.base import Natural, OfPlan, Reply, Request, Text
 
 
 class MoveHeader(Request, frozen=True, kw_only=True):
@@ -30,6 +32,29 @@ class MoveReply(Reply, frozen=True, kw_only=True):
     """Reply to an upload. ``problem`` is empty if the content was accepted."""
 
     problem: str = ""
+
+
+class CopyId(msgspec.Struct, frozen=True, array_like=True):
+    """Identity of a copy."""
+
+    #: Generation of the source.
+    source: int
+    #: Election that gave the model its first values.
+    election: int
+    #: Number of the copy. Each process counts its copies from 1.
+    number: int
+    #: Number of the copy whose changes this copy contains; 0 if it contains everything.
+    after: int = 0
+
+
+class CopyTicket(OfPlan, frozen=True, kw_only=True):
+    """Ticket of DoGet: requests a copy of all blocks for a standby, or the changes since a copy."""
+
+    verb: str = "copy"
+    #: Generation of the standby.
+    standby: Natural
+    #: Copy that the standby has; None if it has none.
+    has: CopyId | None = None
 
 
 class MovedRequest(Request, frozen=True, kw_only=True):

@@ -17,9 +17,7 @@ USUAL_REFUSALS = frozenset(
 class PserverFigures(Reply, frozen=True, kw_only=True):
     """Statistics that a pserver reports to the master, and that the master passes on."""
 
-    #: Number of blocks of parameters, and number of buckets of tables, that the pserver has.
     blocks: int = 0
-    buckets: int = 0
     #: Lowest and highest version of the pserver's blocks.
     lowest_version: int = 0
     highest_version: int = 0
@@ -30,6 +28,8 @@ class PserverFigures(Reply, frozen=True, kw_only=True):
     #: have been waiting, in seconds.
     waits_at: int = 0
     waits_s: float = 0.0
+    #: Seconds by which the pserver's standby lags behind, at most; None if no standby has a copy.
+    standby_lag_s: float | None = None
     #: Hash of the plan that determines the pserver's blocks; empty if it has no blocks.
     plan_hash: str = ""
     #: Seconds that writing the newest snapshot took, and size of its file in bytes.
@@ -356,6 +356,3 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     tables: list[TableCounts] = []
     #: Member -> number of updates that its most recent gradients missed, apart from gradients that belong to rounds.
     staleness: dict[int, float] = {}
-    #: (first block, number of blocks, parts of messages, bytes of their values) for the busiest ranges of blocks that
-    #: trainers push. The counts begin at zero when blocks move.
-    pushed: list[tuple[int, int, int, int]] = []

@@ -7,7 +7,7 @@ times as long as copying.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,7 @@ from flightedl.pserver.rows.stored import CutRows
 
 if TYPE_CHECKING:
     from flightedl.pserver.rows.span import RowSpan
+    from flightedl.pserver.rows.tables import ChangedSince
 
 #: Number of blocks that the copying thread stays ahead of a push, so that it need not wait for the push's locks.
 _LEAD = 4
@@ -62,6 +63,7 @@ class SnapshotCopier:
         command: The master's order.
         after: The file on which the snapshot builds if it is an increment; otherwise empty.
         replaces: Copies in the same memory, which are dropped when these copies begin; None if there are none.
+        changed: Returns the changes in a span's rows since the previous copy for a standby; None to copy for a file.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class SnapshotCopier:
         command: SnapshotRequest,
         after: str = "",
         replaces: SnapshotCopier | None = None,
+        changed: Callable[[RowSpan], ChangedSince] | None = None,
     ) -> None:
         #: Number that the block protocol gave to the cut; set when copying begins.
         self.cut = 0
@@ -79,6 +82,7 @@ class SnapshotCopier:
         self.replaces = replaces
         self._command = command
         self._memory = memory
+        self._changed_in = changed
         #: Copied blocks, by number.
         self._blocks: dict[int, StoredBlock] = {}
         self._rows: list[CutRows] = []
@@ -127,7 +131,8 @@ class SnapshotCopier:
 
     def copy_rows(self, span: RowSpan, version: int, updates: int) -> None:
         """Begin the cut of a span's rows, which are copied in the background. The caller holds the span's lock."""
-        rows = CutRows(span, version, updates, self._command, is_base=not self.after)
+        copy = None if self._changed_in is None else self._changed_in(span)
+        rows = CutRows(span, version, updates, self._command, is_base=not self.after, copy=copy)
         with self._changed:
             self._rows.append(rows)
             if self._are_rows_dropped:

@@ -13,7 +13,7 @@ from flightedl.errors import MessageError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
 from flightedl.messages.feed import ChangesTicket
-from flightedl.messages.moving import MoveHeader
+from flightedl.messages.moving import CopyTicket, MoveHeader
 from flightedl.messages.parameters import (
     InitHeader,
     InitReply,
@@ -42,7 +42,7 @@ from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, decode_batch, decode
 
 _ROLES = {
     **dict.fromkeys(("push", "init", "step", "table"), (Role.TRAINER,)),
-    **dict.fromkeys(("view", "snapshot", "applied", "reload", "seal", "move"), (Role.SERVER,)),
+    **dict.fromkeys(("view", "snapshot", "applied", "reload", "seal", "move", "copy"), (Role.SERVER,)),
     "stacks": (Role.ADMIN,),
     "pull": (Role.TRAINER, Role.READER, Role.ADMIN),
     "read": tuple(Role),
@@ -78,7 +78,13 @@ class PserverFlight:
                 "reload": self._reload,
                 "seal": self._seal,
             },
-            gets={"pull": self._pull, "table": self._table, "read": self._read, "changes": self._changes},
+            gets={
+                "pull": self._pull,
+                "table": self._table,
+                "read": self._read,
+                "changes": self._changes,
+                "copy": self._copy,
+            },
             puts={
                 "push": PutRoute(PUSH_SCHEMA, self._push),
                 "init": PutRoute(PUSH_SCHEMA, self._init),
@@ -139,6 +145,11 @@ class PserverFlight:
                 lacking=sorted(lacking),
             )
         )
+
+    def _copy(self, ticket: bytes, call: Call) -> Outgoing:
+        request = decode(ticket, CopyTicket)
+        copies, election = self._service.copies(request.plan_hash)
+        return copies.copy(request, election, call)
 
     def _move(self, descriptor: bytes, incoming: Incoming, _: Call) -> bytes:
         return encode(self._service.move(decode(descriptor, MoveHeader), incoming))

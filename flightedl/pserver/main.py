@@ -3,6 +3,7 @@
 The process first binds its server, which answers "not ready". Then it reads ``ps_desired``, acquires the first free
 ``ps/<index>``, and publishes its address and generation under that key. Once the model is declared, it builds the
 shard, loads its predecessor's values, and serves. A process that finds no free index waits as a spare.
+With the setting ``standby``, it instead copies the blocks of a pserver, and claims this pserver's index if it dies.
 
 The lease has a longer TTL until the shard is built. The process exits with code 0 when asked to stop, 75 if it has lost
 its lease and should be restarted, and 3 if the job cannot continue. It ignores any state in etcd that is older than the
@@ -15,14 +16,16 @@ import contextlib
 import functools
 import logging
 import sys
+from collections.abc import Sequence
 
 from flightedl.config import PserverSettings
 from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.process import ServerProcess, run_server
+from flightedl.domain.moving.standby import claims, index_to_follow
 from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError, NotReadyError, UnavailableError
-from flightedl.ports import Coordinator
+from flightedl.ports import Absent, Condition, Coordinator, CreatedAt, Delete, Operation
 from flightedl.process.tuning import avoid_preemption
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import MEASURES
@@ -150,33 +153,95 @@ class PserverProcess(ServerProcess[PserverSettings]):
         self, coordinator: Coordinator, directory: Directory, port: int, service: PserverService
     ) -> HeldKey | None:
         said = ""
-        while not self._stop.is_set():
-            desired = directory.ps_desired()
-            taken = directory.pservers()
-            free = [] if desired is None else [index for index in range(desired) if index not in taken]
-            for index in free:
-                if (held := self._claim(coordinator, index, port)) is not None:
+        standby: HeldKey | None = None
+        try:
+            while not self._stop.is_set():
+                seen, desired = directory.revision, directory.ps_desired() or 0
+                held = self._claim_free(coordinator, directory, port, desired, standby)
+                if held is not None:
                     return held
-            reason = "a master to set the number of pservers" if desired is None else "a free index"
-            # The process counts as a ready spare only while there is no free index.
-            self._health.beat(f"it is waiting for {reason}", is_ready=desired is not None and not free)
-            if reason != said:
-                _log.info("waiting for %s", reason)
-                said = reason
-            if desired is not None and len(taken) >= desired:
-                service.prepare()
-            seen = directory.revision
-            directory.wait_until(functools.partial(_has_moved, seen), _POLL_S)
+                standby = self._keep_standby(coordinator, directory, port, service, desired, standby)
+                taken = directory.pservers()
+                is_free = any(index not in taken for index in range(desired))
+                reason = "a free index" if desired else "a master to set the number of pservers"
+                # The process counts as a ready spare only while there is no free index.
+                self._health.beat(f"it is waiting for {reason}", is_ready=desired > 0 and not is_free)
+                if reason != said:
+                    _log.info("waiting for %s", reason)
+                    said = reason
+                if desired and not is_free:
+                    service.prepare()
+                directory.wait_until(functools.partial(_has_moved, seen), _POLL_S)
+            return None
+        finally:
+            if standby is not None:
+                standby.release()
+
+    def _claim_free(
+        self, coordinator: Coordinator, directory: Directory, port: int, desired: int, standby: HeldKey | None
+    ) -> HeldKey | None:
+        keys = self._keys
+        standbys = {index: record.generation for index, record in directory.standbys().items()}
+        own = None
+        if standby is not None and (index := keys.standby_index(standby.key)) is not None:
+            own = index, standby.generation
+        for claim in claims(desired, directory.pservers(), standbys, own):
+            key = keys.standby(claim.index)
+            held = self._claim(
+                coordinator,
+                keys.pserver(claim.index),
+                port,
+                self._settings.lease_ttl_s * _STARTING_FACTOR,
+                [CreatedAt(key, claim.standby)] if claim.standby else [Absent(key)],
+                [Delete(key)] if claim.standby else [],
+            )
+            if held is not None:
+                return held
         return None
 
-    def _claim(self, coordinator: Coordinator, index: int, port: int) -> HeldKey | None:
+    def _keep_standby(
+        self,
+        coordinator: Coordinator,
+        directory: Directory,
+        port: int,
+        service: PserverService,
+        desired: int,
+        standby: HeldKey | None,
+    ) -> HeldKey | None:
+        """Return the key of this process as a standby; None if it is a spare."""
+        if standby is not None:
+            is_dismissed = _has_seen(directory, standby) and directory.entry(standby.key) is None
+            if (self._keys.standby_index(standby.key) or 0) < desired and not is_dismissed:
+                return standby
+            service.end_standby()
+            standby.release()
+        index = index_to_follow(desired, directory.pservers(), directory.standbys()) if self._settings.standby else None
+        if index is None:
+            return None
+        standby = self._claim(coordinator, self._keys.standby(index), port, self._settings.lease_ttl_s)
+        if standby is not None:
+            _log.info("following pserver %d as its standby generation=%d", index, standby.generation)
+            service.begin_standby(index, standby.generation, self._settings.standby_lag_s)
+        return standby
+
+    def _claim(
+        self,
+        coordinator: Coordinator,
+        key: str,
+        port: int,
+        ttl_s: float,
+        also_when: Sequence[Condition] = (),
+        also: Sequence[Operation] = (),
+    ) -> HeldKey | None:
         return HeldKey.claim(
             coordinator,
             self._clock,
-            self._keys.pserver(index),
+            key,
             self._record(port),
-            self._settings.lease_ttl_s * _STARTING_FACTOR,
-            on_lost=lambda reason: self.lost(f"its lease was lost: {reason}"),
+            ttl_s,
+            lambda reason: self.lost(f"its lease was lost: {reason}"),
+            also_when,
+            also,
         )
 
 

@@ -36,7 +36,7 @@ from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.domain.retries import BRIEF
-from flightedl.errors import FlightedlError, NotReadyError, UnavailableError, UsageError
+from flightedl.errors import FlightedlError, NotReadyError, OutcomeUnknownError, UnavailableError, UsageError
 from flightedl.kernels.compiled import compiling_begins
 from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
@@ -61,8 +61,10 @@ from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.building import kernels_of
 from flightedl.pserver.feed import PserverFeed
 from flightedl.pserver.meter import Meter
+from flightedl.pserver.moving.copies import Copies
 from flightedl.pserver.moving.mover import Mover
 from flightedl.pserver.moving.peers import Peers
+from flightedl.pserver.moving.standby import Followed, Standby
 from flightedl.pserver.reading import Reading
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
@@ -147,6 +149,10 @@ class PserverService:
         self._snapshots: Snapshots | None = None
         #: Created for the first client that follows the changes.
         self._feed: PserverFeed | None = None
+        #: Created for the first standby.
+        self._copies: Copies | None = None
+        #: The pserver that this process follows, or has followed, as a standby.
+        self._standby: Standby | None = None
         self._is_prepared = False
         #: Held while kernels are loaded, by the builder or by the thread of ``prepare``.
         self._kernels_lock = threading.Lock()
@@ -215,7 +221,9 @@ class PserverService:
         if reading is not None and self._life.index >= reading.placement.pservers:
             self._retire()
 
-    def _facts(self) -> happens.Facts:
+    def _facts(self, index: int | None = None) -> happens.Facts:
+        """Return the job's state, for the pserver with this index; None for this process's index."""
+        index = self._life.index if index is None else index
         job = self._directory.entry(self._keys.job)
         election = self._directory.entry(self._keys.init_params)
         pointer = self._directory.entry(self._keys.checkpoint_latest)
@@ -223,20 +231,20 @@ class PserverService:
         model = None if job is None else decode(job.value, JobDeclaration).model
         is_done = election is not None and decode(election.value, ElectionRecord).done
         return happens.Facts(
-            model=None if model is None else self._placed(model),
+            model=None if model is None else self._placed(model, index),
             election=election.create_revision if election is not None and is_done else None,
             loadable=None if pointer is None else loadable_of(pointer.value),
             rejected=frozenset() if pointer is None else rejected_of(pointer.value),
             master=0 if master is None else master.generation,
         )
 
-    def _placed(self, model: DeclaredModel) -> DeclaredModel | None:
+    def _placed(self, model: DeclaredModel, index: int) -> DeclaredModel | None:
         """Return the model with the newest placement; None if the placement does not include this pserver."""
         stored = self._directory.entry(self._keys.placement)
         placement = placement_in(model, None if stored is None else stored.value)
         if placement is None:
             return model
-        if self._life.index >= placement.pservers:
+        if index >= placement.pservers:
             return None
         return replace(model, placement=placement, plan_hash=hash_with(model.plan_hash, placement.version))
 
@@ -252,6 +260,7 @@ class PserverService:
 
     def close(self) -> None:
         self._is_closing.set()
+        self.end_standby()
         if self._mover is not None:
             self._mover.close()
         self._work.put(None)
@@ -265,6 +274,30 @@ class PserverService:
             return
         self._is_prepared = True
         threading.Thread(target=self._load_kernels, args=(model,), name="flightedl-kernels", daemon=True).start()
+
+    def begin_standby(self, index: int, generation: int, lag_s: float) -> None:
+        """Keep a copy of a pserver's blocks, as its standby with this generation, until an index is acquired."""
+        peers = self._peers
+        assert peers is not None, "a standby needs other pservers"
+        models = list[DeclaredModel]()
+
+        def followed() -> Followed:
+            model = self._facts(index).model
+            if model is None or model.is_former:
+                raise NotReadyError("the model is not declared yet")
+            plan = plan_of(model)
+            models[:] = [model]
+            return Followed(plan.hash, _layout_of(model, plan, index), peers.source(index))
+
+        def build() -> Shard:
+            self._load_kernels(models[0])
+            return self._new_shard(models[0], plan_of(models[0]), index, generation)
+
+        self._standby = Standby(index, generation, followed, build, lag_s, self._clock)
+
+    def end_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.close()
 
     def _load_kernels(self, model: DeclaredModel) -> None:
         """Load the model's kernels. If numba's cache lacks some, one process at a time per machine compiles them."""
@@ -369,21 +402,17 @@ class PserverService:
     def _make_blocks(self, model: DeclaredModel) -> happens.BlocksMade:
         assert self._plan is not None, "the plan comes first"
         self._load_kernels(model)
-        with self._turns.turn():
-            self._shard = shard = Shard(
-                self._plan,
-                self._life.index,
-                Optimizer.from_json(model.declaration.optimizer),
-                Mode.from_json(model.present_mode),
-                model.declaration.wire,
-                lambda why: self._apply(happens.BlocksLost(why)),
-                self._recorder,
-                self._life.generation,
-                self.meter,
-                self._row_bytes,
-                shares_memory=self._shares_memory,
-            )
-        release_startup_memory()
+        positions, election = self._plan.positions_of(self._life.index), self._facts().election
+        shard, standby = None, self._standby
+        if standby is not None and standby.index == self._life.index:
+            shard = standby.take(election, _layout_of(model, self._plan, standby.index))
+        is_copied = shard is not None
+        if shard is None:
+            with self._turns.turn():
+                shard = self._new_shard(model, self._plan, self._life.index, self._life.generation)
+            release_startup_memory()
+        shard.place(self._plan.hash)
+        self._shard = shard
         self._snapshots = Snapshots(
             shard.copying,
             self._storage,
@@ -394,7 +423,6 @@ class PserverService:
             self._recorder,
         )
         _log.info("model declared blocks=%d size_bytes=%d", shard.block_count, shard.size_bytes_total)
-        positions = self._plan.positions_of(self._life.index)
         if self._peers is not None and self._plan.placement:
             state = State(tuple(positions), version=self._plan.placement)
             self._mover = Mover(
@@ -407,7 +435,22 @@ class PserverService:
                 self._has_moved,
                 lambda why: self._apply(happens.BlocksLost(why)),
             )
-        return happens.BlocksMade(shard.block_count, is_empty=not positions)
+        return happens.BlocksMade(shard.block_count, is_empty=not positions, copied=election if is_copied else None)
+
+    def _new_shard(self, model: DeclaredModel, plan: ShardPlan, index: int, generation: int) -> Shard:
+        return Shard(
+            plan,
+            index,
+            Optimizer.from_json(model.declaration.optimizer),
+            Mode.from_json(model.present_mode),
+            model.declaration.wire,
+            lambda why: self._apply(happens.BlocksLost(why)),
+            self._recorder,
+            generation,
+            self.meter,
+            self._row_bytes,
+            shares_memory=self._shares_memory,
+        )
 
     def _has_moved(self, placement: Placement) -> None:
         shard = self._blocks()
@@ -490,6 +533,16 @@ class PserverService:
                 life = self._life
                 self._feed = PserverFeed(shard, self._plan, life.election or 0, life.generation, self._clock)
             return self._feed
+
+    def copies(self, plan_hash: str) -> tuple[Copies, int]:
+        """Return the copies for standbys, and the election of the values. Raises like ``require_values``."""
+        shard = self.shard(plan_hash)
+        with self._lock:
+            if self._copies is None:
+                mover = self._mover
+                unmoved = contextlib.nullcontext if mover is None else mover.no_unit_is_pinned
+                self._copies = Copies(shard, self._life.generation, self._clock, unmoved)
+            return self._copies, self._life.election or 0
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:
         """Return the shard for initial values. None if the shard already has values, so that new values are ignored."""
@@ -609,6 +662,9 @@ class PserverService:
             NotReadyError: This pserver does not know the model yet.
         """
         self._check(request)
+        if self._peers is not None and self._life.index in self._directory.standbys():
+            with contextlib.suppress(UnavailableError, OutcomeUnknownError):
+                self._peers.dismiss_standby(self._life.index)
         self._apply(happens.ReloadAsked())
 
     @property
@@ -629,7 +685,6 @@ class PserverService:
             index=life.index,
             state="serving" if life.is_serving else "waiting",
             blocks=0 if shard is None else shard.block_count,
-            buckets=0 if shard is None else len(shard.rows.numbers),
             lowest_version=versions[0],
             highest_version=versions[1],
             size_bytes=0 if shard is None else shard.size_bytes_total,
@@ -654,8 +709,18 @@ class PserverService:
             refused_calls=self.refusals(),
             tables=[] if shard is None else _counts_of(shard),
             staleness={} if shard is None else meter.staleness(shard.members),
-            pushed=meter.pushed,
+            standby_lag_s=self._standby_lag_s,
         )
+
+    @property
+    def _standby_lag_s(self) -> float | None:
+        has_standby = self._copies is not None and self._life.index in self._directory.standbys()
+        return self._copies.lag_s if has_standby and self._copies is not None else None
+
+
+def _layout_of(model: DeclaredModel, plan: ShardPlan, index: int) -> object:
+    """Return the facts on which a shard is built. Blocks with the same facts can be served by the same shard."""
+    return plan.positions_of(index), model.declaration, model.present_mode
 
 
 def _counts_of(shard: Shard) -> list[TableCounts]:

@@ -5,7 +5,7 @@
 * ``server``: the pserver's side, which copies, freezes, stages and adopts blocks.
 * ``director``: the master's side, which stores intents, commits the move of each block, and cancels failed intents.
 * ``balance``: the next moves towards an equal distribution.
-* ``rebalancing``: moves away from busy pservers, according to measured loads.
+* ``standby``: copies of a pserver's blocks for a standby, which never commit, and claims of indexes.
 
 Here, a block is a position in the plan: a block of a parameter or a bucket of tables. For example, a block moves from
 pserver 0 to pserver 2 in these steps:

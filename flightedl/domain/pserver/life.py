@@ -14,6 +14,8 @@ settings, so the pserver must not use the old settings.
   without the values would be worse.
 * If no checkpoint is readable, the job has failed. Before the pserver concludes this, it reads etcd again: a cached
   copy of etcd may lag behind, and retention may have deleted the checkpoints that it names.
+* An election is complete, and this process was the predecessor's standby. The blocks have the values that it has
+  copied, and the pserver *serves* them. It is like a replacement that has loaded a recent checkpoint.
 * An election is complete, and the placement assigns no blocks to this pserver. It has nothing to restore, and *serves*
   the blocks that move here later.
 * An election is complete, and there has never been a checkpoint. The values were lost together with the predecessor.
@@ -109,6 +111,8 @@ class PserverLife:
         self._model: DeclaredModel | None = None
         self._block_count = 0
         self._is_empty = False
+        #: Election of the values that were copied from the predecessor; None if there are none.
+        self._copied: int | None = None
         self._is_compiling = False
         #: True if clients may have seen the blocks before the blocks had values.
         self._was_visible = False
@@ -202,13 +206,17 @@ class PserverLife:
         return ()
 
     def _accept_blocks(self, event: BlocksMade) -> Effects:
-        self._block_count, self._is_empty = event.block_count, event.is_empty
+        self._block_count, self._is_empty, self._copied = event.block_count, event.is_empty, event.copied
         return self._seek_values()
 
     # values
 
     def _seek_values(self) -> Effects:
         election, loadable = self._facts.election, self._facts.loadable
+        if self._copied is not None:
+            if self._copied != election:
+                return self._end("the model was initialized again after its blocks had been copied")
+            return self._serve(election, None)
         if self._wanted is not None and (election is None or loadable is None):
             return self._end("its blocks contain part of a checkpoint, but the model needs first values")
         if election is None:
@@ -464,7 +472,7 @@ class PserverLife:
             state is State.ENDED
         ), "values belong to an election"
         assert state is not State.RESTORING or not self._was_visible, "blocks that were seen are never overwritten"
-        has_values = self.checkpoint is not None or self._is_given or self._is_empty
+        has_values = self.checkpoint is not None or self._is_given or self._is_empty or self._copied is not None
         assert state not in _SERVING or has_values, "there are no values"
         assert bool(self._why_ended) == (state is State.ENDED), "an end has a reason"
         assert not self._is_lease_over or state is State.ENDED, "it continues without a lease"

@@ -81,12 +81,14 @@ class CompilingBegan:
 
 @dataclass(frozen=True, slots=True)
 class BlocksMade:
-    """Answer to ``MakeBlocks``: the blocks are allocated, but have no values yet."""
+    """Answer to ``MakeBlocks``: the blocks are allocated. Usually, they have no values yet."""
 
     #: Number of blocks, without buckets.
     block_count: int
     #: True if this pserver has no blocks or buckets until some are moved to it.
     is_empty: bool = False
+    #: Election of the blocks' values, if they were copied from the predecessor; otherwise None.
+    copied: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 * ``departure``: content of a departing unit
 * ``arrival``: content of an arriving unit, staged until the unit is adopted
 * ``parcels``: encoding of the content
+* ``copies``: copies of all blocks for a standby; ``standby``: the standby's side
 
 A unit's path: ``mover`` reads an intent, and its thread uploads the rows of a ``departure`` while pushes continue, then
 the rows that these pushes have changed. When little is left, the shard freezes the unit. The thread uploads the rest,

@@ -409,6 +409,8 @@ class Mover:
             arrival = self._arrivals.get(block)
             if arrival is None:
                 raise NotReadyError("nothing of these blocks has arrived")
+            if self._shard.copying.under_way:
+                raise NotReadyError("the blocks of this pserver are being copied")
             with arrival.lock:
                 arrival.prepare()
                 acknowledged = self._core.received(last, arrival.digest.text.encode())

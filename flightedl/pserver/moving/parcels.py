@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from flightedl.domain.pserver.block_values import ReleasedBlocks
 from flightedl.errors import CorruptError
-from flightedl.formats.row_batches import binary
+from flightedl.formats.row_batches import StoredRowSpan, binary
 from flightedl.messages.decoding import from_msgpack
+from flightedl.messages.moving import CopyId
 
 Array = npt.NDArray[Any]
 Batch = pa.RecordBatch
@@ -95,7 +96,31 @@ class BlockState(msgspec.Struct, frozen=True, array_like=True, tag="block"):
     updates: int
 
 
-Content = SpanState | SketchState | SomeRows | BlockState
+class CopyHead(msgspec.Struct, frozen=True, array_like=True, tag="head"):
+    """Beginning of a copy for a standby."""
+
+    copy: CopyId
+    #: Spans of buckets whose rows the copy contains.
+    spans: list[StoredRowSpan]
+
+
+class CopyRows(msgspec.Struct, frozen=True, array_like=True, tag="copied"):
+    """Rows in a copy for a standby; see ``StoredRows``. The arrays are those of ``StoredRows``, in the same order."""
+
+    span: int
+    table: int
+    kind: str
+    oldest: int
+
+
+class CopyEnd(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """End of a copy for a standby. The array contains the applied batches."""
+
+    #: Digest of all earlier parcels.
+    digest: str
+
+
+Content = SpanState | SketchState | SomeRows | BlockState | CopyHead | CopyRows | CopyEnd
 
 
 class Parcel(NamedTuple):

@@ -70,6 +70,17 @@ class Peers:
             raise NotReadyError(f"pserver {index} was replaced")
         return self._connection("pserver", index, record)
 
+    def source(self, index: int) -> Connection:
+        """Return a connection to the present process of a pserver. Raises NotReadyError if there is none."""
+        record = self._directory.pservers().get(index)
+        if record is None:
+            raise NotReadyError(f"there is no pserver {index}")
+        return self._connection("pserver", index, record)
+
+    def dismiss_standby(self, index: int) -> None:
+        """End the standby of this pserver, because its copy must not be used. Raises the errors of a transaction."""
+        self._coordinator.transact([], [Delete(self._keys.standby(index))])
+
     def acknowledge(self, acknowledged: Acknowledged, generation: int) -> None:
         """Inform the master that a unit has been staged completely. Raises the same errors as any action."""
         request = MovedRequest(attempt=acknowledged.attempt, block=acknowledged.block, generation=generation)

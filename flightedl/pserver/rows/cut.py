@@ -51,16 +51,27 @@ class ChangedSince:
     def __init__(self) -> None:
         #: A bit for each changed record, by part; None before the first cut.
         self.records: tuple[npt.NDArray[np.uint64], ...] | None = None
+        #: Table -> ids of the rows that cuts for files have removed.
+        self.removed: dict[int, npt.NDArray[np.uint64]] = {}
 
     def note(self, changed: Iterable[npt.NDArray[np.uint64]]) -> None:
         """Add records that have changed."""
         if self.records is not None:
             self.records = tuple(either_bits(one, other) for one, other in zip(self.records, changed, strict=True))
 
+    def note_removed(self, removed: Iterable[npt.NDArray[np.uint64]]) -> None:
+        """Add ids of removed rows, by table."""
+        for table, ids in enumerate(removed):
+            if ids.size:
+                self.removed[table] = np.union1d(self.removed.get(table, _NO_IDS), ids)
 
-def changes_in(records: tuple[npt.NDArray[np.uint64], ...]) -> RowChanges:
-    """Return the changes to these records. ``records`` has one bit per record, by part."""
-    return RowChanges(records, (_NO_IDS,) * (len(records) // 2), np.zeros(BUCKETS, np.bool_))
+    def next_changes(self) -> RowChanges | None:
+        """Return the changes for the next cut and forget them; None if this is the first cut."""
+        removed, self.removed = self.removed, {}
+        if self.records is None:
+            return None
+        ids = tuple(removed.get(table, _NO_IDS) for table in range(len(self.records) // 2))
+        return RowChanges(self.records, ids, np.zeros(BUCKETS, np.bool_))
 
 
 def unsettled(tables: Iterable[RowTable]) -> tuple[npt.NDArray[np.uint64], ...]:

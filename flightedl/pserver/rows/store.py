@@ -244,6 +244,10 @@ class RowStore:
         for span in distinct(self.spans):
             span.begin_restore()
 
+    def begin_changes(self) -> None:
+        """Prepare for the changes that follow a restored base. Each of them describes all spans again."""
+        self._taken.clear()
+
     @property
     def restored(self) -> Mapping[int, tuple[int, int]]:
         """Bucket number -> (version, updates) of the restored buckets."""

@@ -11,7 +11,7 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError
 from flightedl.formats.row_batches import ROWS_OF, SKETCH_BY_BUCKET, TABLE, WAITING, StoredRows, StoredRowSpan
 from flightedl.messages.control import SnapshotRequest
-from flightedl.pserver.rows.tables import RowChunk
+from flightedl.pserver.rows.tables import ChangedSince, RowChunk
 
 if TYPE_CHECKING:
     from flightedl.pserver.rows.span import RowSpan
@@ -26,12 +26,25 @@ class CutRows:
         updates: Number of updates by the optimizer so far.
         command: Request for the checkpoint.
         is_base: True if the file is a base, False if it is an increment.
+        copy: Changes since the previous copy for a standby; None if the rows are written to a file.
     """
 
-    def __init__(self, span: RowSpan, version: int, updates: int, command: SnapshotRequest, *, is_base: bool) -> None:
+    def __init__(
+        self,
+        span: RowSpan,
+        version: int,
+        updates: int,
+        command: SnapshotRequest,
+        *,
+        is_base: bool,
+        copy: ChangedSince | None = None,
+    ) -> None:
         numbers = span.numbers
         self._lock, self._specs = span.lock, span.rows.specs
-        self.cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
+        if copy is None:
+            self.cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
+        else:
+            self.cut = span.rows.begin_copy(version, span.epoch, copy)
         complete: list[int] = []
         if not is_base:
             # If it is unknown which rows of a span have changed, all rows are written.

@@ -47,7 +47,7 @@ from flightedl.kernels.plain import index_size
 from flightedl.kernels.row_handles import HANDLE_SIZE
 from flightedl.kernels.row_records import MAX_CUTS
 from flightedl.pserver.rows.calls import RowCalls
-from flightedl.pserver.rows.cut import ChangedSince, RowChanges, RowCut, changes_in, changes_of, merged, unsettled
+from flightedl.pserver.rows.cut import ChangedSince, RowChanges, RowCut, changes_of, merged, unsettled
 from flightedl.pserver.rows.memory import ADDRESS_BYTES, RowMemory, machine_bytes
 from flightedl.pserver.rows.table import RowTable
 from flightedl.pserver.rows.values import (
@@ -294,6 +294,8 @@ class RowTables:
         changes = None
         if file:
             removed = [each.remove_small(version, epoch) for each in self._tables]
+            for copy in self._copies:
+                copy.note_removed(removed)
             if self.feed_number:
                 self.removed += [(number, ids) for number, ids in enumerate(removed) if ids.size]
             changes = self._changes.cut(file, after, changes_of(self._tables, removed, self._adopted))
@@ -364,12 +366,11 @@ class RowTables:
         Raises:
             MemoryError, UnavailableError: as for ``begin_cut``.
         """
-        changes = None
         if copy.records is not None:
             copy.note(unsettled(self._tables))
-            changes = changes_in(copy.records)
         else:
             self._copies.append(copy)
+        changes = copy.next_changes()
         cut = RowCut(self._tables, self._free_line(), version, epoch, changes)
         self._begin(cut, is_for_file=False)
         copy.records = unsettled(self._tables)

@@ -118,6 +118,23 @@ def ends(effects: Effects) -> bool:
     return [type(effect) for effect in effects] == [StartAgain]
 
 
+# values that were copied from the predecessor
+
+
+def test_copied_values_are_served_although_there_are_checkpoints(lived: Lived):
+    lived.election, lived.loadable = 5, range(2, 5)
+    lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), PlanMade(HASH))
+    assert lived.apply(BlocksMade(BLOCKS, copied=5)) == (Serve(5, None),)
+    assert lived.life.state is State.SERVING
+    assert ends(lived.see(6)), "the model was initialized again"
+
+
+def test_copied_values_of_another_election_are_not_served(lived: Lived):
+    lived.election = 6
+    lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), PlanMade(HASH))
+    assert ends(lived.apply(BlocksMade(BLOCKS, copied=5)))
+
+
 # until the blocks exist
 
 

@@ -1,0 +1,98 @@
+"""Exhaustive exploration of a pserver with a standby: all orders of events in small configurations, planted bugs."""
+
+import pytest
+
+from flightedl.domain.moving.standby import Claim, CopyId, CopySource, StandbyCopy, claims, index_to_follow
+from flightedl.testing.simulation.planted import Edit, answers, bug, planted, swaps
+from tests.domain.moving.standby_world import Limits, first_world, is_end, steps, wrong
+from tests.exploration import Explored, ViolationError, explore
+
+_CORE = "domain.moving.standby:"
+
+SMALL = {
+    "a crash and two copies": Limits(),
+    "a stream breaks, and three copies": Limits(copies=3, breaks=1, crashes=1),
+    "a lease ends early": Limits(copies=2, breaks=0, crashes=0, freezes=1),
+    "the model is initialized again": Limits(copies=1, breaks=0, crashes=1, elections=1),
+    "two crashes": Limits(copies=1, breaks=0, crashes=2),
+}
+
+#: Name of the bug -> configuration that shows it, and the edit that plants it.
+BUGS: dict[str, tuple[str, Edit]] = {
+    "changes replace the content part by part": (
+        "a crash and two copies",
+        answers(f"{_CORE}StandbyCopy.is_kept_back", "False"),
+    ),
+    "changes follow a copy that did not arrive": (
+        "a stream breaks, and three copies",
+        swaps(f"{_CORE}CopySource.begin", "self.newest == Sent(standby, has) if has is not None else False", "has"),
+    ),
+    "an incomplete copy of everything is served": (
+        "a stream breaks, and three copies",
+        swaps(f"{_CORE}StandbyCopy.begin", "self.has = None", "pass"),
+    ),
+    "a copy of an earlier election is served": (
+        "the model is initialized again",
+        swaps(f"{_CORE}StandbyCopy.is_usable", "self.has is not None and self.has.election == election", "self.has"),
+    ),
+    "a standby does not name itself in its claim": (
+        "a crash and two copies",
+        swaps(f"{_CORE}claims", "0 if own is None else own[1]", "0"),
+    ),
+}
+
+
+def explored(name: str) -> Explored:
+    return explore(first_world(SMALL[name]), steps, wrong, is_end)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_order_of_events_keeps_done_batches(name: str) -> None:
+    found = explored(name)
+    assert found.events.keys() >= {"push", "report", "claim", "announce", "complete"}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    where, edit = BUGS[name]
+    with planted([bug(name, edit)]), pytest.raises(ViolationError):
+        explored(where)
+
+
+def test_a_copy_contains_only_changes_if_the_standby_has_the_newest_copy() -> None:
+    source, standby = CopySource(generation=5), StandbyCopy()
+    first = source.begin(9, standby.has, election=2)
+    assert first == CopyId(source=5, election=2, number=1, after=0)
+    assert standby.begin(first)
+    standby.end()
+    second = source.begin(9, standby.has, election=2)
+    assert second.after == 1
+    assert standby.begin(second)
+    standby.fail()
+    assert standby.is_usable(2), "the failed copy has changed nothing"
+    assert source.begin(9, standby.has, election=2).after == 0
+
+
+def test_changes_that_follow_another_copy_are_refused() -> None:
+    standby = StandbyCopy(has=CopyId(source=5, election=2, number=1))
+    for copy in (CopyId(5, 2, 3, after=2), CopyId(6, 2, 2, after=1), CopyId(5, 4, 2, after=1)):
+        assert not standby.begin(copy)
+    assert standby.begin(CopyId(5, 2, 2, after=1))
+
+
+def test_another_standby_gets_everything() -> None:
+    source = CopySource(generation=5)
+    first = source.begin(9, None, election=2)
+    assert source.begin(10, first, election=2).after == 0
+
+
+def test_only_its_standby_claims_an_index() -> None:
+    assert list(claims(3, {1}, {0: 8}, None)) == [Claim(2)]
+    assert list(claims(3, {1}, {0: 8}, (0, 8))) == [Claim(0, 8)]
+    assert list(claims(3, {0, 1}, {0: 8}, (0, 8))) == []
+
+
+def test_a_standby_follows_the_first_pserver_without_one() -> None:
+    assert index_to_follow(3, {0, 1, 2}, {0: 8}) == 1
+    assert index_to_follow(3, {0, 2}, {0: 8}) == 2
+    assert index_to_follow(2, {0, 1, 2}, {0, 1}) is None
