@@ -345,25 +345,24 @@ def test_an_operation_waits_for_the_one_in_progress(lock: str, name: str) -> Non
 
 def test_waiting_readers_are_woken_although_the_last_block_of_a_message_has_no_news() -> None:
     plan = plan_shards([ParameterSpec("v", (SIZE,)), ParameterSpec("w", (SIZE,))], 1)
-    shard = Shard(plan, 0, SGD(lr=1.0), Async())
-    members = [ViewMember(trainer="t1", generation=1, member=1, first_round=0)]
+    shard = Shard(plan, 0, SGD(lr=1.0), Sync())
+    members = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
     shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))
 
-    def push(*numbers: int) -> None:
+    def push(member: int, *numbers: int) -> None:
         header = PushHeader(
-            trainer="t1",
-            generation=1,
+            trainer=f"t{member}",
+            generation=member,
             plan_hash=plan.hash,
-            member=1,
-            identity=BatchIdentity(epoch=0, task=0, batch=0, batch_count=1),
+            member=member,
+            identity=BatchIdentity(epoch=0, task=0, batch=member, batch_count=3),
             weight=1.0,
             rows=len(numbers),
         )
         shard.push(header, [ReceivedBlocks(range(n, n + 1), 0, 0, ZEROS, False) for n in numbers])
 
-    push(1)
+    push(1, 0)
     before = shard.changes.count
-    push(0, 1)
-    assert shard.changes.count == before + 1
-    push(0, 1)
+    push(2, 0, 1)
+    assert [block.rounds.version for block in shard.blocks()] == [1, 0]
     assert shard.changes.count == before + 1
