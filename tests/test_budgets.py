@@ -18,22 +18,22 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (21_545, 16_000, ("flightedl/domain",)),
+    "domain": (21_653, 16_000, ("flightedl/domain",)),
     "client, torch": (12_683, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (12_669, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (6_332, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "rpc, wire, messages": (6_333, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
-        8_851,
+        8_873,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
     "formats": (5_745, 4_700, ("flightedl/formats",)),
-    "launch": (6_659, 4_800, ("flightedl/launch",)),
+    "launch": (6_692, 4_800, ("flightedl/launch",)),
     "recording": (2_512, 1_500, ("flightedl/recording",)),
     "testing": (9_739, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_436, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
-        8_173,
+        8_190,
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),

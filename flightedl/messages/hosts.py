@@ -21,3 +21,5 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     #: Resident memory of the process, and its limit, in bytes.
     memory_bytes: Natural = 0
     memory_limit_bytes: Natural = 0
+    #: Mean number of cores that the process has used in the last seconds.
+    busy_cores: float = 0.0

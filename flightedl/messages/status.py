@@ -36,7 +36,8 @@ class PserverFigures(Reply, frozen=True, kw_only=True):
     written_s: float = 0.0
     written_bytes: int = 0
     facts: HostFacts | None = None
-    #: Bytes of values transferred since the process started.
+    #: Number of messages of pushes and steps, and bytes of values transferred, since the process started.
+    pushes: int = 0
     received_bytes: int = 0
     sent_bytes: int = 0
     #: Number of open streams from trainers, and how many of them use shared memory.
@@ -339,8 +340,6 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
 
     index: int
     state: str
-    #: Number of messages of pushes and steps since the process started.
-    pushes: int
     #: Outcome (``Outcome`` in lower case) -> number of blocks pushed with this outcome since the process started.
     rows: dict[str, int]
     members: list[int]

@@ -19,6 +19,27 @@ _STATM = Path("/proc/self/statm")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _PAGE_BYTES = resource.getpagesize()
+#: Seconds over which the use of processors is averaged.
+_USE_S = 5.0
+
+
+class _ProcessorUse:
+    """Mean number of cores that this process has used in the last seconds."""
+
+    def __init__(self) -> None:
+        self._sample = time.monotonic(), time.process_time()
+        self._busy_cores = 0.0
+
+    def busy_cores(self) -> float:
+        (began, used_before), now, used = self._sample, time.monotonic(), time.process_time()
+        if now - began >= _USE_S:
+            self._sample = now, used
+            # A forked process begins with the parent's sample.
+            self._busy_cores = max(used - used_before, 0.0) / (now - began)
+        return self._busy_cores
+
+
+_processor_use = _ProcessorUse()
 
 
 def host_facts() -> HostFacts:
@@ -30,6 +51,7 @@ def host_facts() -> HostFacts:
         threads=linear_algebra_threads(),
         memory_bytes=_resident_bytes(),
         memory_limit_bytes=_limit_bytes(),
+        busy_cores=round(_processor_use.busy_cores(), 2),
     )
 
 

@@ -12,6 +12,7 @@ _RULES = (
     servers.pservers,
     servers.refusals,
     servers.machines,
+    servers.load,
     trainers.trainers,
     work.work,
     work.checkpoints,

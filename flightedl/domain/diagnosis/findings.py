@@ -35,6 +35,7 @@ class Cause(enum.StrEnum):
     PSERVER_CUT_OFF = "pserver_cut_off"
     PSERVER_OUT_OF_MEMORY = "pserver_out_of_memory"
     PSERVER_WAITS = "pserver_waits"
+    PSERVERS_LIMIT = "pservers_limit"
     OTHER_PLAN = "other_plan"
     OTHER_JOB = "other_job"
     JOB_REFUSED = "job_refused"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from flightedl.domain.diagnosis.findings import Cause, Finding, Severity
 from flightedl.domain.diagnosis.observations import Asked, Observations
+from flightedl.domain.diagnosis.profile import shares
 from flightedl.domain.etcd_versions import warning_about
+from flightedl.domain.scaling.pservers import PserverLoad
 from flightedl.messages.hosts import HostFacts
+from flightedl.messages.status import StatusReply
 
 BROKEN, HARMFUL, NOTE = Severity
 
@@ -202,8 +205,8 @@ def _memory(seen: Observations) -> Iterator[Finding]:
                 who,
                 f"{who} uses {facts.memory_bytes / 2**30:.1f} of at most {limit / 2**30:.1f} GiB of memory "
                 f"({part:.0%}): {text}",
-                "Give it more memory, or restart the job with more pservers; a checkpoint fits any number. With "
-                "checkpoints, a pserver needs twice the memory of its blocks.",
+                "Give it more memory, or move some of its blocks to additional pservers: `flightedl scale pservers N`. "
+                "With checkpoints, a pserver needs twice the memory of its blocks.",
             )
 
 
@@ -228,6 +231,44 @@ def _state(seen: Observations) -> Iterator[Finding]:
                 "One of the trainers sends the first values. Loading a checkpoint takes as long as its storage needs. "
                 "Kernels are compiled once per machine; `python -m flightedl.kernels` compiles them in advance.",
             )
+
+
+def load(seen: Observations) -> Iterator[Finding]:
+    """Report pservers that limit the job's throughput."""
+    found = None if seen.status is None else load_of(seen.status)
+    if found is None or not found.is_limiting:
+        return
+    text = (
+        f"trainers spend {found.time:.0%} of their time sending gradients and receiving values, and each pserver uses "
+        f"{found.busy_cores:.1f} cores: pservers limit the throughput"
+    )
+    more = (
+        f"Run `flightedl scale pservers {found.wanted}` if there are machines with free cores for them. "
+        if found.wanted > found.pservers
+        else "Their messages are small, so more pservers would not help. "
+    )
+    advice = "Larger batches, wire='bfloat16' and Async(push_every=) reduce the load."
+    yield Finding(Cause.PSERVERS_LIMIT, HARMFUL, "job", text, more + advice)
+
+
+def load_of(status: StatusReply, profile: Mapping[str, float] | None = None) -> PserverLoad | None:
+    """Return the load of a job's pservers; None if it is unknown.
+
+    Args:
+        status: Status of the job.
+        profile: Profile of the trainers' loops; None for the whole time of the master.
+    """
+    parts = shares(status.profile if profile is None else profile)
+    facts = [each.facts for each in status.pservers if each.facts is not None]
+    if not parts or not facts:
+        return None
+    messages = sum(each.pushes for each in status.pservers)
+    return PserverLoad(
+        pservers=status.pservers_desired,
+        busy_cores=sum(each.busy_cores for each in facts) / len(facts),
+        message_bytes=sum(each.received_bytes for each in status.pservers) / max(messages, 1),
+        time=parts["push"] + parts["pull"],
+    )
 
 
 def refusals(seen: Observations) -> Iterator[Finding]:

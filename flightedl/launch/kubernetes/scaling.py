@@ -1,4 +1,4 @@
-"""The control loop that adds and removes trainers.
+"""The control loop that adds and removes trainers, and adds pservers if it may.
 
 The loop stores nothing: after a restart, it begins with the current number of trainers and measures again.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from flightedl.domain.diagnosis.servers import load_of
 from flightedl.domain.scaling.marginal import MarginalScaling, Seen, Wish
+from flightedl.domain.scaling.pservers import PserverScaling
 from flightedl.errors import FlightedlError
 from flightedl.launch.kubernetes.submitting import find, scale
 from flightedl.launch.kubernetes.views import is_being_evicted, labels_of
@@ -41,6 +43,34 @@ def look(cluster: Cluster, job: str, read: Read) -> Seen | None:
     )
 
 
+class PserverLoop:
+    """Part of the loop that adds pservers.
+
+    Args:
+        scaling: Decides when pservers are added.
+        resize: Changes the number of pservers, and returns the outcome as a sentence.
+    """
+
+    def __init__(self, scaling: PserverScaling, resize: Callable[[int], str]) -> None:
+        self._scaling = scaling
+        self._resize = resize
+        self._profile: dict[str, float] = {}
+
+    def look(self, status: StatusReply, now: float) -> str:
+        """Add pservers if they limit the job. Return a sentence about it, or an empty string.
+
+        Raises:
+            FlightedlError: the pservers cannot be changed.
+        """
+        recent = {part: seconds - self._profile.get(part, 0.0) for part, seconds in status.profile.items()}
+        self._profile = dict(status.profile)
+        load = load_of(status, recent) if min(recent.values(), default=-1.0) >= 0 else None
+        wanted = None if load is None or status.scaling is not None else self._scaling.look(load, now)
+        if load is None or wanted is None:
+            return ""
+        return f"{load.pservers} -> {wanted} pservers, because they limit the throughput: {self._resize(wanted)}"
+
+
 def run(
     cluster: Cluster,
     job: str,
@@ -50,8 +80,9 @@ def run(
     stop: threading.Event,
     say: Callable[[str], None],
     every_s: float,
+    pservers: PserverLoop | None = None,
 ) -> None:
-    """Measure and scale until the job has ended or ``stop`` is set."""
+    """Measure and scale until the job has ended or ``stop`` is set. ``pservers`` is None if pservers do not change."""
     shown = ""
     while not stop.wait(every_s):
         try:
@@ -61,6 +92,8 @@ def run(
                 return
             wish = scaling.look(seen, clock.now())
             shown = _carry_out(cluster, job, seen, wish, say, shown)
+            if pservers is not None and (text := pservers.look(read(), clock.now())):
+                say(text)
         except FlightedlError as error:
             # Without figures, nothing is changed.
             if str(error) != shown:

@@ -125,6 +125,17 @@ def waited_for(seen: Observations, *names: str, seconds: float = 20) -> Observat
     return with_pserver(seen, *names, waits_for=list(range(len(names))), waits_at=7, waits_s=seconds)
 
 
+def limited(received_bytes: int) -> Observations:
+    """Return observations of busy pservers, each of which received 7 messages with these bytes in total."""
+    seen, facts = healthy(), msgspec.structs.replace(FACTS, busy_cores=1.2)
+    assert seen.status is not None
+    servers = [
+        msgspec.structs.replace(each, facts=facts, pushes=7, received_bytes=received_bytes)
+        for each in seen.status.pservers
+    ]
+    return with_status(seen, pservers=servers, profile={"script": 30.0, "push": 40.0, "pull": 30.0})
+
+
 def gone(count: int) -> tuple[JobEvent, ...]:
     return tuple(JobEvent(number=n, at=NOW, kind="pserver_gone", who="pserver-1") for n in range(count))
 
@@ -276,6 +287,7 @@ STAGED: dict[str, tuple[Observations, Cause, str]] = {
         Cause.PSERVER_OUT_OF_MEMORY,
         "pserver-1",
     ),
+    "pservers are busy, and trainers wait for them": (limited(8 << 20), Cause.PSERVERS_LIMIT, "job"),
     "a pserver dies again and again": (replace(healthy(), events=gone(3)), Cause.PSERVER_RESTARTS, "pserver-1"),
     "a pserver is missing": (
         replace(healthy(), pservers={0: UP}, replies={0: pserver(0)}),
@@ -421,3 +433,10 @@ def test_an_etcd_without_a_listener_is_named_once() -> None:
     seen = no_master(healthy(), etcd=(closed,), jobs=(), lock_generation=0, pservers={}, replies={})
     (text,) = [each.text for each in examine(seen) if each.cause is Cause.ETCD_UNREACHABLE]
     assert text == "nothing listens at h:1"
+
+
+def test_more_pservers_are_recommended_only_if_messages_are_large() -> None:
+    (large,), (small,) = examine(limited(8 << 20)), examine(limited(7 << 10))
+    assert "Run `flightedl scale pservers 4`" in large.advice
+    assert "more pservers would not help" in small.advice
+    assert "70% of their time sending gradients and receiving values" in large.text

@@ -6,14 +6,18 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace as replace_struct
+
 from flightedl.domain.scaling.marginal import MarginalScaling, ScalingLimits, Seen
+from flightedl.domain.scaling.pservers import PserverScaling
 from flightedl.errors import UnavailableError
 from flightedl.launch.kubernetes.objects import render
-from flightedl.launch.kubernetes.scaling import look, run
+from flightedl.launch.kubernetes.scaling import PserverLoop, look, run
 from flightedl.launch.kubernetes.submitting import submit
 from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
-from flightedl.messages.status import StatusReply, TaskCounts, TrainerStatus
+from flightedl.messages.hosts import HostFacts
+from flightedl.messages.status import ServerStatus, StatusReply, TaskCounts, TrainerStatus
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory_cluster import MemoryCluster
 
@@ -99,3 +103,40 @@ def test_the_loop_ends_with_the_job() -> None:
     scaling = MarginalScaling(replace(ScalingLimits(), maximum=3))
     run(cluster, "demo", lambda: STATUS, scaling, clock, Looks(clock, 5), decisions.append, 10.0)
     assert decisions == ["job demo has ended"]
+
+
+def test_the_loop_adds_pservers_that_limit_the_job() -> None:
+    cluster, clock = started(), FakeClock()
+    begun = clock.now()
+    decisions: list[str] = []
+    resized: list[int] = []
+
+    def read() -> StatusReply:
+        now = clock.now() - begun
+        facts = HostFacts(cores=8, busy_cores=1.5)
+        count = resized[-1] if resized else 2
+        servers = [
+            ServerStatus(
+                index=index, address="h:1", generation=1, state="serving", facts=facts, pushes=10, received_bytes=10**7
+            )
+            for index in range(count)
+        ]
+        # For the first 100 s, trainers compute.
+        profile = {"script": min(now, 100.0), "push": max(now - 100.0, 0.0), "pull": 0.0, "wait": 0.0, "data": 0.0}
+        return replace_struct(status(2, 7), profile=profile, pservers=servers, pservers_desired=count)
+
+    def resize(count: int) -> str:
+        resized.append(count)
+        return f"the job has {count} pservers"
+
+    loop = PserverLoop(PserverScaling(5), resize)
+    scaling = MarginalScaling(ScalingLimits(minimum=2, maximum=2))
+    run(cluster, "demo", read, scaling, clock, Looks(clock, 16), decisions.append, 10.0)
+    assert not resized, "the autoscaler was not told to change the pservers"
+    begun = clock.now()
+    run(cluster, "demo", read, scaling, clock, Looks(clock, 16), decisions.append, 10.0, loop)
+    assert not resized
+    run(cluster, "demo", read, scaling, clock, Looks(clock, 20), decisions.append, 10.0, loop)
+    assert resized == [4, 5]
+    text = "2 -> 4 pservers, because they limit the throughput: the job has 4 pservers"
+    assert next(line for line in decisions if "pservers" in line) == text
