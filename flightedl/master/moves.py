@@ -1,8 +1,6 @@
 """Transactions that change where blocks are: the intent to move blocks, and the placement.
 
-One thread executes the core's transactions, one at a time. A transaction whose outcome is unknown is repeated until
-etcd answers. If an earlier attempt was executed, the conditions of the later ones fail. So when the core learns the
-outcome, no attempt can take effect anymore.
+One thread executes the core's transactions, one at a time, as ``domain.master.stored_moves`` describes.
 """
 
 from __future__ import annotations
@@ -16,11 +14,10 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.master.effects import StoreMoves
 from flightedl.domain.master.events import MovesRead
-from flightedl.domain.moving.values import NONE, Intent, StoredIntent, Transaction
+from flightedl.domain.master.stored_moves import INTENT, PLACEMENT, StoredKey, StoredMoves, moves_in
+from flightedl.domain.moving.values import Transaction
 from flightedl.errors import FencedError, OutcomeUnknownError, UnavailableError
 from flightedl.master.state import JobState
-from flightedl.messages.base import decode, encode
-from flightedl.messages.declarations import Placement
 from flightedl.ports import (
     Absent,
     Condition,
@@ -31,7 +28,6 @@ from flightedl.ports import (
     ModifiedAt,
     Operation,
     Put,
-    TransactionResult,
 )
 
 _RETRY_S = 0.1
@@ -64,7 +60,8 @@ class MoveTransactions:
         self._held = held
         self._coordinator = coordinator
         self._keys = keys
-        self._placed_at = placed_at
+        self._stored = StoredMoves(placed_at)
+        self._names = {PLACEMENT: keys.placement, INTENT: keys.moving}
         self._step_down = step_down
         self._stop = threading.Event()
         self._due: queue.SimpleQueue[StoreMoves | None] = queue.SimpleQueue()
@@ -98,27 +95,30 @@ class MoveTransactions:
         Raises:
             FencedError: the lock is lost.
         """
-        conditions, operations = self._conditions(transaction), self._operations(transaction)
+        write, names = self._stored.write_of(transaction), self._names
+        conditions: list[Condition] = [
+            *(ModifiedAt(names[name], at) for name, at in write.modified.items()),
+            *(CreatedAt(names[name], at) if at else Absent(names[name]) for name, at in write.created.items()),
+            *(CreatedAt(self._keys.pserver(index), each) for index, each in transaction.generations),
+        ]
+        if transaction.excludes_checkpoint:
+            latest = self._keys.checkpoint_latest
+            conditions.append(ModifiedAt(latest, self._state.stored_at(latest)))
+        operations: list[Operation] = [
+            *(Put(names[name], value) for name, value in write.puts.items()),
+            *(Delete(names[name]) for name in write.deletes),
+        ]
         result = self._repeated(lambda: self._held.write(operations, conditions))
         if result is None:
             return None
         if result.committed:
-            return self._committed(transaction, result)
+            return self._stored.committed(transaction, result.revision)
         entries = self._repeated(lambda: self._coordinator.list(self._keys.prefix))
         if entries is None:
             return None
         found = {entry.key: entry for entry in entries.entries}
-        placed = found.get(self._keys.placement)
-        self._placed_at = 0 if placed is None else placed.mod_revision
-        return moves_in(placed, found.get(self._keys.moving), entries.revision, is_outcome=True)
-
-    def _committed(self, transaction: Transaction, result: TransactionResult) -> MovesRead:
-        placement, intent = transaction.placement, transaction.intent
-        if placement is not None:
-            self._placed_at = result.revision
-        attempt = result.revision if transaction.attempt == NONE else transaction.attempt
-        stored = None if intent is None else StoredIntent(attempt, intent)
-        return MovesRead(placement, stored, result.revision, is_outcome=True)
+        placed, moving = (_stored_key(found.get(names[name])) for name in (PLACEMENT, INTENT))
+        return self._stored.rejected(placed, moving, entries.revision)
 
     def _repeated(self, execute: Callable[[], Result]) -> Result | None:
         while not self._stop.is_set():
@@ -128,37 +128,11 @@ class MoveTransactions:
                 self._state.clock.sleep(_RETRY_S)
         return None
 
-    def _conditions(self, transaction: Transaction) -> list[Condition]:
-        keys = self._keys
-        conditions: list[Condition] = [ModifiedAt(keys.placement, self._placed_at)]
-        if transaction.attempt == NONE:
-            conditions.append(Absent(keys.moving))
-        else:
-            conditions.append(CreatedAt(keys.moving, transaction.attempt))
-        if transaction.excludes_checkpoint:
-            conditions.append(ModifiedAt(keys.checkpoint_latest, self._state.stored_at(keys.checkpoint_latest)))
-        return conditions + [CreatedAt(keys.pserver(index), each) for index, each in transaction.generations]
 
-    def _operations(self, transaction: Transaction) -> list[Operation]:
-        keys, operations = self._keys, list[Operation]()
-        if transaction.intent is not None:
-            operations.append(Put(keys.moving, encode(transaction.intent)))
-        elif transaction.attempt != NONE:
-            operations.append(Delete(keys.moving))
-        if transaction.placement is not None:
-            operations.append(Put(keys.placement, encode(transaction.placement)))
-        return operations
+def _stored_key(entry: Entry | None) -> StoredKey | None:
+    return None if entry is None else StoredKey(entry.value, entry.create_revision, entry.mod_revision)
 
 
-def moves_in(placed: Entry | None, moving: Entry | None, revision: int, *, is_outcome: bool = False) -> MovesRead:
-    """Return the stored placement and intent.
-
-    Args:
-        placed: Entry of the placement.
-        moving: Entry of the intent.
-        revision: Revision at which they were read.
-        is_outcome: See ``MovesRead``.
-    """
-    placement = None if placed is None else decode(placed.value, Placement)
-    stored = None if moving is None else StoredIntent(moving.create_revision, decode(moving.value, Intent))
-    return MovesRead(placement, stored, revision, is_outcome)
+def read_moves(placed: Entry | None, moving: Entry | None, revision: int) -> MovesRead:
+    """Return the stored placement and intent, given their entries at this revision."""
+    return moves_in(_stored_key(placed), _stored_key(moving), revision)

@@ -13,7 +13,7 @@ from flightedl.domain.checkpoint.pointer import latest_of
 from flightedl.domain.master.state import StoredState
 from flightedl.domain.master.stored import state_in
 from flightedl.errors import FlightedlError
-from flightedl.master.moves import moves_in
+from flightedl.master.moves import read_moves
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import ArrivalRecord, JobDeclaration
 from flightedl.ports import Coordinator, Storage
@@ -47,7 +47,7 @@ def read_state(coordinator: Coordinator, keys: JobKeys, checkpoints: Storage | N
     if _has_tables(stored.declaration):
         stored = replace(stored, files=_newest_files(checkpoints, stored.checkpoints))
     placed, moving = coordinator.get(keys.placement), coordinator.get(keys.moving)
-    moves = moves_in(placed, moving, 0)
+    moves = read_moves(placed, moving, 0)
     stored = replace(stored, placement=moves.placement, intent=moves.stored)
     placed_at = 0 if placed is None else placed.mod_revision
     return RecoveredState(stored, tuple(decode(entry.value, ArrivalRecord) for entry in arrived), known, placed_at)

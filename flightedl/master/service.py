@@ -26,7 +26,7 @@ from flightedl.master.exporting import ModelExports
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.journal import Journal
-from flightedl.master.moves import MoveTransactions, moves_in
+from flightedl.master.moves import MoveTransactions, read_moves
 from flightedl.master.progress import TrainerProgress, report_every_s
 from flightedl.master.pservers import PserverLinks
 from flightedl.master.reading import ModelLocations
@@ -171,7 +171,7 @@ class MasterService:
             self._links.follow(max(pservers, default=-1) + 1)
             state.apply(LeasesSeen(trainers, pservers, revision))
             keys = self._keys
-            state.apply(moves_in(self._directory.entry(keys.placement), self._directory.entry(keys.moving), revision))
+            state.apply(read_moves(self._directory.entry(keys.placement), self._directory.entry(keys.moving), revision))
 
     def tick(self) -> None:
         state = self._state

@@ -23,7 +23,6 @@ from flightedl.client.probe import PULL, PUSH, WAIT
 from flightedl.client.tables.traffic import RowMessages
 from flightedl.client.waiting import Conversation, Waiting
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.steps import Steps
 from flightedl.domain.trainer.transfers import (
     Answer,
@@ -35,6 +34,7 @@ from flightedl.domain.trainer.transfers import (
     Refused,
     Transfer,
     Verdict,
+    or_moved,
 )
 from flightedl.errors import FlightedlError, MessageError, StalePlacementError
 from flightedl.messages.parameters import LookupHeader, Outcome, PullTicket, PushHeader
@@ -170,10 +170,8 @@ class ShardClient:
             else:
                 self._read(call.wanted, answers, transfer, outgoing.rows, connection)
         except BaseException as error:  # noqa: BLE001 - earlier answers count whatever the error is
-            if isinstance(error, FlightedlError) and is_transient(error) and not self._is_newest(self._plan_hash):
-                # A pserver whose blocks have all moved away may have ended permanently.
-                error = StalePlacementError(str(error))
-            return handle_answers(transfer.serial, index, generation, answers, error)
+            moved = or_moved(error, is_newest=self._is_newest(self._plan_hash))
+            return handle_answers(transfer.serial, index, generation, answers, moved)
         return handle_answers(transfer.serial, index, generation, answers)
 
     def _persist(self, verdict: Verdict, transfer: Transfer, outgoing: Outgoing) -> None:

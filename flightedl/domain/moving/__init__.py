@@ -3,6 +3,7 @@
 * ``values``: the stored intent, the transactions that change the intent and the placement, and the messages between two
   pservers
 * ``server``: the pserver's side, which copies, freezes, stages and adopts blocks.
+* ``sender``: when a pserver copies, freezes and gives up a unit.
 * ``director``: the master's side, which stores intents, commits the move of each block, and cancels failed intents.
 * ``balance``: the next moves towards an equal distribution.
 * ``standby``: copies of a pserver's blocks for a standby, which never commit, and claims of indexes.

@@ -108,6 +108,16 @@ Verdict = Over | Refused | AskAgain | KeepWaiting
 OVER = Over()
 
 
+def or_moved(error: BaseException, *, is_newest: bool) -> BaseException:
+    """Return the error for ``Steps.handle_answers`` after a call to a pserver has failed.
+
+    If a retry could help, but the sender knows a newer placement than the one that it uses, the blocks count as moved:
+    a pserver whose blocks have all moved away may have ended permanently.
+    """
+    is_moved = isinstance(error, FlightedlError) and is_transient(error) and not is_newest
+    return StalePlacementError(str(error)) if is_moved else error
+
+
 class ShardTransfer(msgspec.Struct, eq=False):
     """The part of a transfer that one pserver has not answered."""
 

@@ -1,12 +1,13 @@
 """Driver of ``domain.moving.server``: reads placement and intent, sends leaving units, and stages arriving units.
 
 Theory of operation. One lock guards the core. The effects of each read of etcd are carried out under this lock, in
-order. One thread sends the leaving units, one after the other, so that at most one unit is frozen at a time. Uploads of
-other pservers are handled by the server's threads. Another thread repeats the acknowledgements to the master until a
+order. One thread sends the leaving units, one after the other, as ``domain.moving.sender`` decides. Uploads of other
+pservers are handled by the server's threads. Another thread repeats the acknowledgements to the master until a
 read shows that the attempt is over.
 
 While a unit is frozen or acknowledged, this pserver applies no new view, because the state that it has sent contains
-the members of the current view.
+the members of the current view. It also begins no cut, because blocks cannot leave or arrive during a cut. An order may
+arrive after the master has abandoned its checkpoint and begun a move.
 
 Limitation: a move may fail. If a message fails, or a frozen unit is not committed in time, the source deletes the
 intent. The unit then stays on the source, frozen until a read confirms the deletion. Without etcd, it remains frozen.
@@ -21,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from flightedl.domain.moving.sender import EDGE_S, Do, Step, UnitSender
 from flightedl.domain.moving.server import MovingBlocks, State
 from flightedl.domain.moving.values import (
     Acknowledged,
@@ -45,24 +47,13 @@ from flightedl.pserver.moving.departure import Departure
 from flightedl.pserver.moving.parcels import SCHEMA, Digest, Parcel
 from flightedl.pserver.moving.peers import Peers, Reading
 from flightedl.pserver.shard import Shard
-from flightedl.rpc.client import Connection
 from flightedl.rpc.streams import Incoming
 
 _log = logging.getLogger(__name__)
 
 _COPY_S = 3600.0
 _FROZEN_S = 5.0
-#: Seconds that a unit may be frozen before this pserver deletes the intent: initially, and at most. The time doubles
-#: with each attempt that fails on a busy machine, and decreases again when a unit has moved.
-_GIVE_UP_S, _LONGEST_GIVE_UP_S = 0.2, 5.0
 _ACKNOWLEDGE_S = 0.05
-#: Maximum number of changed rows left when a unit is frozen, and maximum number of passes over these rows.
-_FEW_ROWS = 6_000
-_MOST_UPDATES = 8
-_EDGE_S = 0.02
-#: After a unit was frozen, pushes continue for this multiple of the frozen time (within limits) before the next unit is
-#: frozen. Otherwise one step of a trainer might wait for several units.
-_PACE, _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 0.05, 0.5
 #: Seconds between the removals of two buckets that have moved away.
 _DISCARD_PAUSE_S = 0.002
 
@@ -113,11 +104,8 @@ class Mover:
         self._leaving: deque[_Leaving] = deque()
         #: First block of each frozen unit whose state has been sent.
         self._pinned: set[int] = set()
-        #: Time at which the newest unit was frozen.
-        self._frozen_at = 0.0
-        self._give_up_s = _GIVE_UP_S
-        #: Time before which no other unit is frozen.
-        self._not_before = 0.0
+        #: Used only by the thread that sends the leaving units.
+        self._sender = UnitSender()
         #: First block of a unit -> its staged content.
         self._arrivals: dict[int, Arrival] = {}
         self._acknowledged: dict[int, Acknowledged] = {}
@@ -136,14 +124,14 @@ class Mover:
 
     @contextlib.contextmanager
     def no_unit_is_pinned(self) -> Iterator[None]:
-        """Prevent units from being frozen or acknowledged while the ``with`` block applies a view.
+        """Prevent units from being frozen or acknowledged while the ``with`` block applies a view or begins a cut.
 
         Raises:
             NotReadyError: A unit is frozen or acknowledged.
         """
         with self._changed:
             if self._pinned or self._acknowledged:
-                raise NotReadyError("blocks are about to move: send the view again")
+                raise NotReadyError("blocks are about to move: send the request again")
             yield
 
     @property
@@ -229,86 +217,79 @@ class Mover:
                 leaving = self._leaving.popleft()
                 if not self._is_leaving(leaving):
                     continue
-            began = self._frozen_at = self._clock.now()
-            try:
-                self._send(leaving)
-            except (FlightedlError, MemoryError) as error:
-                _log.warning("block %d cannot move to pserver %d: %s", leaving.copy.block, leaving.destination, error)
-            finally:
-                self._await_end(leaving)
-            frozen_s = self._clock.now() - self._frozen_at
-            seconds = self._frozen_at - began
-            self._not_before = self._clock.now() + min(max(_PACE * frozen_s, _LEAST_PAUSE_S), _LONGEST_PAUSE_S)
-            _log.info("ended the move of block=%d copied_s=%.3f frozen_s=%.3f", leaving.copy.block, seconds, frozen_s)
+            self._send(leaving)
 
     def _is_leaving(self, leaving: _Leaving) -> bool:
         copy = leaving.copy
         return any(each.block == copy.block and each.attempt == copy.attempt for each in self._core.state.leaving)
 
     def _send(self, leaving: _Leaving) -> None:
-        """Send the content of a unit, and freeze it. Returns once the destination has acknowledged it."""
-        copy, numbers = leaving.copy, leaving.numbers
-        connection = self._peers.pserver(leaving.destination, copy.generation)
-        departure, digest = Departure(self._shard, numbers), Digest()
+        """Send the content of a unit, and freeze it. Returns once a read of etcd shows that the attempt is over."""
+        sender, clock, block = self._sender, self._clock, leaving.copy.block
+        departure, digest = Departure(self._shard, leaving.numbers), Digest()
+        sender.begin(clock.now())
         try:
-            self._upload(connection, copy, departure.copy(), digest, departure.size_bytes)
-            self._clock.sleep(max(0.0, self._not_before - self._clock.now()))
-            for _ in range(_MOST_UPDATES if departure.size_bytes else 0):
-                if departure.changed_rows <= _FEW_ROWS or not self._update(connection, leaving, departure, digest):
-                    break
-            if not self._freeze(leaving):
-                return
-            self._finish(connection, leaving, departure, digest)
+            while (step := self._next_step(leaving, departure)).do is not Do.END:
+                try:
+                    if self._is_done(step, leaving, departure, digest):
+                        sender.done(clock.now())
+                except (FlightedlError, MemoryError) as error:
+                    if sender.failed(clock.now(), may_repeat=isinstance(error, NotReadyError)):
+                        _log.warning("block %d cannot move to pserver %d: %s", block, leaving.destination, error)
         finally:
             departure.end()
+        frozen_s = sender.frozen_s(clock.now())
+        _log.info("ended the move of block=%d copied_s=%.3f frozen_s=%.3f", block, sender.copied_s, frozen_s)
 
-    def _update(self, connection: Connection, leaving: _Leaving, departure: Departure, digest: Digest) -> bool:
+    def _next_step(self, leaving: _Leaving, departure: Departure) -> Step:
+        changed_rows = departure.changed_rows if self._sender.may_update and departure.size_bytes else 0
         with self._changed:
-            update = self._core.updated(leaving.copy.block) if self._is_leaving(leaving) else None
-        if update is not None:
-            self._upload(connection, update, departure.copy(), digest)
-        return update is not None
+            is_leaving = self._is_leaving(leaving) and not self._is_closed
+            return self._sender.next_step(self._clock.now(), is_leaving=is_leaving, changed_rows=changed_rows)
+
+    def _is_done(self, step: Step, leaving: _Leaving, departure: Departure, digest: Digest) -> bool:
+        """Carry out a step. Return False if it has to be repeated, or if the attempt is over."""
+        copy = leaving.copy
+        match step.do:
+            case Do.COPY:
+                self._upload(leaving, copy, departure.copy(), digest, departure.size_bytes)
+            case Do.UPDATE | Do.REST:
+                with self._changed:
+                    update = self._core.updated(copy.block) if self._is_leaving(leaving) else None
+                if update is None:
+                    return False
+                content = departure.copy() if step.do is Do.UPDATE else departure.rest()
+                self._upload(leaving, update, content, digest)
+            case Do.FREEZE:
+                return self._freeze(leaving)
+            case Do.LAST:
+                with self._changed:
+                    last = self._core.freeze(copy.block, digest.text.encode()) if self._is_leaving(leaving) else None
+                if last is None:
+                    return False
+                self._upload(leaving, last, (), digest)
+            case Do.GIVE_UP:
+                self._give_up(leaving)
+            case _:
+                self._wait_while_leaving(leaving, step.until)
+                return False
+        return True
 
     def _freeze(self, leaving: _Leaving) -> bool:
-        """Freeze a unit between two rounds. Return False if its attempt is over."""
-        while True:
-            seen = self._shard.changes.count
-            with self._changed:
-                if self._is_closed or not self._is_leaving(leaving):
-                    return False
-                if self._shard.freeze(leaving.numbers):
-                    self._frozen_at = self._clock.now()
-                    self._pinned.add(leaving.copy.block)
-                    return True
-            self._shard.changes.wait(seen, _EDGE_S)
-
-    def _finish(self, connection: Connection, leaving: _Leaving, departure: Departure, digest: Digest) -> None:
-        """Send the rest of a frozen unit."""
-        block, frozen_at = leaving.copy.block, self._frozen_at
+        """Freeze a unit if it is between two rounds; otherwise wait for a change."""
+        seen = self._shard.changes.count
         with self._changed:
-            update = self._core.updated(block) if self._is_leaving(leaving) else None
-        if update is None:
-            return
-        self._upload(connection, update, departure.rest(), digest)
-        while True:
-            with self._changed:
-                last = self._core.freeze(block, digest.text.encode()) if self._is_leaving(leaving) else None
-            if last is None:
-                return
-            try:
-                self._upload(connection, last, (), digest)
-            except NotReadyError:
-                if self._clock.now() - frozen_at > self._give_up_s:
-                    raise
-                self._clock.sleep(_EDGE_S)
-            else:
-                break
-        is_over = self._wait_while_leaving(leaving, frozen_at + self._give_up_s)
-        self._give_up_s = _GIVE_UP_S if is_over else min(2 * self._give_up_s, _LONGEST_GIVE_UP_S)
+            if self._is_closed or not self._is_leaving(leaving):
+                return False
+            if self._shard.freeze(leaving.numbers):
+                self._pinned.add(leaving.copy.block)
+                return True
+        self._shard.changes.wait(seen, EDGE_S)
+        return False
 
     def _upload(
         self,
-        connection: Connection,
+        leaving: _Leaving,
         message: Copy | Update | Last,
         content: Iterable[Parcel],
         digest: Digest,
@@ -331,34 +312,32 @@ class Mover:
                 digest.update(batch.columns, metadata)
                 yield batch, metadata
 
+        connection = self._peers.pserver(leaving.destination, message.generation)
         reply = connection.put(
             encode(header), SCHEMA, batches(), timeout_s=_FROZEN_S if isinstance(message, Last) else _COPY_S
         )
         if problem := decode(reply, MoveReply).problem:
             raise NotReadyError(problem)
 
-    def _wait_while_leaving(self, leaving: _Leaving, deadline: float) -> bool:
-        """Wait until the attempt to move a unit is over. Return False if it is not over by the deadline."""
+    def _wait_while_leaving(self, leaving: _Leaving, deadline: float) -> None:
         with self._changed:
             while self._is_leaving(leaving) and not self._is_closed:
                 left_s = deadline - self._clock.now()
                 if left_s <= 0:
-                    return False
+                    return
                 self._changed.wait(left_s)
-        return True
 
-    def _await_end(self, leaving: _Leaving) -> None:
-        """End the attempt to move a unit, unless it is already over. Return after a read of etcd confirms the end."""
-        while not self._wait_while_leaving(leaving, self._clock.now()):
-            with self._changed:
-                transaction = self._core.give_up(leaving.copy.block) if self._is_leaving(leaving) else None
-            if transaction is not None:
-                try:
-                    self._peers.give_up(transaction)
-                except FlightedlError as error:
-                    _log.warning("block %d stays frozen until etcd can be reached: %s", leaving.copy.block, error)
-            self.look()
-            self._wait_while_leaving(leaving, self._clock.now() + _GIVE_UP_S)
+    def _give_up(self, leaving: _Leaving) -> None:
+        """End the attempt to move a unit, unless it is already over."""
+        block = leaving.copy.block
+        with self._changed:
+            transaction = self._core.give_up(block) if self._is_leaving(leaving) else None
+        if transaction is not None:
+            try:
+                self._peers.give_up(transaction)
+            except FlightedlError as error:
+                _log.warning("block %d stays frozen until etcd can be reached: %s", block, error)
+        self.look()
 
     # units that arrive
 
