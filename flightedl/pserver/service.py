@@ -30,7 +30,7 @@ from flightedl.domain.model.declared import parameters_of, plan_of, tables_of
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, hash_with
-from flightedl.domain.moving.server import State
+from flightedl.domain.moving.server import State, is_surplus
 from flightedl.domain.moving.values import placement_in
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.life import PserverLife
@@ -213,12 +213,13 @@ class PserverService:
 
     def look(self) -> None:
         self._apply_facts(happens.Seen)
-        mover, peers = self._mover, self._peers
-        if mover is None or peers is None or not self._life.is_serving:
+        life, peers = self._life, self._peers
+        if peers is None:
             return
-        mover.look()
-        reading = peers.read(self._life.index)
-        if reading is not None and self._life.index >= reading.placement.pservers:
+        if self._mover is not None and life.is_serving:
+            self._mover.look()
+        reading, desired = peers.read(life.index), self._directory.ps_desired()
+        if reading is not None and is_surplus(life.index, reading.placement, desired, is_serving=life.is_serving):
             self._retire()
 
     def _facts(self, index: int | None = None) -> happens.Facts:
@@ -605,10 +606,13 @@ class PserverService:
         self._check(view)
         self._life.require_visible()
         shard = self._blocks()
-        with contextlib.nullcontext() if self._mover is None else self._mover.no_unit_is_pinned():
+        with self._no_unit_is_pinned():
             reply = shard.set_members(view)
         shard.changes.announce()
         return reply
+
+    def _no_unit_is_pinned(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._mover is None else self._mover.no_unit_is_pinned()
 
     def move(self, header: MoveHeader, incoming: Incoming) -> MoveReply:
         """Receive part of the content of blocks that move here. Raises the errors of ``Mover.receive``."""
@@ -629,7 +633,9 @@ class PserverService:
         assert snapshots is not None, "there are values without blocks"
         if self._mover is not None and self._mover.is_discarding:
             raise NotReadyError("rows of another pserver are being removed here")
-        return replace(snapshots.order(request), copied_s=snapshots.copied_s, written_s=snapshots.written_s)
+        with self._no_unit_is_pinned():
+            progress = snapshots.order(request)
+        return replace(progress, copied_s=snapshots.copied_s, written_s=snapshots.written_s)
 
     def applied(self, request: AppliedRequest) -> AppliedReply:
         """Return the batches that all blocks have applied. The master compares them with its completed tasks.

@@ -633,9 +633,10 @@ class Shard:
         """Return the version of a block or bucket. The caller holds the lock of its span."""
         return self._protocol.version(number)
 
-    @property
-    def view(self) -> tuple[int, int]:
-        return self._protocol.view
+    def unadoptable(self, released: ReleasedBlocks) -> Unmovable | None:
+        """Return the reason why these blocks cannot be adopted at the moment, or None."""
+        with self._deciding:
+            return self._protocol.unadoptable(released)
 
     def buckets_of(self, numbers: range) -> range:
         """Return the buckets at some positions of the plan."""

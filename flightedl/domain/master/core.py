@@ -430,11 +430,11 @@ class MasterCore:
         model, director = self.declaration.model, self.moves.director
         if model is None or model.placement is None or director is None or event.revision < self._moves_revision:
             return
-        if director.pending is not None and not event.is_outcome:
-            # The outcome follows.
+        placement = director.placement if event.placement is None else event.placement
+        if not event.is_outcome and (director.pending is not None or placement != director.placement):
+            # Either the outcome follows, or a successor has changed the placement.
             return
         self._moves_revision = event.revision
-        placement = director.placement if event.placement is None else event.placement
         if (placement, event.stored) == (director.placement, director.stored) and director.pending is None:
             return
         self.moves.read(placement, event.stored, self._now)

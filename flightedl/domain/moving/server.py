@@ -116,6 +116,18 @@ def state_to_load(index: int, generation: int, revision: int, placement: Placeme
     return State(tuple(placement.blocks_of(index)), revision, placement.version) if holder == generation else None
 
 
+def is_surplus(index: int, placement: Placement, desired: int | None, *, is_serving: bool) -> bool:
+    """True if a process must end, because no block is or will be on its pserver.
+
+    Args:
+        index: Index of the process.
+        placement: The newest placement.
+        desired: Number of pservers that the job will have; None if unknown.
+        is_serving: True if the process has served blocks. Otherwise, the job may be about to add its pserver.
+    """
+    return index >= placement.pservers and (is_serving or (desired is not None and index >= desired))
+
+
 class MovingBlocks:
     """State machine of the moving blocks in one pserver process. Not thread-safe.
 

@@ -554,16 +554,20 @@ class BlockProtocol:
             span.is_copied_at_once,
         )
 
+    def unadoptable(self, released: ReleasedBlocks) -> Unmovable | None:
+        """Return the reason why these blocks cannot be adopted at the moment, or None."""
+        if self._cuts:
+            return Unmovable.COPIED
+        return None if released.view == self._view.number else Unmovable.VIEW
+
     def adopt(self, released: ReleasedBlocks) -> Unmovable | None:
         """Add blocks that another pserver has released. If this returns ``Unmovable``, nothing has changed.
 
         Raises:
             CorruptError, MessageError: As ``AppliedBatches.adopt``.
         """
-        if self._cuts:
-            return Unmovable.COPIED
-        if released.view != self._view.number:
-            return Unmovable.VIEW
+        if (unmovable := self.unadoptable(released)) is not None:
+            return unmovable
         numbers = released.numbers
         self._applied.adopt(numbers, released.applied)
         rounds = BlockRounds.moved(self.mode, released.version, released.members, released.clocks)

@@ -20,6 +20,8 @@ batches.
 Each of them restarts and thus gets a new generation, above the *floor*. The new generations fence off pushes and
 reports in flight, and the new processes' announcements update the queue.
 
+A pserver without blocks has loaded no checkpoint, so its restart causes no rollback.
+
 The rollback is over when all processes are above the floor and settled. Until then no checkpoint is ordered:
 ``Checkpoints.pserver_up`` is called only for settled processes that need not reload.
 """
@@ -253,7 +255,7 @@ class PserverRecovery:
         if self._known.generation_of(index) != generation or self._settled.get(index) == generation:
             return None
         lacking = tasks_to_reopen(summary, begun_epochs, task_count_of)
-        if self._is_rollback:
+        if self._is_rollback and summary.has_blocks:
             self._roll_back(index, generation, checkpoint)
         self._settled[index] = generation
         return lacking

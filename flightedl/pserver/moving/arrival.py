@@ -76,7 +76,7 @@ class Arrival:
         """Build the unit's spans from the complete content. The caller holds ``lock``.
 
         Raises:
-            NotReadyError: The source has a different view of the members.
+            NotReadyError: The source has a different view of the members, or a cut is copying the blocks here.
             CorruptError: Blocks are missing.
             BusyError, MemoryError: There is not enough memory for the blocks.
         """
@@ -84,8 +84,9 @@ class Arrival:
         states = [self._states[first] for first in sorted(self._states)]
         if [number for state in states for number in state.numbers] != [*self._numbers]:
             raise CorruptError(f"some of the blocks {self._numbers} have not arrived")
-        if any(state.view != self._shard.view for state in states):
-            raise NotReadyError("the two pservers know different views")
+        for state in states:
+            if (unmovable := self._shard.unadoptable(state)) is not None:
+                raise NotReadyError(str(unmovable))
         for state in states:
             if state.numbers.start >= self._shard.first_bucket:
                 rows = self._rows[state.numbers.start]

@@ -176,6 +176,17 @@ def test_the_pserver_that_started_a_rollback_may_be_lost_again():
     assert recovery.to_reload() == {0: Reload(21, 4)}, "it may have trained in the meantime"
 
 
+def test_a_restarted_pserver_without_blocks_causes_no_rollback():
+    recovery, empty = settled(5, 6, 7, recovery="rollback"), AppliedSummary(has_blocks=False)
+    recovery.announced(2, 20, empty, 1, lambda _: 3, None)
+    assert recovery.is_all_settled
+    recovery.announced(1, 21, NOTHING, 1, lambda _: 3, 4)
+    assert recovery.to_reload() == {0: Reload(5, 4), 2: Reload(20, 4)}
+    recovery.announced(0, 22, NOTHING, 1, lambda _: 3, 4)
+    recovery.announced(2, 23, empty, 1, lambda _: 3, None)
+    assert recovery.is_all_settled
+
+
 def test_replay_restarts_no_other_pserver():
     recovery = settled(5, 6)
     recovery.announced(1, 20, NOTHING, 1, lambda _: 3, 4)
