@@ -24,9 +24,9 @@ from flightedl.messages.control import (
     ViewReply,
     ViewRequest,
 )
-from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
+from flightedl.messages.declarations import DeclaredModel
 from flightedl.testing.simulation.cluster import Cluster
-from flightedl.testing.simulation.job import plan_of
+from flightedl.testing.simulation.job import declaration_of
 from flightedl.testing.simulation.pserver import Pserver
 
 #: A generation higher than that of every master in these runs.
@@ -39,11 +39,12 @@ class Asked:
     def __init__(self) -> None:
         self.cluster = Cluster(3, fault_scale=0.0, mode="sync", recovery="replay")
         self.pserver = next(p for p in self.cluster.processes if isinstance(p, Pserver))
-        self.plan_hash = plan_of(self.cluster.pserver_count, self.cluster.shape.cut_for).hash
+        self.plan_hash = self.model().plan_hash
 
     def model(self) -> DeclaredModel:
-        declaration = ModelDeclaration(parameters=[], optimizer={}, mode=Sync().to_json())
-        return DeclaredModel(declaration=declaration, pservers=self.cluster.pserver_count, plan_hash=self.plan_hash)
+        model = declaration_of(Sync(), self.cluster.pserver_count, self.cluster.shape.cut_for).model
+        assert model is not None
+        return model
 
     def run_until_it_serves(self) -> None:
         while not self.pserver.is_serving:
@@ -86,7 +87,7 @@ def asked() -> Asked:
 def test_a_pserver_without_values_accepts_views_and_reloads(asked: Asked):
     asked.run_until_it_has_an_index()
     assert isinstance(asked.ask(asked.view(1)), NotReadyError), "there are no blocks yet"
-    asked.pserver._apply(Seen(Facts(asked.model())))
+    asked.pserver.apply(Seen(Facts(asked.model())))
     for request in (asked.applied(), asked.snapshot(1), asked.seal()):
         assert isinstance(asked.ask(request), NotReadyError)
     assert isinstance(asked.ask(asked.view(1)), ViewReply)
@@ -96,7 +97,7 @@ def test_a_pserver_without_values_accepts_views_and_reloads(asked: Asked):
 
 def test_a_pserver_without_its_values_reports_that(asked: Asked):
     asked.run_until_it_has_an_index()
-    asked.pserver._apply(Seen(Facts(asked.model(), election=7)))
+    asked.pserver.apply(Seen(Facts(asked.model(), election=7)))
     reply = asked.ask(asked.applied())
     assert isinstance(reply, AppliedReply)
     assert reply.lacks_election == 7

@@ -49,6 +49,9 @@ QUICK = (
     "a new master takes increments for bases",
     "removed rows return",
     "admission begins anew",
+    "frozen blocks are updated",
+    "an earlier attempt's copy is adopted",
+    "moved blocks forget their batches",
 )
 
 
@@ -86,6 +89,23 @@ def test_a_few_seeds_with_rows():
     summary = run_seeds(range(3), has_rows=True)
     assert not summary.found, report(summary.found)
     assert summary.increments > 5
+
+
+def test_a_few_seeds_with_moves():
+    summary = run_seeds(range(6), has_moves=True)
+    assert not summary.found, report(summary.found)
+    assert summary.moves > 5
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "seeds", [range(3000, 3010), pytest.param(range(3010, 3100), marks=pytest.mark.storm)], ids=str
+)
+def test_many_seeds_with_moves(seeds, require_marks):
+    summary = run_seeds(seeds, has_moves=True)
+    assert not summary.found, report(summary.found)
+    require_marks("moves", summary)
 
 
 @pytest.mark.seeds

@@ -6,7 +6,8 @@ modules of this package simulate everything around these cores:
 * ``world``: virtual time, processes that die and freeze, a network that loses, duplicates, delays and blocks messages
 * ``etcd``, ``store``: models of the two external systems, with outages, unknown outcomes and damaged files
 * ``master``: driver of the master's core, with ``taking_over``, ``links`` to the pservers and ``store_worker``
-* ``pserver``: driver of the pserver's core, with ``shard`` (its blocks), ``ledger`` (their values) and ``rows``
+* ``pserver``: driver of the pserver's core, with ``shard`` (its blocks), ``ledger`` (their values), ``rows``, and
+  ``moving`` (the moves of blocks between pservers)
 * ``trainer``: driver of a trainer's cores, with ``loop``, ``body``, ``worker``, ``transfers``, ``first_values`` and
   ``evaluating``
 * ``job``: the ledger program, whose data includes some that no trainer can process
@@ -41,6 +42,7 @@ The invariants, besides those asserted by each ``check`` in the domain, are:
 * No member adds to a round before all blocks that wait for it have closed the previous round, so all values from which
   a batch is computed belong to one round. Exceptions: mode ``backup``, and programs that have given up on a push.
 * A trainer that reads the result of a finished job reads everything that was trained.
+* Only the owner of a block in etcd updates the block, and adopts it with everything that the former owner has applied.
 * At the end, all blocks descend from the initial values of one election, however often the model started over.
 * Whenever a block is served or saved, and at the end, its values, slots, version and step number belong to one moment.
 * The table rows and waiting ids that are served or saved follow from their bucket's updates and cuts, under the rules
@@ -48,7 +50,8 @@ The invariants, besides those asserted by each ``check`` in the domain, are:
 
 Not covered: threads within a process, and bytes (streams, files). Other tests cover these.
 
-``python -m flightedl.testing.simulation --seeds 300`` runs it.
+``python -m flightedl.testing.simulation --seeds 300`` runs it. With ``--moves``, the number of pservers changes, and
+pservers are drained, from time to time.
 """
 
 from flightedl.testing.simulation.bugs import BUGS

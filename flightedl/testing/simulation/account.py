@@ -22,10 +22,8 @@ from flightedl.messages.tasks import (
     TasksReply,
     TasksTicket,
 )
-from flightedl.testing.simulation.etcd import (
-    pointer_in,
-)
-from flightedl.testing.simulation.job import plan_of, set_aside, torn, wrong
+from flightedl.testing.simulation.etcd import placement_read, pointer_in
+from flightedl.testing.simulation.job import set_aside, torn, wrong
 from flightedl.testing.simulation.ledger import require_sound
 from flightedl.testing.simulation.row_account import require_stored_rows
 from flightedl.testing.simulation.store import whole
@@ -60,6 +58,8 @@ class Account:
         self.out_of_step: set[int] = set()
         #: Numbers of manifests, their increments, evaluation results, quarantined batches, and completed drains.
         self.checkpoints = self.increments = self.evaluations = self.quarantined = self.drains = 0
+        #: Number of units of blocks that have moved to another pserver.
+        self.moves = 0
 
     def given(self, trainer: str, evaluation: str, assignment: Any) -> None:
         """Record an assignment. Only a trainer of the same name may get the attempt again, for the same piece."""
@@ -128,6 +128,16 @@ class Account:
                         f"member {member} is in round {round_number}, and block {block.number} on {pserver.name} "
                         f"waits for it in round {block.rounds.version}"
                     )
+
+    def updated(self, pserver: Pserver, numbers: range) -> None:
+        """Check an update of adjacent blocks: according to etcd, the pserver owns them."""
+        etcd = self._cluster.etcd
+        placement = placement_read(etcd.keys)
+        if placement is None or etcd.has_gone_back or pserver.etcd_life != etcd.life:
+            return
+        owners = {placement.owners[number] for number in numbers}
+        if owners != {pserver.index}:
+            raise Violation(f"{pserver.name} updates blocks {numbers}, which pservers {owners} own")
 
     def evaluated(self, trainer: Trainer, name: str, reply: TasksReply) -> None:
         """Check an evaluation's result that a trainer received: it contains each batch once."""
@@ -239,9 +249,12 @@ class Account:
 
     def admitted(self, master: Master, member_id: int) -> None:
         """Check an admitted member: all pservers know it, unless a later master has sent them a newer view."""
+        model = master.core.declaration.model
+        assert model is not None, "members have a model"
         for pserver in self._cluster.serving().values():
             assert pserver.shard is not None, "a pserver that serves has blocks"
-            is_present = master.core.pservers.present.get(pserver.index) == pserver.generation
+            is_counted = model.placement is None or pserver.index < model.placement.pservers
+            is_present = is_counted and master.core.pservers.present.get(pserver.index) == pserver.generation
             has_heard_more = pserver.shard.newest_master > master.generation
             if is_present and not has_heard_more and member_id not in pserver.shard.protocol.members:
                 raise Violation(f"{master.name} has admitted member {member_id}, but {pserver.name} has not")
@@ -395,7 +408,7 @@ class Account:
                     raise Violation(f"block {block.number} on {pserver.name} ends with {counts}")
         blocks = [(block.number, block.values) for pserver in serving.values() for block in pserver.ordered]
         self._require_whole(leader, blocks, "the pservers at the end")
-        if found != plan_of(self._cluster.pserver_count, self._cluster.shape.cut_for).block_count:
+        if found != self._cluster.shape.block_count:
             raise Violation(f"there are only {found} blocks at the end")
         leader.core.check()
 

@@ -80,11 +80,13 @@ class Body:
         return calls
 
     def _pull(self) -> None:
+        self._trainer.place()
         steps = self._trainer.steps
         self._run(steps.pull(list(steps.versions)))
 
     def _push(self, blocks: Sequence[int], *, is_complete: bool) -> None:
         """Push gradients in the same way as ``Parameters.push`` and ``step``."""
+        self._trainer.place()
         steps = self._trainer.steps
         if steps.current is None or steps.current.must_repeat:
             self._go_on()

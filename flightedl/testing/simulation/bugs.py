@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flightedl.testing.simulation.planted import Planted
 from flightedl.testing.simulation.planted_master import MASTER_BUGS
+from flightedl.testing.simulation.planted_moves import MOVE_BUGS
 from flightedl.testing.simulation.planted_pserver import PSERVER_BUGS, ROW_BUGS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 
@@ -14,6 +15,6 @@ FLAWS: dict[str, str] = {
     "writes are not fenced": "a master's writes do not compare the lock",
 }
 #: Name -> bug in the product.
-PLANTED: dict[str, Planted] = MASTER_BUGS | PSERVER_BUGS | ROW_BUGS | TRAINER_BUGS
+PLANTED: dict[str, Planted] = MASTER_BUGS | PSERVER_BUGS | ROW_BUGS | TRAINER_BUGS | MOVE_BUGS
 #: Name -> description, for every bug that can be planted.
 BUGS: dict[str, str] = FLAWS | {name: bug.what for name, bug in PLANTED.items()}

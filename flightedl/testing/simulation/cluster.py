@@ -11,7 +11,7 @@ from flightedl.domain.checkpoint.manifest import candidates, number_of
 from flightedl.domain.checkpoint.pointer import loadable_of
 from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.account import Account
-from flightedl.testing.simulation.etcd import Etcd, pointer_in
+from flightedl.testing.simulation.etcd import Etcd, desired_in, pointer_in
 from flightedl.testing.simulation.master import Master
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.recorded import RunRecorder
@@ -43,6 +43,8 @@ class Outcome:
     begun_anew: int
     quarantined: int
     evaluations: int
+    #: Number of units of blocks that have moved to another pserver.
+    moves: int
     #: Marks in the product's code that the run has reached.
     marks: Mapping[str, int] = field(default_factory=dict)
 
@@ -60,13 +62,16 @@ class Cluster:
         record: Path | None = None,
         *,
         has_rows: bool = False,
+        has_moves: bool = False,
         scenario: Scenario | None = None,
     ) -> None:
         """``record`` is the directory for recordings of the processes. ``scenario`` replaces the seed's scenario."""
         self.world = world = World(seed)
         self._recordings = None if record is None else RunRecorder(record, world)
         self.flaws = frozenset(flaws)
-        self.scenario = scenario = scenario or drawn(seed, fault_scale, mode, recovery, has_rows=has_rows)
+        self.scenario = scenario = scenario or drawn(
+            seed, fault_scale, mode, recovery, has_rows=has_rows, has_moves=has_moves
+        )
         self.shape = scenario.shape
         self.fault_scale, self.break_rate = scenario.fault_scale, scenario.break_rate
         self.pserver_count = scenario.pserver_count
@@ -119,7 +124,7 @@ class Cluster:
     def _boot(self) -> None:
         for _ in range(1 + self.scenario.standby_masters):
             self._start(Master(self, self._name("master")))
-        for _ in range(self.pserver_count + self.scenario.spare_pservers):
+        for _ in range(self.desired + self.scenario.spare_pservers):
             self.start_pserver()
         for number in range(self.scenario.trainer_count):
             self._start(Trainer(self, f"trainer-{number}"))
@@ -131,6 +136,15 @@ class Cluster:
     def cover_s(self) -> float:
         """Return the target duration, in seconds, of a trainer's tasks."""
         return self._holding.choice((0.0, 0.3, 1.0, 3.0)) if self.scenario.has_many_tasks else 0.0
+
+    @property
+    def desired(self) -> int:
+        """Number of pserver processes that the job needs."""
+        return desired_in(self.etcd.keys) or self.pserver_count
+
+    def _lacks_pservers(self) -> bool:
+        count = sum(isinstance(process, Pserver) for process in self.processes)
+        return count < self.desired + self.scenario.spare_pservers
 
     def start_pserver(self) -> None:
         self._start(Pserver(self, self._name("pserver")))
@@ -177,7 +191,8 @@ class Cluster:
             if isinstance(process, Master):
                 self._start(Master(self, self._name("master")))
             elif isinstance(process, Pserver):
-                self.start_pserver()
+                if not self.scenario.has_moves or self._lacks_pservers():
+                    self.start_pserver()
             else:
                 self._start(Trainer(self, process.name))
 
@@ -190,6 +205,8 @@ class Cluster:
             looks = process.is_alive and not process.is_frozen and not isinstance(process, Trainer)
             if looks and not process.lease.is_held():  # type: ignore[attr-defined]
                 process.end("its lease was lost")
+        while self.scenario.has_moves and self._lacks_pservers():
+            self.start_pserver()
         self.world.after(1.0, self._look_at_leases)
 
     def loadable(self) -> range | None:
@@ -237,7 +254,7 @@ class Cluster:
             self.pserver_count = self.world.random.choice((1, 2, 3))
         # Let the leases of dead processes expire.
         self.etcd.review()
-        self.world.note("the whole job is restarted with {} pservers", self.pserver_count)
+        self.world.note("the whole job is restarted with {} pservers", self.desired)
         self._boot()
 
     # the run
@@ -279,6 +296,7 @@ class Cluster:
             begun_anew=self.begun_anew,
             quarantined=self.account.quarantined,
             evaluations=self.account.evaluations,
+            moves=self.account.moves,
         )
 
     def _look_at_audit(self) -> None:
@@ -307,9 +325,9 @@ class Cluster:
         """True if all pservers serve, no accumulator contains gradients, and no evaluation is running."""
         serving, leader = self.serving(), self.leader()
         assert leader is not None, "a job that is done has a master"
-        if not all(each.is_done for each in leader.core.evaluations.status()):
+        if leader.core.moves.is_moving or not all(each.is_done for each in leader.core.evaluations.status()):
             return False
-        return len(serving) == self.pserver_count and all(
+        return len(serving) >= leader.core.pservers.count and all(
             not block.rounds.held for pserver in serving.values() for block in pserver.ordered
         )
 

@@ -12,10 +12,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
+from flightedl.domain.master.stored_moves import INTENT, PLACEMENT, StoredKey
+from flightedl.domain.moving.values import Intent, StoredIntent, placement_in
 from flightedl.domain.recovery.store_history import LIFE_REVISIONS, Sighting
 from flightedl.domain.tenure import TRUSTED_PART
+from flightedl.messages.base import decode
+from flightedl.messages.declarations import JobDeclaration, Placement
 from flightedl.testing.simulation.world import Process, Reply, Violation, World
 
 LOCK = "master/lock"
@@ -23,6 +28,8 @@ ADDRESS = "master/addr"
 #: Prefix of the keys with a master's state. A name from ``MasterCore.encode`` follows.
 STATE = "state/"
 DECLARATION, POINTER = STATE + "declaration", STATE + "checkpoints"
+#: Number of pserver processes that the job needs; absent if it has never changed.
+DESIRED = STATE + "desired"
 #: Key of the trainer that provides the model's initial values. Its value is ``DONE`` once the model has them.
 INIT = "init_params"
 DONE = "done"
@@ -30,6 +37,7 @@ DONE = "done"
 HISTORY = "history"
 #: Maximum number of writes that are missing from a restored backup.
 _KEPT = 400
+_PSERVER = "ps/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,43 @@ def pointer_in(keys: Mapping[str, Key | None]) -> bytes | None:
     """Return the stored state of the master's checkpoints, or None."""
     key = keys.get(POINTER)
     return None if key is None else bytes(key.value)
+
+
+def pservers_in(keys: Mapping[str, Key]) -> dict[int, Key]:
+    """Return index -> the key of the pserver that holds it."""
+    return {int(name.removeprefix(_PSERVER)): key for name, key in keys.items() if name.startswith(_PSERVER)}
+
+
+def desired_in(keys: Mapping[str, Key]) -> int | None:
+    """Return the number of pserver processes that the job needs, or None if it has never changed."""
+    key = keys.get(DESIRED)
+    return None if key is None else int(key.value)
+
+
+def placement_read(keys: Mapping[str, Key | None]) -> Placement | None:
+    """Return the newest placement in the job's keys, or None if no model is declared."""
+    declared, stored = keys.get(DECLARATION), keys.get(PLACEMENT)
+    return _placement(None if declared is None else declared.value, None if stored is None else stored.value)
+
+
+@lru_cache(maxsize=64)
+def _placement(declared: bytes | None, stored: bytes | None) -> Placement | None:
+    return placement_in(None if declared is None else decode(declared, JobDeclaration).model, stored)
+
+
+def intent_in(keys: Mapping[str, Key | None]) -> StoredIntent | None:
+    """Return the stored intent to move blocks, or None."""
+    key = keys.get(INTENT)
+    return None if key is None else StoredIntent(key.created, decode(key.value, Intent))
+
+
+def stored_moves_in(keys: Mapping[str, Key]) -> tuple[StoredKey | None, StoredKey | None]:
+    """Return the keys of the placement and of the intent, or None for those that are absent."""
+    placed, intent = (
+        None if (key := keys.get(name)) is None else StoredKey(key.value, key.created, key.modified)
+        for name in (PLACEMENT, INTENT)
+    )
+    return placed, intent
 
 
 def claimed(result: Any, key: str, value: Any) -> int:
@@ -199,7 +244,7 @@ class Etcd(Process):
             for key, value in transaction.puts.items():
                 self._put(key, value, transaction)
             for key in transaction.deletes:
-                self._delete(key)
+                self._remove(key)
             if (record := transaction.puts.get(HISTORY)) is not None and record.life != self.life:
                 self._begin_life(record.life)
             self.history.append((self.revision, dict(self.keys)))
@@ -212,6 +257,11 @@ class Etcd(Process):
     def read_all(self, prefix: str, reply: Reply) -> None:
         if not self.is_down:
             reply({name: key for name, key in self.keys.items() if name.startswith(prefix)})
+
+    def read_moves(self, _: None, reply: Reply) -> None:
+        """Reply with (key of the placement, key of the intent, revision)."""
+        if not self.is_down:
+            reply((*stored_moves_in(self.keys), self.revision))
 
     def _created(self, key: str) -> int:
         found = self.keys.get(key)
@@ -234,9 +284,13 @@ class Etcd(Process):
         self._changed(key)
 
     def _delete(self, key: str) -> None:
+        if key in self.keys:
+            self.revision += 1
+            self._remove(key)
+
+    def _remove(self, key: str) -> None:
         found = self.keys.pop(key, None)
         if found is not None:
-            self.revision += 1
             if found.lease is not None:
                 found.lease.keys.discard(key)
             self._changed(key)
@@ -292,7 +346,7 @@ class Etcd(Process):
         self._notify(process)
 
     def _changed(self, key: str) -> None:
-        if not key.startswith(STATE):
+        if not key.startswith(STATE) or key == DESIRED:
             for process in tuple(self._watchers):
                 if process.is_alive:
                     self._notify(process)

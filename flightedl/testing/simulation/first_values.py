@@ -38,7 +38,7 @@ class FirstValues:
     def __init__(self, trainer: Trainer, elected: Callable[[Elected], None]) -> None:
         self._trainer = trainer
         self._elected = elected
-        self._core = recorded(trainer.recorder, {}, ElectionOfFirstValues, trainer.name, trainer.cluster.pserver_count)
+        self._core = recorded(trainer.recorder, {}, ElectionOfFirstValues, trainer.name, trainer.plan.pserver_count)
 
     def go_on(self) -> None:
         """Take the next step."""

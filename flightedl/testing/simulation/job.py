@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import ShardPlan, plan_for, runs_of
+from flightedl.domain.model.sharding import ShardPlan, placed, placement_of, plan_for, runs_of
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings, TaskBatches
 from flightedl.domain.tables.spec import TableSpec
@@ -28,6 +28,8 @@ from flightedl.messages.declarations import (
     DeclaredModel,
     JobDeclaration,
     ModelDeclaration,
+    ParameterDeclaration,
+    Placement,
 )
 from flightedl.messages.parameters import BatchIdentity
 
@@ -48,16 +50,10 @@ def plan_of(pserver_count: int, cut_for: int) -> ShardPlan:
     return plan_for(PARAMETERS, pserver_count, cut_for)
 
 
-@lru_cache(maxsize=64)
-def blocks_of(pserver_count: int, cut_for: int, index: int) -> tuple[int, ...]:
-    """Return the numbers of a pserver's blocks."""
-    return tuple(plan_of(pserver_count, cut_for).blocks_of(index).tolist())
-
-
-@lru_cache(maxsize=64)
-def buckets_of(pserver_count: int, cut_for: int, index: int) -> range:
-    """Return the few blocks that represent a pserver's many buckets of rows, in a job with rows."""
-    return runs_of(plan_of(pserver_count, cut_for), index)[-1]
+@lru_cache(maxsize=256)
+def plan_in(placement: Placement, cut_for: int) -> ShardPlan:
+    """Return the plan with a stored placement."""
+    return placed(plan_of(cut_for, cut_for), placement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +141,18 @@ class JobShape:
             for task, count in enumerate(self.batch_counts):
                 yield from (Batch(epoch, task, batch) for batch in range(count))
 
-    def buckets(self, pserver_count: int, index: int) -> range:
-        """Return those blocks of a pserver that are treated as buckets."""
-        has_any = self.has_rows and blocks_of(pserver_count, self.cut_for, index)
-        return buckets_of(pserver_count, self.cut_for, index) if has_any else range(0)
+    def buckets(self, plan: ShardPlan, index: int) -> range:
+        """Return those blocks of a pserver that represent its many buckets of rows; empty in a job without rows."""
+        if not self.has_rows or index >= plan.pserver_count:
+            return range(0)
+        return next(reversed(runs_of(plan, index)), range(0))
 
-    def shard(self, pserver_count: int, index: int) -> list[int]:
-        """Return a pserver's blocks as a trainer's core sees them, with the first bucket representing all buckets."""
-        others = self.buckets(pserver_count, index)[1:]
-        return [number for number in blocks_of(pserver_count, self.cut_for, index) if number not in others]
+    def shards(self, plan: ShardPlan) -> list[list[int]]:
+        """Return each pserver's blocks as a trainer's core sees them: the first bucket represents all buckets."""
+        return [
+            [number for number in plan.blocks_of(index).tolist() if number not in self.buckets(plan, index)[1:]]
+            for index in range(plan.pserver_count)
+        ]
 
     def has_gradient(self, batch: Batch, block: int) -> bool:
         """True if a batch has a gradient for a block. Some batches have none for some or all blocks."""
@@ -196,12 +195,16 @@ def some_async(random: Random) -> Async:
     )
 
 
-def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclaration:
-    """Return the declaration that the job's trainers have made."""
-    declared = ModelDeclaration(parameters=[], optimizer={}, mode=mode.to_json())
-    plan_hash = plan_of(pserver_count, cut_for).hash
+def declaration_of(mode: Mode, pserver_count: int, cut_for: int, version: int = 1) -> JobDeclaration:
+    """Return the declaration that the job's trainers have made, with this version of the placement."""
+    parameters = [ParameterDeclaration(name=each.name, shape=list(each.shape), dtype=each.dtype) for each in PARAMETERS]
+    declared = ModelDeclaration(parameters=parameters, optimizer={}, mode=mode.to_json())
+    placement = placement_of(plan_of(pserver_count, cut_for), version)
+    plan_hash = plan_in(placement, cut_for).hash
     return JobDeclaration(
-        model=DeclaredModel(declaration=declared, pservers=pserver_count, plan_hash=plan_hash, cut_for=cut_for)
+        model=DeclaredModel(
+            declaration=declared, pservers=pserver_count, plan_hash=plan_hash, cut_for=cut_for, placement=placement
+        )
     )
 
 

@@ -50,6 +50,11 @@ class Block:
     history: list[Moment] = field(default_factory=list)
     span: LedgerSpan = field(init=False, repr=False)
 
+    def copy(self) -> Block:
+        """Return a copy, which belongs to no span."""
+        values, changed, history = list(self.values), set(self.changed), list(self.history)
+        return Block(self.number, values, self.slot, self.updates, self.updated_to, self.model, changed, history)
+
     @property
     def rounds(self) -> BlockRounds:
         return self.span.protocol.span(self.number).rounds

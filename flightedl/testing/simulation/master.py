@@ -15,12 +15,16 @@ from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.stored import Found, StoredKeys, Write
+from flightedl.domain.master.stored_moves import StoredKey, StoredMoves, moves_in
+from flightedl.domain.moving import values as moving
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import Effect, Expired, Quarantined
 from flightedl.domain.recovery.lives import name_in
 from flightedl.errors import FlightedlError, NotReadyError
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.declarations import EvaluationDeclaration
+from flightedl.messages.moving import MovedRequest
+from flightedl.messages.scaling import ScaleRequest
 from flightedl.messages.tasks import (
     JoinReply,
     JoinRequest,
@@ -33,10 +37,13 @@ from flightedl.testing.simulation.etcd import (
     ADDRESS,
     INIT,
     LOCK,
+    POINTER,
     STATE,
     Transaction,
     claimed,
+    pservers_in,
     state_in,
+    stored_moves_in,
 )
 from flightedl.testing.simulation.links import PserverLink
 from flightedl.testing.simulation.store_worker import StoreWorker
@@ -65,13 +72,14 @@ class Master(Process):
         self.recorder = cluster.recorder("master", name)
         self.durable = -1
         self._stored_keys = StoredKeys({})
+        self._stored_moves = StoredMoves(0)
         self._is_writing = False
         self._is_ready = False
         self._when_durable: list[tuple[int, Action]] = []
         #: Call -> callback to which the answer is passed.
         self._calls: dict[int, Reply] = {}
         self._call_count = 0
-        self._links = [PserverLink(self, index) for index in range(cluster.pserver_count)]
+        self._links: list[PserverLink] = []
         #: True until the number of added files has been stored.
         self._is_growing = False
         self._store_work = StoreWorker(self)
@@ -108,9 +116,16 @@ class Master(Process):
         transaction = Transaction(created={LOCK: 0}, puts={LOCK: self}, lease=self.lease)
         self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.end("no answer to its claim"))
 
-    def lead(self, core: MasterCore, found: Found) -> None:
-        """Publish the master's address once its first state is stored. ``found``: the state's keys in etcd, by name."""
+    def lead(self, core: MasterCore, found: Found, placed_at: int) -> None:
+        """Publish the master's address once its first state is stored.
+
+        Args:
+            core: The master's core.
+            found: The state's keys in etcd, by name.
+            placed_at: Revision at which the placement was last written; 0 if it is not stored.
+        """
         self.core, self._stored_keys = core, StoredKeys(found)
+        self._stored_moves = StoredMoves(placed_at)
         self._is_ready = True
         self.cluster.account.watch(self)
 
@@ -123,10 +138,9 @@ class Master(Process):
                 if result[0]:
                     etcd.has_gone_back = False
                     self.is_leading = True
+                    self._follow(self.core.pservers.count)
                     self._look_around()
                     self._tick()
-                    for link in self._links:
-                        link.talk()
                 else:
                     self.end("the lock was lost before it led")
 
@@ -157,7 +171,10 @@ class Master(Process):
                     if (answer := self._calls.pop(call, None)) is not None:
                         self._answer(answer, reply, revision)
                 case out.WakePserver(index):
+                    self._follow(index + 1)
                     self._links[index].wake()
+                case out.StoreMoves(transaction, revision):
+                    self.after_stored(revision, lambda of=transaction: self._store_moves(of))  # type: ignore[misc]
                 case out.StoreWork():
                     self._store_work.do(effect)
                 case out.DeleteElection(step, revision):
@@ -258,7 +275,72 @@ class Master(Process):
                 action()
         self._write()
 
+    # moves of blocks
+
+    def _store_moves(self, transaction: moving.Transaction) -> None:
+        """Execute a transaction until its outcome is known."""
+        write = self._stored_moves.write_of(transaction)
+        latest = {POINTER: self._stored_keys.revision_of("checkpoints")} if transaction.excludes_checkpoint else {}
+        pservers = {f"ps/{index}": generation for index, generation in transaction.generations}
+        fence = {LOCK: self.generation}
+        self._execute_moves(
+            transaction,
+            Transaction(
+                created=fence | pservers | write.created,
+                modified=write.modified | latest,
+                puts=write.puts,
+                deletes=write.deletes,
+            ),
+        )
+
+    def _execute_moves(self, moves: moving.Transaction, transaction: Transaction) -> None:
+        if not self.is_held():
+            return
+        etcd = self.cluster.etcd
+
+        def again(_: Any = None) -> None:
+            self.later(0.1, lambda: self._execute_moves(moves, transaction))
+
+        def answered(result: Any) -> None:
+            committed, revision, found = result
+            lock = found.get(LOCK)
+            if committed:
+                self.apply(self._stored_moves.committed(moves, revision))
+            elif lock is None or lock.created != self.generation:
+                self.end("another master holds the lock")
+            else:
+                self._read_moves()
+
+        self.world.call(self, etcd, etcd.transact, transaction, answered, again, timeout_s=1.0)
+
+    def _read_moves(self) -> None:
+        etcd = self.cluster.etcd
+
+        def read(found: tuple[StoredKey | None, StoredKey | None, int]) -> None:
+            self.apply(self._stored_moves.rejected(*found))
+
+        again = lambda: self.later(0.1, self._read_moves)  # noqa: E731
+        self.world.call(self, etcd, etcd.read_moves, None, read, again, timeout_s=1.0)
+
+    def scale(self, request: ScaleRequest, reply: Reply) -> None:
+        """Handle a request to change the pservers. Replies with the progress or an error."""
+        if self._may_answer(reply):
+            self._ask(request, reply)
+
+    def moved(self, request: MovedRequest, reply: Reply) -> None:
+        """Handle the acknowledgement of a unit that a pserver has staged."""
+        if self._may_answer(reply):
+            self._ask(request, reply)
+
     # processes
+
+    def _follow(self, count: int) -> None:
+        """Call all pservers with lower indexes."""
+        while len(self._links) < count:
+            self._links.append(PserverLink(self, len(self._links)))
+            if self.is_leading:
+                self._links[-1].talk()
+
     def _look_around(self) -> None:
         if not self._is_ready:
             if LOCK not in self.directory and not self.generation:
@@ -267,15 +349,13 @@ class Master(Process):
         if not self.is_leading:
             return
         trainers = {k.removeprefix("trainers/"): v.created for k, v in self.directory.items() if k.startswith("train")}
-        pservers = {
-            index: key.created
-            for index in range(self.cluster.pserver_count)
-            if (key := self.directory.get(f"ps/{index}")) is not None
-        }
+        pservers = {index: key.created for index, key in pservers_in(self.directory).items()}
+        self._follow(max(pservers, default=-1) + 1)
         for link in self._links:
             link.looked_around()
         revision = max((key.modified for key in self.directory.values()), default=0)
         self.apply(events.LeasesSeen(trainers, pservers, revision))
+        self.apply(moves_in(*stored_moves_in(self.directory), self.directory_revision))
 
     def _tick(self) -> None:
         if self.is_held():

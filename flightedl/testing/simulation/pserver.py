@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
+
 from flightedl.domain.checkpoint.manifest import manifest_name
 from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
-from flightedl.domain.checkpoint.restoring import FilePart, recut
+from flightedl.domain.checkpoint.restoring import FilePart, recut, saved_plan
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.moving.server import is_surplus
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import State
 from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, LoadBlocks, ReadManifest, Step
 from flightedl.domain.recovery.replay import AppliedSummary
-from flightedl.errors import FlightedlError, ReplacedError
+from flightedl.errors import FlightedlError, NotReadyError, ReplacedError, UsageError
 from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
     AppliedReply,
@@ -29,7 +32,8 @@ from flightedl.messages.control import (
     ViewRequest,
     WrittenFile,
 )
-from flightedl.messages.declarations import JobDeclaration
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, Placement
+from flightedl.messages.scaling import ScaleRequest
 from flightedl.messages.status import PserverStatusReply
 from flightedl.recording.recorded import recorded
 from flightedl.testing.simulation.etcd import (
@@ -40,10 +44,13 @@ from flightedl.testing.simulation.etcd import (
     POINTER,
     Transaction,
     claimed,
+    desired_in,
+    placement_read,
     pointer_in,
 )
-from flightedl.testing.simulation.job import Gradient, plan_of
+from flightedl.testing.simulation.job import PARAMETERS, Gradient, plan_in, plan_of
 from flightedl.testing.simulation.ledger import Block
+from flightedl.testing.simulation.moving import Mover, Sent
 from flightedl.testing.simulation.shard import Shard
 from flightedl.testing.simulation.store import StoredShard, put_together
 from flightedl.testing.simulation.world import Action, Process, Reply, Violation
@@ -53,6 +60,7 @@ if TYPE_CHECKING:
 
 LEASE_TTL_S = 2.0
 _DRAIN_S = 5.0
+_LEAVE_S = 3.0
 _SERVING = (State.SERVING, State.DRAINING)
 
 
@@ -95,6 +103,8 @@ class Pserver(Process):
         )
         self.plan = plan_of(cluster.pserver_count, cluster.shape.cut_for)
         self.shard: Shard | None = None
+        #: Moves of the blocks; None until the blocks exist, and in jobs without a stored placement.
+        self.mover: Mover | None = None
         self._is_looking = False
         cluster.etcd.watch(self, self._look_around)
         self.later(0.05, self._claim)
@@ -128,7 +138,7 @@ class Pserver(Process):
         self.world.note("{} ends: {}", self.name, why)
         self.cluster.ended(self)
 
-    def _apply(self, event: happens.Event) -> None:
+    def apply(self, event: happens.Event) -> None:
         """Check the lease, pass an event to the lifecycle, and carry out the effects."""
         if self.index >= 0 and not isinstance(event, happens.LeaseOver):
             self._has_lease()
@@ -139,21 +149,26 @@ class Pserver(Process):
 
     def _carry_out(self, effect: happens.Effect) -> None:  # noqa: C901 - a line for each effect
         match effect:
-            case happens.Build():
-                self._apply(happens.PlanMade(self.plan.hash))
+            case happens.Build(model):
+                if model.placement is not None:
+                    self.plan = plan_in(model.placement, self.cluster.shape.cut_for)
+                self.apply(happens.PlanMade(self.plan.hash))
             case happens.MakeBlocks(model):
                 mode, shape = Mode.from_json(model.present_mode), self.cluster.shape
                 recorded = (self.recorder, (self.index, self.generation))
                 self.shard = Shard(self, self.plan, self.index, shape, mode, self._publish, *recorded)
                 self.shard.contributed = self.cluster.account.contributed
-                self._apply(happens.BlocksMade(len(self.ordered)))
+                self.shard.updated = lambda numbers: self.cluster.account.updated(self, numbers)
+                if model.placement is not None:
+                    self.mover = Mover(self, self.shard, model.placement)
+                self.apply(happens.BlocksMade(len(self.ordered), is_empty=not self.ordered))
             case happens.Restore(loadable, rejected):
                 search = CheckpointSearch("job", loadable, rejected)
                 self._search(search, search.begin())
             case happens.Pause():
-                self.later(0.2, lambda: self._apply(happens.PauseOver()))
+                self.later(0.2, lambda: self.apply(happens.PauseOver()))
             case happens.CatchUp():
-                self._read(lambda facts: self._apply(happens.CaughtUp(facts)))
+                self._read(lambda facts: self.apply(happens.CaughtUp(facts)))
             case happens.Lack(election):
                 self.world.note("{} lacks the values of election {}", self.name, election)
             case happens.Serve(election, checkpoint):
@@ -161,6 +176,7 @@ class Pserver(Process):
                 if any(block.model is None for block in self.ordered):
                     raise Violation(f"{self.name} serves blocks that have no first values")
                 self.cluster.account.serves(self)
+                self._look_at_moves()
             case happens.Fail(why):
                 self.cluster.gave_up(self, why)
             case happens.StartAgain(why):
@@ -176,7 +192,8 @@ class Pserver(Process):
             self.end("its lease was lost before it had an index")
             return
         taken = self.directory
-        free = [i for i in range(cluster.pserver_count) if f"ps/{i}" not in taken]
+        count = desired_in(taken) or cluster.pserver_count
+        free = [i for i in range(count) if f"ps/{i}" not in taken]
         if not free:
             self.later(0.2, self._claim)
             return
@@ -188,8 +205,7 @@ class Pserver(Process):
                 return
             if generation := claimed(result, key, self):
                 self.world.note("{} holds index {}, generation {}", self.name, index, generation)
-                self._apply(happens.IndexAcquired(index, generation))
-                self._look()
+                self._begin(index, generation)
             else:
                 self._claim()
 
@@ -198,9 +214,43 @@ class Pserver(Process):
             self, cluster.etcd, cluster.etcd.transact, transaction, answered, lambda: self.end("no answer to its claim")
         )
 
+    def _begin(self, index: int, generation: int) -> None:
+        """Begin once the directory is at least as new as the key of the index."""
+        if self.directory_revision < generation and self.lease.is_held():
+            self.later(0.01, lambda: self._begin(index, generation))
+        elif self.index < 0:
+            self.apply(happens.IndexAcquired(index, generation))
+            self._look()
+
     # what etcd says
 
+    def _placed(self, model: DeclaredModel | None) -> DeclaredModel | None:
+        """Return the model with the newest placement; None if the placement does not include this pserver."""
+        placement = placement_read(self.directory)
+        if model is None or model.placement is None:
+            return model
+        if placement is None or self.index >= placement.pservers:
+            return None
+        plan_hash = plan_in(placement, self.cluster.shape.cut_for).hash
+        return replace(model, placement=placement, plan_hash=plan_hash)
+
+    def placed(self, placement: Placement) -> None:
+        """Record that this pserver has the blocks that a newer placement assigns to it."""
+        self.plan = plan_in(placement, self.cluster.shape.cut_for)
+        self.apply(happens.Placed(self.plan.hash))
+        self._blocks().serve_waiting()
+
+    def _look_at_moves(self) -> None:
+        if self.mover is not None and self.is_serving:
+            self.mover.look()
+        placement, desired = placement_read(self.directory), desired_in(self.directory)
+        if not self.is_alive or self.index < 0 or placement is None:
+            return
+        if is_surplus(self.index, placement, desired, is_serving=self.is_serving):
+            self.end("the job has fewer pservers now")
+
     def _look_around(self) -> None:
+        self._look_at_moves()
         init = self.directory.get(INIT)
         if not self.is_serving or (init is not None and init.value == DONE and init.created != self.life.election):
             self._look()
@@ -214,7 +264,7 @@ class Pserver(Process):
         def read(facts: happens.Facts | None) -> None:
             self._is_looking = False
             if facts is not None:
-                self._apply(happens.Seen(facts))
+                self.apply(happens.Seen(facts))
             if not self.is_serving:
                 self.later(0.3, self._look)
 
@@ -230,7 +280,7 @@ class Pserver(Process):
             pointer = pointer_in(found)
             loadable = None if pointer is None else loadable_of(pointer)
             rejected = frozenset() if pointer is None else rejected_of(pointer)
-            done(happens.Facts(model, election, loadable, rejected))
+            done(happens.Facts(self._placed(model), election, loadable, rejected))
 
         etcd = self.cluster.etcd
         self.world.call(self, etcd, etcd.read, [INIT, DECLARATION, POINTER], read, lambda: done(None))
@@ -246,7 +296,7 @@ class Pserver(Process):
             self.life.require_blocks(self.plan.hash)
         except FlightedlError:
             return
-        self._apply(happens.FirstValuesBegin(election))
+        self.apply(happens.FirstValuesBegin(election))
         breaks = self.world.are_faults_on and self.world.random.random() < self.cluster.break_rate
         count = self.world.random.randrange(len(self.ordered) + 1) if breaks else len(self.ordered)
         for block in self.ordered[:count]:
@@ -254,7 +304,7 @@ class Pserver(Process):
                 self._blocks().initialize(block, election, (self.cluster.life, election))
         if not breaks:
             given = self._blocks().protocol.initialized_count(election)
-            self._apply(happens.FirstValuesReceived(election, given))
+            self.apply(happens.FirstValuesReceived(election, given))
             reply(("given", self.life.first_value_count(election, given), len(self.ordered)))
 
     # loading
@@ -263,7 +313,7 @@ class Pserver(Process):
         """Take the next step in a search for a checkpoint."""
 
         def unreachable() -> None:
-            self._apply(happens.StoreUnreachable("the store is down"))
+            self.apply(happens.StoreUnreachable("the store is down"))
 
         def go_on(step: Step) -> None:
             self._search(search, step)
@@ -283,13 +333,13 @@ class Pserver(Process):
                 def loaded(damaged: str) -> None:
                     go_on(search.unusable("a file cannot be used", damaged) if damaged else search.loaded())
 
-                saved = plan_of(manifest.pserver_count, manifest.cut_for)
+                saved = saved_plan(manifest, PARAMETERS)
                 parts = list(recut(manifest, saved, self.plan, self.index))
                 self._load(parts, [file.name for part in parts for file in part.file.chain], [], loaded, unreachable)
             case Found(number, skipped):
-                self._apply(happens.Restored(number, skipped))
+                self.apply(happens.Restored(number, skipped))
             case _:
-                self._apply(happens.NothingLoadable(step.skipped))
+                self.apply(happens.NothingLoadable(step.skipped))
 
     def _load(
         self,
@@ -319,7 +369,7 @@ class Pserver(Process):
 
     def _has_lease(self) -> bool:
         if not self.lease.is_held():
-            self._apply(happens.LeaseOver())
+            self.apply(happens.LeaseOver())
         return self.is_alive
 
     def _serves(self, pserver_generation: int, reply: Reply) -> bool:
@@ -346,6 +396,8 @@ class Pserver(Process):
             if generation != self.generation:
                 raise ReplacedError(f"this is generation {self.generation}, not {generation}")
             leader = self.directory.get(ADDRESS)
+            if not self.life.has_plan(request.plan_hash):
+                self._look_at_moves()
             self.life.observe_master(0 if leader is None else leader.value.generation)
             self.life.check_request(request)
             reply(self._controlled(request))
@@ -353,7 +405,7 @@ class Pserver(Process):
             reply(error)
             return
         if isinstance(request, ReloadRequest):
-            self._apply(happens.ReloadAsked())
+            self.apply(happens.ReloadAsked())
         elif isinstance(request, ViewRequest):
             self._blocks().serve_waiting()
 
@@ -361,9 +413,11 @@ class Pserver(Process):
         match request:
             case ViewRequest():
                 self.life.require_visible()
+                self._require_unpinned()
                 return self._blocks().apply_view(request)
             case SnapshotRequest():
                 self.life.require_snapshots()
+                self._require_unpinned()
                 return self._blocks().take_order(request)
             case SealRequest():
                 self.life.require_snapshots()
@@ -373,6 +427,10 @@ class Pserver(Process):
                 return self.life.applied(lambda: AppliedSummary.of(self._blocks().protocol.applied()))
             case _:
                 return None
+
+    def _require_unpinned(self) -> None:
+        if self.mover is not None and self.mover.is_pinned:
+            raise NotReadyError("blocks are about to move: send the request again")
 
     def status(self, generation: int, reply: Reply) -> None:
         """Reply with this pserver's status to a master."""
@@ -395,12 +453,44 @@ class Pserver(Process):
         )
 
     def drain(self) -> None:
-        """Handle SIGTERM: wait briefly for a checkpoint of everything that has been pushed so far."""
+        """Handle SIGTERM: move the blocks away, or wait briefly for a checkpoint of everything pushed so far."""
         if self.life.state is not State.SERVING:
             self.end("it was told to end")
+        elif self.mover is not None and self.cluster.scenario.has_moves:
+            self._leave(self.world.now + _LEAVE_S)
+        else:
+            self._drain()
+
+    def _leave(self, deadline_s: float) -> None:
+        """Ask the master to move all blocks away, until it has done so or the time has passed."""
+        assert self.mover is not None, "blocks leave a pserver that has some"
+        if self.mover.is_empty:
+            self.end("it was told to end, and its blocks have moved away")
             return
+        master, is_late = self.directory.get(ADDRESS), self.world.now >= deadline_s
+
+        def refused(reply: Any) -> None:
+            if isinstance(reply, UsageError) and not is_left:
+                over()
+
+        is_left = False
+
+        def over() -> None:
+            nonlocal is_left
+            is_left = True
+            self._drain()
+
+        if master is not None:
+            request = ScaleRequest(job="job", drain=[] if is_late else [self.index], is_cancelled=is_late)
+            self.world.call(self, master.value, master.value.scale, request, refused, lambda: None)
+        if is_late:
+            over()
+        else:
+            self.later(0.2, lambda: None if is_left else self._leave(deadline_s))
+
+    def _drain(self) -> None:
         progress = self._blocks().snapshots.progress
-        self._apply(happens.DrainAsked(None if progress is None else progress.order))
+        self.apply(happens.DrainAsked(None if progress is None else progress.order))
         values = {block.number: tuple(block.values) for block in self.ordered}
         self.later(_DRAIN_S, lambda: self.end("it was told to end, and no checkpoint has its values"))
         self._await_checkpoint(values)
@@ -444,7 +534,7 @@ class Pserver(Process):
     # trainers
 
     def _buckets(self) -> range:
-        return self.cluster.shape.buckets(self.plan.pserver_count, self.index)
+        return self.cluster.shape.buckets(self.plan, self.index)
 
     def push(self, push: Push, reply: Reply) -> None:
         """Apply a batch or a sum. The stream may break after any row."""
@@ -460,15 +550,24 @@ class Pserver(Process):
                 rows = tuple(row for row in rows if row[0] not in buckets)
         shard, sender = self._blocks(), (push.trainer, push.generation, push.member)
         batches = [(batch, push.batch_count) for batch in push.batches]
-        outcomes = shard.push(sender, batches, rows, push.weight, push.step)
+        outcomes, is_misplaced = shard.push(sender, batches, rows, push.weight, push.step)
         shard.serve_waiting()
         if not breaks:
-            reply(("pushed", outcomes))
+            reply(("pushed", outcomes, is_misplaced))
 
     def pull(self, request: PullRequest, reply: Reply) -> None:
         """Reply with values once they have the requested versions or the time limit has passed."""
         if self._serves(request.pserver_generation, reply):
             self._blocks().pull(request.member, request.wanted, reply)
+
+    def receive(self, sent: Sent, reply: Reply) -> None:
+        """Receive a message about blocks that move here. Replies with a problem, or with an empty text."""
+        if not self._has_lease():
+            return
+        if self.mover is None or not self.is_serving:
+            reply("this pserver has no values yet")
+        else:
+            self.mover.receive(sent, reply)
 
     def check(self) -> None:
         """Assert the invariants of this pserver's blocks and rows."""

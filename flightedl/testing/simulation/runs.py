@@ -15,6 +15,7 @@ from flightedl.marks import counting
 from flightedl.testing.simulation.bugs import PLANTED
 from flightedl.testing.simulation.cluster import Cluster, Outcome
 from flightedl.testing.simulation.planted import planted
+from flightedl.testing.simulation.planted_moves import MOVE_BUGS
 from flightedl.testing.simulation.planted_pserver import ROW_BUGS
 
 _CHUNK = 25
@@ -43,6 +44,7 @@ class Summary:
     begun_anew: int = 0
     quarantined: int = 0
     evaluations: int = 0
+    moves: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     #: Marks of the product (``flightedl.marks``).
@@ -61,6 +63,7 @@ class Summary:
         self.begun_anew += result.begun_anew
         self.quarantined += result.quarantined
         self.evaluations += result.evaluations
+        self.moves += result.moves
         self.faults.update(result.faults)
         self.modes[result.mode] += 1
         self.marks.update(result.marks)
@@ -79,13 +82,18 @@ def run_seed(
     record: Path | None = None,
     *,
     has_rows: bool = False,
+    has_moves: bool = False,
 ) -> Outcome | Found:
-    """Run one seed. ``record`` is the directory for recordings. For ``has_rows``, see ``JobShape``."""
+    """Run one seed.
+
+    ``record`` is the directory for recordings. For ``has_rows`` see ``JobShape``, for ``has_moves`` ``Scenario``.
+    """
     has_rows = has_rows or not ROW_BUGS.keys().isdisjoint(flaws)
+    has_moves = has_moves or not MOVE_BUGS.keys().isdisjoint(flaws)
     cluster = None
     try:
         with planted([PLANTED[name] for name in flaws if name in PLANTED]), counting() as marks:
-            cluster = Cluster(seed, flaws, fault_scale, mode, recovery, record, has_rows=has_rows)
+            cluster = Cluster(seed, flaws, fault_scale, mode, recovery, record, has_rows=has_rows, has_moves=has_moves)
             return replace(cluster.run(), marks=marks)
     except Exception as error:  # noqa: BLE001 - any error of a run is a finding
         story = "" if cluster is None else "\n".join(list(cluster.world.story())[-_STORY_LINES:])
@@ -108,6 +116,7 @@ def run_seeds(
     progress: Callable[[Summary], None] = lambda _: None,
     record: Path | None = None,
     has_rows: bool = False,
+    has_moves: bool = False,
 ) -> Summary:
     """Run seeds until all are done, or until ``stop_at`` of them have found a violation.
 
@@ -122,18 +131,19 @@ def run_seeds(
         progress: Called from time to time.
         record: See ``run_seed``; for a single seed.
         has_rows: See ``run_seed``.
+        has_moves: See ``run_seed``.
     """
     summary = Summary()
     numbers = list(seeds)
     chunks = [
-        (numbers[at : at + _CHUNK], tuple(flaws), fault_scale, mode, recovery, has_rows)
+        (numbers[at : at + _CHUNK], tuple(flaws), fault_scale, mode, recovery, has_rows, has_moves)
         for at in range(0, len(numbers), _CHUNK)
     ]
     if processes <= 1:
         for chunk in chunks:
             with _uncollected():
                 for seed in chunk[0]:
-                    summary.add(run_seed(seed, *chunk[1:-1], record, has_rows=has_rows))
+                    summary.add(run_seed(seed, *chunk[1:-2], record, has_rows=has_rows, has_moves=has_moves))
                     if len(summary.found) >= stop_at:
                         return summary
             progress(summary)
@@ -152,10 +162,12 @@ def run_seeds(
     return summary
 
 
-def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str, bool]) -> list[Outcome | Found]:
-    seeds, flaws, fault_scale, mode, recovery, has_rows = chunk
+def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str, bool, bool]) -> list[Outcome | Found]:
+    seeds, flaws, fault_scale, mode, recovery, has_rows, has_moves = chunk
     with _uncollected():
-        return [run_seed(seed, flaws, fault_scale, mode, recovery, has_rows=has_rows) for seed in seeds]
+        return [
+            run_seed(seed, flaws, fault_scale, mode, recovery, has_rows=has_rows, has_moves=has_moves) for seed in seeds
+        ]
 
 
 @contextlib.contextmanager

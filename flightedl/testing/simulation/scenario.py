@@ -56,17 +56,34 @@ class Scenario:
     #: Probabilities that a request to the store fails, and that a stream breaks.
     store_error_rate: float
     break_rate: float
+    #: True if the number of pservers changes from time to time, so that blocks move.
+    has_moves: bool = False
 
 
 def drawn(
-    seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "", *, has_rows: bool = False
+    seed: int,
+    fault_scale: float = 1.0,
+    mode: str = "",
+    recovery: str = "",
+    *,
+    has_rows: bool = False,
+    has_moves: bool = False,
 ) -> Scenario:
-    """Return a seed's scenario. ``mode`` and ``recovery`` override drawn values. For ``has_rows``, see ``JobShape``."""
+    """Return a seed's scenario.
+
+    ``mode`` and ``recovery`` override drawn values. For ``has_rows`` see ``JobShape``, for ``has_moves`` ``Scenario``.
+    """
     # Separate generators, so that a change in one group of draws does not affect the others.
-    random, fates, data = Random(seed), Random(f"fates {seed}"), Random(f"data {seed}")  # noqa: S311 - repeatable
+    random, fates, data, moves = (
+        Random(seed if kind is None else f"{kind} {seed}")  # noqa: S311 - repeatable
+        for kind in (None, "fates", "data", "moves")
+    )
     has_faulty_data = data.random() < _FAULTY_DATA_SHARE
     is_alone = not fault_scale or (has_faulty_data and data.random() < _FAULTY_DATA_ALONE_SHARE)
     fault_scale = 0.0 if is_alone else fault_scale
+    if has_moves:
+        # Blocks move only while all pservers are present and no checkpoint is in progress.
+        fault_scale *= moves.choice((0.15, 0.4, 1.0))
     pserver_count = random.choice((1, 2, 2, 3))
     mode_name = mode or random.choice(("sync", "sync", "async", "bounded"))
     has_many_tasks = not has_faulty_data and random.random() < _MANY_TASKS_SHARE
@@ -91,6 +108,8 @@ def drawn(
         # A sum has one weight for all blocks of a round, even if some of its batches have no gradient for a block.
         is_patchy=mode_name != "sync" and data.random() < _PATCHY_SHARE,
     )
+    if has_moves:
+        shape = replace(shape, cut_for=moves.choice((2, 3, 4, 4)), epochs=3)
     if has_rows:
         # Blocks that were cut for three pservers are not adjacent on two.
         shape = replace(shape, table=_table(Random(f"rows {seed}")), is_patchy=False, cut_for=min(2, pserver_count))  # noqa: S311
@@ -104,7 +123,7 @@ def drawn(
         trainer_count=random.choice((1, 2, 2, 3, 3)),
         standby_masters=data.choice((0, 1, 1, 1, 2)),
         spare_pservers=data.choice((0, 0, 1, 2)),
-        batch_s=data.choice((0.02, 0.1, 0.5)),
+        batch_s=max(data.choice((0.02, 0.1, 0.5)), 0.3 if has_moves else 0.0),
         checkpoints=CheckpointSettings(
             interval_s=random.choice((0.7, 2.0, 5.0)),
             interval_tasks=fates.choice((None, None, 1, 3)),
@@ -126,6 +145,7 @@ def drawn(
         fault_scale=fault_scale,
         store_error_rate=0.15 * fault_scale * random.random(),
         break_rate=0.08 * fault_scale * random.random(),
+        has_moves=has_moves,
     )
 
 

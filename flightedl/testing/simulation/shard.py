@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
+from typing import NamedTuple
 
 from flightedl.domain.checkpoint.changes import increment_on
 from flightedl.domain.checkpoint.restoring import FilePart, applied_of
@@ -23,6 +24,7 @@ from flightedl.domain.pserver.block_values import (
     EmptyRound,
     Extent,
     Pushed,
+    ReleasedBlocks,
     Split,
     Update,
 )
@@ -41,6 +43,13 @@ from flightedl.testing.simulation.world import Process, Reply, Violation
 _PULL_S = 1.0
 #: Maximum time between the copies of two blocks.
 _COPY_S = 0.03
+
+
+class MovedSpan(NamedTuple):
+    """Content of adjacent blocks that move to another pserver."""
+
+    released: ReleasedBlocks
+    blocks: Sequence[Block]
 
 
 class Shard:
@@ -67,12 +76,13 @@ class Shard:
         pserver: tuple[int, int],
     ) -> None:
         self._process = process
+        self._shape = shape
         self._publish = publish
         #: Called for each gradient that is added to a sum, with its member and its round.
         self.contributed: Callable[[int, int], None] = lambda _member, _round: None
         #: By rising number.
         self.blocks: list[Block] = []
-        buckets = shape.buckets(plan.pserver_count, index)
+        buckets = shape.buckets(plan, index)
         about = {"pserver": pserver[0], "generation": pserver[1]}
         extents = [Extent(numbers, numbers == buckets) for numbers in runs_of(plan, index)]
         self.protocol = recorded(recorder, about, BlockProtocol, extents, mode)
@@ -82,6 +92,10 @@ class Shard:
             kind(numbers, self.protocol, blocks, shape)
             self.blocks += blocks
         self._block_of = {block.number: block for block in self.blocks}
+        #: Adjacent blocks that accept no pushes after the end of their open round, because they leave.
+        self._freezing: list[range] = []
+        #: Called with the numbers of blocks that are about to be updated.
+        self.updated: Callable[[range], None] = lambda _numbers: None
         #: Member for which the blocks wait -> its first round.
         self._first_rounds: dict[int, int] = {}
         self._newest_view = (0, 0)
@@ -182,6 +196,7 @@ class Shard:
                 case AddGradient():
                     span.add(effect, gradients)
                 case Update():
+                    self.updated(span.numbers)
                     span.update(effect, mode, gradients, base)
                 case CopyBlocks():
                     self._copy(effect)
@@ -208,6 +223,58 @@ class Shard:
         if isinstance(mode, Sync) and not mode.backup and any(isinstance(e, AddGradient) for e in pushed.effects):
             self.contributed(push.member, before)
         return pushed
+
+    # moves
+
+    def freeze(self, numbers: range) -> bool:
+        """Accept no more pushes to adjacent blocks after the end of their open round. Return True if it has ended."""
+        if numbers not in self._freezing:
+            self._freezing.append(numbers)
+        return self.protocol.is_at_edge(numbers)
+
+    def thaw(self, numbers: range) -> None:
+        """Undo ``freeze`` of adjacent blocks if the first of these blocks is in ``numbers``."""
+        self._freezing = [other for other in self._freezing if other.start not in numbers]
+
+    def _is_frozen(self, span: LedgerSpan) -> bool:
+        numbers = span.numbers
+        is_freezing = any(numbers.start < other.stop and other.start < numbers.stop for other in self._freezing)
+        return is_freezing and self.protocol.is_at_edge(numbers)
+
+    def moved(self, numbers: range) -> list[MovedSpan]:
+        """Return the content of frozen blocks."""
+        content, number = list[MovedSpan](), numbers.start
+        while number < numbers.stop:
+            part = range(number, min(self._span(number).numbers.stop, numbers.stop))
+            blocks = [self._block_of[each].copy() for each in part]
+            content.append(MovedSpan(self.protocol.state_of(part), blocks))
+            number = part.stop
+        return content
+
+    def adopt(self, content: MovedSpan) -> None:
+        """Add blocks that have moved to this pserver."""
+        if (unmovable := self.protocol.adopt(content.released)) is not None:
+            raise Violation(f"{self._process.name} cannot adopt blocks that it has acknowledged: {unmovable}")
+        blocks = [block.copy() for block in content.blocks]
+        LedgerSpan(content.released.numbers, self.protocol, blocks, self._shape)
+        self._set_blocks([*self.blocks, *blocks])
+
+    def drop(self, numbers: range) -> None:
+        """Remove adjacent frozen blocks, which another pserver owns now."""
+        while numbers:
+            some = range(numbers.start, min(self._span(numbers.start).numbers.stop, numbers.stop))
+            released = self.protocol.release(some)
+            if isinstance(released, Split):
+                self._split(released)
+            elif isinstance(released, ReleasedBlocks):
+                self._set_blocks([block for block in self.blocks if block.number not in some])
+                numbers = range(some.stop, numbers.stop)
+            else:
+                raise Violation(f"{self._process.name} cannot release frozen blocks: {released}")
+
+    def _set_blocks(self, blocks: Iterable[Block]) -> None:
+        self.blocks = sorted(blocks, key=lambda block: block.number)
+        self._block_of = {block.number: block for block in self.blocks}
 
     # snapshots
 
@@ -299,20 +366,22 @@ class Shard:
         rows: Sequence[tuple[int, int, Gradient]],
         weight: float,
         step: int,
-    ) -> tuple[tuple[int, Outcome, Sequence[int]], ...]:
+    ) -> tuple[tuple[tuple[int, Outcome, Sequence[int]], ...], bool]:
         """Apply the rows of a push from a trainer, given as (name, generation, member).
 
         Each row is (block, base version, gradient). The gradient of an arrival is empty.
 
         Returns:
-            For each row, (block, outcome, places of the batches that the block lacks of a rejected sum).
+            For each row, (block, outcome, places of the batches that the block lacks of a rejected sum); and True if
+            the rows end early at a block that is frozen or on another pserver.
         """
         name, generation, member = trainer
         named = list(batches)
         outcomes: list[tuple[int, Outcome, Sequence[int]]] = []
         while len(outcomes) < len(rows):
             number, base, gradient = rows[len(outcomes)]
-            span = self._span(number)
+            if number not in self._block_of or self._is_frozen(span := self._span(number)):
+                return tuple(outcomes), True
             alike = [base, bool(gradient)]
             stop = number + 1
             rest = rows[len(outcomes) + 1 : len(outcomes) + span.numbers.stop - number]
@@ -329,7 +398,7 @@ class Shard:
             if (pushed := self._push_span(span, push, base, [gradient, *(row[2] for row in rest)])) is not None:
                 lacking = missing_places(pushed.having, len(named)) if pushed.having else ()
                 outcomes += [(number, pushed.outcome, lacking) for number in span.numbers]
-        return tuple(outcomes)
+        return tuple(outcomes), False
 
     def pull(self, member: int, wanted: Sequence[tuple[int, int]], reply: Reply) -> None:
         """Reply when all blocks have reached the wanted version, or, after the time limit, with those that have."""
@@ -340,6 +409,9 @@ class Shard:
     def _answer(self, member: int, wanted: Sequence[tuple[int, int]], reply: Reply, *, is_last: bool) -> bool:
         ready = []
         for number, version in wanted:
+            if number not in self._block_of:
+                reply(("moved",))
+                return True
             state = self.protocol.pull(number, member, version)
             if state is Pull.NOT_MEMBER:
                 reply(("not member",))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flightedl.domain.checkpoint.manifest import candidates, manifest_name, number_of
 from flightedl.domain.checkpoint.pointer import decode_pointer, latest_of
 from flightedl.domain.consistency.modes import Bounded, Mode, Sync
+from flightedl.messages.scaling import ScaleRequest
 from flightedl.testing.simulation.etcd import LOCK, STATE, Key, pointer_in
 from flightedl.testing.simulation.job import some_async
 from flightedl.testing.simulation.pserver import Pserver
@@ -28,8 +29,12 @@ class Strikes:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._world = cluster.world
-        #: Random generator for events in programs. It is separate, so that its draws do not affect other faults.
-        self._programs = Random(f"programs {cluster.world.seed}")  # noqa: S311 - repeatable on purpose
+        #: Random generators for events in programs and changes of the pservers. They are separate, so that their draws
+        #: do not affect other faults.
+        self._programs, self._moves = (
+            Random(f"{kind} {cluster.world.seed}")  # noqa: S311 - repeatable on purpose
+            for kind in ("programs", "moves")
+        )
 
     def plan_fates(self) -> None:
         """Plan events other than faults: new files in the dataset, and maybe an early stop of the job."""
@@ -50,6 +55,31 @@ class Strikes:
         self._world.after(fates.expovariate(0.3), join)
         if cluster.scenario.may_be_stopped:
             self._world.after(fates.uniform(1.0, 20.0), stop)
+
+        if cluster.scenario.has_moves:
+            self._plan_moves()
+
+    def _plan_moves(self) -> None:
+        """Plan a series of changes of the pservers."""
+
+        def change() -> None:
+            if self._world.are_faults_on:
+                self._change_pservers()
+                self._plan_moves()
+
+        self._world.after(self._moves.expovariate(0.5), change)
+
+    def _change_pservers(self) -> None:
+        leader, random = self._cluster.leader(), self._moves
+        count, is_cancelled = random.choice((1, 2, 3, 4)), random.random() < 0.1
+        drained = [random.randrange(count)] if count > 1 and random.random() < 0.3 else []
+        if leader is None or leader.is_frozen:
+            return
+        request = ScaleRequest(job="job", is_cancelled=True)
+        if not is_cancelled:
+            request = ScaleRequest(job="job", pservers=count, drain=drained)
+        self._world.note("the pservers are asked to change: {}", request)
+        leader.scale(request, lambda reply: self._world.note("the answer is {}", reply))
 
     def plan(self) -> None:
         self._plan()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.master.stored import Found, values_of_checkpoint
 from flightedl.domain.master.stored import state_in as stored_state
+from flightedl.domain.master.stored_moves import INTENT, PLACEMENT, moves_in
 from flightedl.domain.recovery.store_history import BeginLife, Refuse, judge
 from flightedl.errors import CorruptError, FencedError
 from flightedl.messages.base import decode
@@ -23,14 +25,17 @@ from flightedl.messages.declarations import JobDeclaration
 from flightedl.recording.recorded import recorded
 from flightedl.testing.simulation.etcd import (
     DECLARATION,
+    DESIRED,
     DONE,
     HISTORY,
     INIT,
     LOCK,
     STATE,
     History,
+    Key,
     Transaction,
     state_in,
+    stored_moves_in,
 )
 from flightedl.testing.simulation.job import declaration_of, tasks_of
 from flightedl.testing.simulation.world import Ask, NoAnswerError, Steps
@@ -61,7 +66,8 @@ class TakingOver:
             case BeginLife(life, _):
                 election = self._master.directory.get(INIT)
                 going = (
-                    *(STATE + name for name in state),
+                    *(STATE + name for name in state if STATE + name != DESIRED),
+                    *(name for name in (PLACEMENT, INTENT) if name in found),
                     *((INIT,) if election is not None and election.lease is None else ()),
                 )
                 begun = Transaction(fence, {}, {HISTORY: History(life, present.cluster)}, going)
@@ -70,7 +76,8 @@ class TakingOver:
             case _:
                 known = Transaction(fence, {}, {HISTORY: History(record.life, present.cluster)})
                 if record.cluster or (yield from self._is_written(known)):
-                    yield from self._go_on(state) if state else self._until_answered(self._begin_from_store)
+                    is_begun, begin = DECLARATION in found, partial(self._begin_from_store, state)
+                    yield from self._go_on(state, found) if is_begun else self._until_answered(begin)
 
     def _until_answered(self, steps: Callable[[], Steps]) -> Steps:
         while True:
@@ -114,20 +121,23 @@ class TakingOver:
             self._master.end("it lost the lock before it led")
         return committed
 
-    def _go_on(self, stored: Found) -> Steps:
+    def _go_on(self, stored: Found, keys: Mapping[str, Key]) -> Steps:
         latest = latest_of(stored["checkpoints"][0]) if "checkpoints" in stored else None
         files: tuple[ShardFile, ...] = ()
         if latest is not None and self._cluster.shape.has_rows:
             with suppress(NoAnswerError):
                 found = yield self._read(manifest_name(latest.number))
                 files = () if found is None else files_of(latest, found[0])
-        state = stored_state(stored, files)
-        self._lead(state, int(stored["tasks"][0]) if "tasks" in stored else tasks_of(state.declaration), stored)
+        placed, intent = stored_moves_in(keys)
+        moves = moves_in(placed, intent, 0)
+        state = replace(stored_state(stored, files), placement=moves.placement, intent=moves.stored)
+        task_count = int(stored["tasks"][0]) if "tasks" in stored else tasks_of(state.declaration)
+        self._lead(state, task_count, stored, 0 if placed is None else placed.modified)
 
-    def _lead(self, stored: StoredState, task_count: int, found: Found) -> None:
+    def _lead(self, stored: StoredState, task_count: int, found: Found, placed_at: int = 0) -> None:
         settings = CoreSettings(
             generation=self._master.generation,
-            pserver_count=self._cluster.pserver_count,
+            pserver_count=self._cluster.desired,
             trainer_count=self._cluster.scenario.trainer_count,
             recovery=self._cluster.shape.recovery,  # type: ignore[arg-type]
             checkpoints=self._cluster.scenario.checkpoints,
@@ -139,11 +149,11 @@ class TakingOver:
         except FencedError:
             self._master.end("it learned too late that it had the lock; a newer master has had it since")
         else:
-            self._master.lead(core, found)
+            self._master.lead(core, found, placed_at)
 
-    def _begin_from_store(self) -> Steps:
+    def _begin_from_store(self, stored: Found) -> Steps:
         """Start from a new etcd, with the newest checkpoint if there is one."""
-        shape, count, generation = self._cluster.shape, self._cluster.pserver_count, self._master.generation
+        shape, count, generation = self._cluster.shape, self._cluster.desired, self._master.generation
         sizes: dict[str, int] = yield self._list()
         rejected: list[int] = []
         for number in candidates(sizes):
@@ -163,11 +173,12 @@ class TakingOver:
             )
             declaration = declaration_of(shape.mode, count, shape.cut_for)
             new = StoredState(declaration=declaration, checkpoints=checkpoints.encode(), is_resumed=True)
-            self._lead(new, shape.first_count, {})
+            self._lead(new, shape.first_count, stored)
             return
         saved = decode(bytes(manifest.declaration), JobDeclaration)
         assert saved.model is not None, "a checkpoint belongs to a model"
-        declaration = declaration_of(Mode.from_json(saved.model.present_mode), count, shape.cut_for)
+        mode, before = Mode.from_json(saved.model.present_mode), saved.model.placement
+        declaration = declaration_of(mode, count, shape.cut_for, 1 + (0 if before is None else before.version))
         values = values_of_checkpoint(manifest, manifest.encode(), declaration, generation, count, sizes, rejected)
         values["tasks"] = str(tasks_of(saved)).encode()
         puts = {STATE + name: value for name, value in values.items()} | {INIT: DONE}
@@ -179,4 +190,4 @@ def _next_number(stored: Found) -> int | None:
     """Return the next checkpoint's number according to the stored state, or None if no state is stored."""
     if "checkpoints" in stored:
         return decode_pointer(stored["checkpoints"][0]).next_number
-    return 1 if stored else None
+    return 1 if "declaration" in stored else None

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.batches import Batch
 from flightedl.domain.trainer.ending import JobEnd
@@ -20,12 +21,14 @@ from flightedl.domain.trainer.first_values import Elected, FollowedElection
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
 from flightedl.domain.trainer.steps import Steps
 from flightedl.errors import DeadlineError, FlightedlError, UnavailableError
+from flightedl.messages.declarations import Placement
 from flightedl.messages.tasks import JoinReply, TasksReply
 from flightedl.recording.recorded import recorded
 from flightedl.testing.simulation.body import Body
-from flightedl.testing.simulation.etcd import ADDRESS, DECLARATION, INIT, Transaction, claimed
+from flightedl.testing.simulation.etcd import ADDRESS, DECLARATION, INIT, Transaction, claimed, placement_read
 from flightedl.testing.simulation.evaluating import Evaluating
 from flightedl.testing.simulation.first_values import FirstValues
+from flightedl.testing.simulation.job import plan_in
 from flightedl.testing.simulation.loop import Loop
 from flightedl.testing.simulation.worker import Worker
 from flightedl.testing.simulation.world import Action, Process
@@ -54,12 +57,11 @@ class Trainer(Process):
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.generation = 0
         self.membership = recorded(self.recorder, {"trainer": name}, TrainerMembership)
-        mode, count = cluster.shape.mode, cluster.pserver_count
-        self.membership.has_model(mode)
-        #: Number of buckets of each pserver in this job. After a restart of the job, it may be different.
-        self.buckets = [cluster.shape.buckets(count, index) for index in range(count)]
-        shards = [cluster.shape.shard(count, index) for index in range(count)]
-        self.steps = recorded(self.recorder, {"trainer": name}, Steps, shards, mode, self.buckets)
+        self.membership.has_model(cluster.shape.mode)
+        #: The plan that this trainer uses, and the buckets of each pserver.
+        self.plan: ShardPlan
+        self.buckets: list[range]
+        self.steps: Steps
         self.job_end = recorded(self.recorder, {}, JobEnd)
         #: True if the values that this process pulls now are the result of the job.
         self.reads_result = False
@@ -140,11 +142,33 @@ class Trainer(Process):
 
     def _await_model(self) -> None:
         """Wait until the model is declared, then take part in the election of its initial values."""
-        if DECLARATION in self.cluster.etcd.keys:
+        placement = placement_read(self.directory)
+        if DECLARATION in self.cluster.etcd.keys and placement is not None:
+            shards = self._adopt(placement)
+            about, mode = {"trainer": self.name}, self.cluster.shape.mode
+            self.steps = recorded(self.recorder, about, Steps, shards, mode, self.buckets, placement.version)
             FirstValues(self, self._begin).go_on()
         else:
             # A real trainer gets the master's answer once the declaration has been stored.
             self.later(0.3, self._await_model)
+
+    def _adopt(self, placement: Placement) -> list[list[int]]:
+        shape = self.cluster.shape
+        self.plan = plan = plan_in(placement, shape.cut_for)
+        self.buckets = [shape.buckets(plan, index) for index in range(plan.pserver_count)]
+        return shape.shards(plan)
+
+    @property
+    def knows_newest_placement(self) -> bool:
+        """True if this trainer uses the newest placement in its directory."""
+        placement = placement_read(self.directory)
+        return placement is None or placement.version <= self.plan.placement
+
+    def place(self) -> None:
+        """Use the newest known placement of the blocks. No transfer may be in progress."""
+        placement = placement_read(self.directory)
+        if placement is not None and not self.knows_newest_placement:
+            self.steps.place(self._adopt(placement), self.buckets, placement.version)
 
     def _begin(self, elected: Elected) -> None:
         """Begin to train once the model has its initial values."""

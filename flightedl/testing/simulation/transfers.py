@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.exactly_once.accumulation import applied_bits
 from flightedl.domain.trainer import transfers as core
-from flightedl.errors import DeadlineError, FlightedlError, NotReadyError, ReplacedError, UnavailableError
+from flightedl.errors import (
+    DeadlineError,
+    FlightedlError,
+    NotReadyError,
+    ReplacedError,
+    StalePlacementError,
+    UnavailableError,
+)
 from flightedl.messages.parameters import Outcome
 from flightedl.messages.tasks import TasksReply
 from flightedl.testing.simulation.job import Gradient, batch_of
@@ -21,6 +28,7 @@ _RETRY_S = 0.1
 _REFUSALS: dict[str, FlightedlError] = {
     "fenced": ReplacedError("another process has this index"),
     "not ready": NotReadyError("the pserver has no values yet"),
+    "moved": StalePlacementError("the blocks have moved, or are about to move"),
 }
 
 
@@ -108,7 +116,8 @@ class Travel:
             if (refusal := _REFUSALS.get(reply[0])) is not None:
                 self._heard(index, generation, (), refusal)
             elif not self._is_given_up:
-                self._heard(index, generation, self._answers(key.value, call, reply))
+                misplaced = _REFUSALS["moved"] if reply[0] == "pushed" and reply[2] else None
+                self._heard(index, generation, self._answers(key.value, call, reply), misplaced)
 
         match call:
             case core.Push():
@@ -168,7 +177,8 @@ class Travel:
         trainer, now = self._trainer, self._trainer.world.now
         if self._is_given_up:
             return
-        match trainer.steps.handle_answers(self._transfer.serial, index, generation, answers, error):
+        moved = None if error is None else core.or_moved(error, is_newest=trainer.knows_newest_placement)
+        match trainer.steps.handle_answers(self._transfer.serial, index, generation, answers, moved):
             case core.Over():
                 self._close(index)
             case core.Refused(final):

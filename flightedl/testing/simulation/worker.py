@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from flightedl.domain.consistency.modes import Async
 from flightedl.domain.trainer.batches import BatchState
 from flightedl.domain.trainer.feed import AssignedTask
-from flightedl.domain.trainer.steps import Done, Effect, Next, PrepareSum
+from flightedl.domain.trainer.steps import Done, Effect, FindPlacement, Next, PrepareSum
 from flightedl.domain.trainer.transfers import Transfer
-from flightedl.errors import FlightedlError
+from flightedl.errors import FlightedlError, UnavailableError
 from flightedl.testing.simulation.job import Gradient, batch_of
 from flightedl.testing.simulation.transfers import Travel
 from flightedl.testing.simulation.world import Action, Violation
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flightedl.testing.simulation.trainer import Trainer
 
 Failed = Callable[[Exception], None]
+_FIND_S = 0.02
 
 
 class Worker:
@@ -32,6 +33,8 @@ class Worker:
         self._awaited: object = None
         self._over: tuple[Action, Failed]
         self._travel: Travel | None = None
+        #: Time at which the current operation began to look for the owners of blocks; None if it has not.
+        self._finding_since: float | None = None
         #: Block -> its gradient in the current push.
         self._gradients: Mapping[int, Gradient] = {}
         #: Block -> current sum of weighted gradients; and the identity of that sum.
@@ -64,6 +67,7 @@ class Worker:
             gradients: Block -> gradient to push.
         """
         self._leave_travel()
+        self._finding_since = None
         self._over = done, failed or (lambda error: self._trainer.end(f"{type(error).__name__}: {error}"))
         self._gradients = gradients
         self._go_on(step)
@@ -152,6 +156,21 @@ class Worker:
                     f"{self._trainer} pushes {self._gradients.get(block)} of {batches} to block {block}, not {right}"
                 )
 
+    def _find_placement(self, error: FlightedlError) -> None:
+        """Use the newest known placement. A block may also be about to move, or on its way to its new owner."""
+        trainer, now = self._trainer, self._trainer.world.now
+        self._finding_since = now if self._finding_since is None else self._finding_since
+
+        def look() -> None:
+            trainer.place()
+            self._go_on(trainer.steps.answered())
+
+        if now - self._finding_since >= trainer.give_up_s:
+            trainer.cluster.account.out_of_step.add(trainer.membership.member)
+            self._go_on(trainer.steps.failed(UnavailableError(f"gave up: {error}")))
+        else:
+            trainer.later(_FIND_S, self.awaiting(look))
+
     def _leave_travel(self) -> None:
         travel, self._travel = self._travel, None
         if travel is not None:
@@ -173,6 +192,9 @@ class Worker:
 
     def _carry_out(self, effect: Effect) -> None:
         steps = self._trainer.steps
+        if isinstance(effect, FindPlacement):
+            self._find_placement(effect.error)
+            return
         send = self.awaiting(lambda: self._go_on(steps.answered()))
         awaited = self._awaited
 

@@ -425,3 +425,12 @@ def test_no_checkpoint_is_ordered_while_blocks_move() -> None:
     count = cluster.turns.count("c")
     cluster.tick(9)
     assert cluster.turns.count("c") == count
+
+
+def test_a_deposed_master_ignores_the_placement_of_its_successor() -> None:
+    cluster = Cluster()
+    placement = cluster.core.declaration.model.placement  # type: ignore[union-attr]
+    assert placement is not None
+    cluster.apply(events.MovesRead(placement.resized(4), None, cluster.revision + 1))
+    assert cluster.core.declaration.model.placement == placement  # type: ignore[union-attr]
+    assert cluster.core.pservers.count == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flightedl.domain.moving.server import MovingBlocks, Serves, State
+from flightedl.domain.moving.server import MovingBlocks, Serves, State, is_surplus
 from flightedl.domain.moving.values import (
     NONE,
     Acknowledged,
@@ -64,3 +64,13 @@ def test_a_process_that_lacks_a_part_of_its_blocks_ends(is_complete: bool) -> No
         target.received(Last(ATTEMPT, 1, DESTINATION, 0, b""))
     placement = PLACEMENT.moved([(range(1, 5), 1)], ATTEMPT)
     assert target.read(21, placement, None, DESTINATION) == [*[Adopt(1)] * is_complete, End()]
+
+
+@pytest.mark.parametrize(
+    ("index", "desired", "is_serving", "is_last"),
+    [(1, 1, True, False), (2, 3, True, True), (2, 3, False, False), (2, 2, False, True), (2, None, False, False)],
+)
+def test_a_process_ends_if_its_pserver_has_left_or_is_not_added(
+    index: int, desired: int | None, is_serving: bool, is_last: bool
+) -> None:
+    assert is_surplus(index, PLACEMENT, desired, is_serving=is_serving) is is_last
