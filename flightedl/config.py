@@ -200,6 +200,9 @@ class MasterSettings(ServerSettings):
     checkpoint_increments: Count = 8
     #: "replay": a restarted pserver catches up by repeating batches. "rollback": all pservers return to its checkpoint.
     recovery: str = "replay"
+    #: Seconds that a pserver must be busier than the others before some of its blocks move to them; 0 disables such
+    #: moves.
+    rebalance_s: Seconds = 60.0
     #: Seconds between scans for new files in a growing dataset. A file is added when two scans have found it unchanged.
     follow_every_s: AboveZero = 5.0
     #: What to do if etcd has no state for the job. "true" continues from the newest checkpoint, "auto" does so if there

@@ -18,12 +18,12 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (21_903, 16_000, ("flightedl/domain",)),
-    "client, torch": (12_683, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (12_669, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (6_333, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "domain": (22_219, 16_000, ("flightedl/domain",)),
+    "client, torch": (12_872, 8_000, ("flightedl/client", "flightedl/torch")),
+    "pserver, kernels": (12_681, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "rpc, wire, messages": (6_338, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
-        8_873,
+        8_874,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),

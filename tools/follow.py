@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 import click
-import pyarrow as pa
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.client.following.follower import Follower
-from flightedl.coordination.checkpoint_places import write_file
+from flightedl.config import CommonSettings, settings
 from flightedl.errors import UsageError
-from flightedl.formats.columns import parameter_batches, parameter_schema
 
 from .options import Number, running_job_options
 
@@ -24,48 +21,34 @@ _WAIT_S = 60.0
 @click.option("--to", "kind", type=click.Choice(["parquet"]), default="parquet", help="Format of the files [parquet]")
 @click.option("--every-s", type=Number(min=0.1), default=60.0, show_default=True, help="Seconds between two copies.")
 @click.option("--count", type=click.IntRange(min=1), help="Number of copies after which to end [until Ctrl-C]")
+@click.option(
+    "--increments", type=click.IntRange(min=0), default=20, show_default=True, help="Maximum increments after a base."
+)
 @click.argument("url")
-def follow(kind: str, every_s: float, count: int | None, url: str, **options: Any) -> None:
+def follow(kind: str, every_s: float, count: int | None, increments: int, url: str, **options: Any) -> None:
     """Keep a copy of a running job's model in files.
 
-    At URL, there is one file for each parameter and each table. Each file is replaced atomically.
+    At URL, there is one file for each parameter, and one directory for each table. After a table's first file, further
+    files have only the rows that have changed. If URL has a copy already, it is continued.
     """
+    # Imported lazily, because importing Parquet is slow.
+    from flightedl.client.following.files import ParquetCopy, Rows
+
     del kind
     clock = SystemClock()
-    written = 0
+    copy = ParquetCopy(url, settings(CommonSettings, job=options.get("job")).job, increments)
+    end = None if count is None else copy.written.number + count
     with Follower(**options).wait(_WAIT_S) as follower:
         while True:
             follower.catch_up(_WAIT_S)
-            names = write_copy(follower, url.rstrip("/"))
-            written += 1
-            click.echo(f"{len(names)} files written to {url}, up to date {follower.age_s:.1f} s ago")
-            if written == count:
+            model, age_s = follower.model(), follower.age_s
+            positions = model.positions()
+            rows = {name: Rows.of(*table.rows()) for name, table in follower.tables.items()}
+            copy.write(model.plan.parameters, model.arrays(), rows, positions, clock.wall_time() - age_s)
+            click.echo(f"copy {copy.written.number} written to {url}, up to date {age_s:.1f} s ago")
+            if copy.written.number == end:
                 return
             clock.sleep(every_s)
-
-
-def write_copy(follower: Follower, url: str) -> list[str]:
-    """Write all parameters and tables as Parquet files; return their URLs."""
-    # Imported lazily, because importing Parquet is slow.
-    from flightedl.formats.table_files import file_of
-
-    plan, arrays = follower.model().plan, follower.parameters()
-    places = []
-    for spec in plan.parameters:
-        schema = parameter_schema(spec, 0, {"cut": "followed"})
-        stored = arrays[spec.name].astype(spec.storage_dtype).reshape(-1)
-        batches = parameter_batches(schema, spec, [stored])
-        places.append(write_file(f"{url}/{_file_of(spec.name)}", file_of(schema, batches)))
-    for name, table in follower.tables.items():
-        ids, values = table.rows()
-        column = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-        batch = pa.RecordBatch.from_arrays([pa.array(ids), column], ["id", "values"])
-        places.append(write_file(f"{url}/{_file_of(name)}", file_of(batch.schema, [batch])))
-    return places
-
-
-def _file_of(name: str) -> str:
-    return f"{quote(name, safe=' ')}.parquet"
 
 
 @click.command()

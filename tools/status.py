@@ -154,9 +154,11 @@ def _path(trainer: TrainerStatus) -> str:
 
 
 def _versions(server: ServerStatus) -> str:
-    if not server.blocks:
+    if not server.blocks and not server.buckets:
         return ""
-    size = f"{server.blocks} blocks, {server.size_bytes / 1e6:,.1f} MB"
+    counts = {"blocks": server.blocks, "buckets": server.buckets}
+    size = "".join(f"{count} {what}, " for what, count in counts.items() if count)
+    size += f"{server.size_bytes / 1e6:,.1f} MB"
     wrong = {code: count for code, count in sorted(server.refused_calls.items()) if code not in USUAL_REFUSALS}
     if wrong:
         codes = ", ".join(f"{count} {code}" for code, count in wrong.items())

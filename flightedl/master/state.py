@@ -135,6 +135,7 @@ class JobState:
             checkpoints=settings_of(chosen),
             keeps_checkpoints=keeps_checkpoints,
             attempts_limit=chosen.attempts_limit,
+            rebalance_s=chosen.rebalance_s,
         )
         self._recorder = recorder
         #: An empty core until ``recover``.

@@ -17,7 +17,9 @@ USUAL_REFUSALS = frozenset(
 class PserverFigures(Reply, frozen=True, kw_only=True):
     """Statistics that a pserver reports to the master, and that the master passes on."""
 
+    #: Number of blocks of parameters, and number of buckets of tables, that the pserver has.
     blocks: int = 0
+    buckets: int = 0
     #: Lowest and highest version of the pserver's blocks.
     lowest_version: int = 0
     highest_version: int = 0
@@ -355,3 +357,6 @@ class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
     tables: list[TableCounts] = []
     #: Member -> number of updates that its most recent gradients missed, apart from gradients that belong to rounds.
     staleness: dict[int, float] = {}
+    #: (first block, number of blocks, parts of messages, bytes of their values) for the busiest ranges of blocks that
+    #: trainers push. The counts begin at zero when blocks move.
+    pushed: list[tuple[int, int, int, int]] = []

@@ -225,6 +225,7 @@ class Conversation:
         if shard.is_moving:
             shard.await_moves([parts[0].blocks], _MOVE_S, is_read=True)
         pieces, rest = shard.read(shard.lookup(parts[0]), header.member)
+        shard.meter.sent(sum(piece.size_bytes for piece in pieces))
         if pieces or not rest:
             stream.write(pieces, b"" if rest else STEP_END, checksums=header.checksums)
         if rest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,6 +24,8 @@ STALENESS = Measure(
 MEASURES = (PUSH_SECONDS, STEP_SECONDS, ROUND_SECONDS, STALENESS)
 #: Weight of the newest gradient in the moving average of a member's staleness.
 _NEWEST = 0.1
+#: Maximum number of ranges of blocks that are counted, and that are reported.
+_RANGES_LIMIT, _REPORTED_RANGES = 1024, 128
 
 
 class Meter:
@@ -41,6 +44,8 @@ class Meter:
         #: Number of pushed blocks, indexed by the outcome's number.
         self._rows = [0] * (max(Outcome) + 1)
         self._received_bytes = 0
+        #: (first block, number of blocks) -> number of parts with values, and their bytes.
+        self._pushed: dict[tuple[int, int], tuple[int, int]] = {}
         self._sent_bytes = 0
         #: Number of open streams for steps; number of those that use shared memory.
         self._streams = self._shared_streams = 0
@@ -59,7 +64,11 @@ class Meter:
         with self._lock:
             self._messages += 1
             for part in parts:
-                self._received_bytes += len(part.data)
+                size_bytes, blocks = len(part.data), (part.blocks.start, len(part.blocks))
+                self._received_bytes += size_bytes
+                if size_bytes and (blocks in self._pushed or len(self._pushed) < _RANGES_LIMIT):
+                    parts_before, bytes_before = self._pushed.get(blocks, (0, 0))
+                    self._pushed[blocks] = parts_before + 1, bytes_before + size_bytes
             for answer in answers:
                 piece = answer.piece
                 self._rows[piece.outcome] += len(piece.blocks)
@@ -102,7 +111,19 @@ class Meter:
                     self.instruments.observe(ROUND_SECONDS, now - self._round_closed_at)
                 self._round_closed_at = now
 
+    def blocks_moved(self) -> None:
+        """Count the bytes of each range again from zero, because trainers will push other ranges."""
+        with self._lock:
+            self._pushed.clear()
+
     # reading
+
+    @property
+    def pushed(self) -> list[tuple[int, int, int, int]]:
+        """First block, number of blocks, received parts and their bytes, for the ranges with the most bytes."""
+        with self._lock:
+            found = [(*blocks, *counts) for blocks, counts in self._pushed.items()]
+        return heapq.nlargest(_REPORTED_RANGES, found, key=lambda each: each[3])
 
     @property
     def messages(self) -> int:

@@ -691,6 +691,7 @@ class PserverService:
             index=life.index,
             state="serving" if life.is_serving else "waiting",
             blocks=0 if shard is None else shard.block_count,
+            buckets=0 if shard is None else len(shard.rows.numbers),
             lowest_version=versions[0],
             highest_version=versions[1],
             size_bytes=0 if shard is None else shard.size_bytes_total,
@@ -715,6 +716,7 @@ class PserverService:
             refused_calls=self.refusals(),
             tables=[] if shard is None else _counts_of(shard),
             staleness={} if shard is None else meter.staleness(shard.members),
+            pushed=meter.pushed,
             standby_lag_s=self._standby_lag_s,
         )
 

@@ -651,6 +651,7 @@ class Shard:
 
     def _spans_changed(self) -> None:
         self._lowest = min([*self.dense.numbers[:1], *self.rows.numbers[:1]], default=0)
+        self.meter.blocks_moved()
         # Wake all waiting clients, because the blocks for which they wait may have left.
         self.changes.has_news = True
         self.changes.announce()

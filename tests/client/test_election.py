@@ -16,16 +16,17 @@ from flightedl.client.model.election import elect_and_initialize
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
+from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
 from flightedl.domain.trainer.first_values import Elected
-from flightedl.errors import FencedError, UnavailableError
+from flightedl.errors import FencedError, NotReadyError, UnavailableError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord
 from flightedl.messages.parameters import InitHeader, InitReply
-from flightedl.ports import Delete, Put
+from flightedl.ports import Delete, LeaseLostError, Put
 from flightedl.rpc import Call, Caller, Connector, FlightServer, Incoming, PutRoute, Role, Routes, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.rows import PUSH_SCHEMA
@@ -154,6 +155,17 @@ def test_a_trainer_registers_again_after_its_lease_expired_unnoticed(job: Job) -
     # The first request detects it. Everything held under the old registration may belong to another trainer.
     assert job.registration.renewed()
     assert not job.registration.renewed()
+
+
+def test_a_trainer_registers_again_as_soon_as_etcd_does_not_know_its_lease(job: Job) -> None:
+    def act(_: HeldKey) -> None:
+        raise LeaseLostError("the lease has ended")
+
+    before = job.registration.generation
+    with pytest.raises(NotReadyError, match="registering again"):
+        job.registration.under_lease(act)
+    assert job.registration.renewed()
+    assert job.registration.generation > before
 
 
 def test_a_request_that_is_fenced_is_not_sent_again(job: Job) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import msgspec
 import pytest
@@ -124,9 +125,13 @@ def test_a_connection_to_a_server_that_is_replaced_while_it_is_opened_calls_nobo
         place.connection(servers).action("wait", b"", timeout_s=LONG_S)
     assert is_transient(raised.value)
     assert not place.entered.is_set()
+    with pytest.raises(NotReadyError):
+        place.connection(servers)
 
 
-def test_calls_go_to_the_server_that_has_replaced_another(place: Place, servers: Servers) -> None:
+def test_calls_go_to_the_server_that_has_replaced_another(
+    place: Place, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = place.connection(servers)
     assert place.connection(servers) is before
     place.publish(place.server.address)
@@ -136,6 +141,14 @@ def test_calls_go_to_the_server_that_has_replaced_another(place: Place, servers:
     assert after is not before
     place.release.set()
     assert after.action("wait", b"x", timeout_s=LONG_S) == b"x"
+    closed: list[Connection] = []
+    for connection in (before, after):
+        monkeypatch.setattr(connection, "close", partial(closed.append, connection))
+    servers.close()
+    monkeypatch.undo()
+    assert closed == [before, after]
+    for connection in closed:
+        connection.close()
 
 
 def test_no_server_is_called_after_a_rollback_of_etcd(
@@ -214,4 +227,32 @@ def test_a_model_whose_election_the_directory_learns_during_the_check_is_the_sam
         with pytest.raises(NotReadyError, match="no master serves this job yet"):
             servers.master()
         assert not directory.late_key
+        servers.close()
+
+
+class ReplacedLate(Directory):
+    """A directory in which a pserver disappears just after it was looked up."""
+
+    coordinator: MemoryCoordinator
+    is_armed = False
+
+    def pservers(self) -> Mapping[int, ServerRecord]:
+        found = super().pservers()
+        if self.is_armed:
+            self.is_armed = False
+            self.coordinator.transact([], [Delete(KEYS.pserver(0))])
+            assert self.wait_until(lambda d: d.entry(KEYS.pserver(0)) is None or None, LONG_S)
+        return found
+
+
+def test_a_pserver_that_disappears_during_its_lookup_is_looked_up_again(coordinator: MemoryCoordinator) -> None:
+    coordinator.transact([], [Put(KEYS.pserver(0), msgspec.json.encode(ServerRecord(address="127.0.0.1:1")))])
+    with ReplacedLate(coordinator, KEYS, SystemClock()) as directory:
+        directory.coordinator = coordinator
+        assert directory.wait_until(lambda d: d.pservers() or None, LONG_S)
+        servers = Servers("demo", directory, Connector(Caller("trainer", "trainer-1"), Role.TRAINER))
+        directory.is_armed = True
+        servers.pserver(0)
+        with pytest.raises(NotReadyError):
+            servers.pserver(0)
         servers.close()

@@ -180,6 +180,21 @@ def test_large_messages_among_small_ones_keep_their_order(
     assert echo.ended.wait(5.0), "the line ends with the stream"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
+def test_the_values_of_an_answer_are_given_back_before_the_next_answer_is_awaited(server: FlightServer) -> None:
+    with Connection(server.address, shares_memory=True) as connection:
+        channel = StepChannel(0, CLOCK, step_bytes=0)
+        stream = channel.begin(connection, timeout_s=60.0)
+        assert stream._pair is not None
+        for number in range(3):
+            stream.send(_message(number, LIMIT_BYTES), b"x", checksums=False)
+            stream.receive()
+            assert stream._pair.own.consumed == number
+        channel.end(stream)
+        assert stream._pair.own.consumed == 3
+        channel.close_idle()
+
+
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_the_error_of_the_server_is_received_on_the_stream(connection: Connection, echo: Echo, after: int) -> None:
     echo.error, echo.after = FencedError("the lease is over"), after

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.flight as flight
 import pyarrow.parquet as pq
@@ -235,7 +236,7 @@ def test_a_copy_is_kept_in_files_and_served(cluster: fe.LocalCluster, tmp_path: 
         assert run_command_line(["follow", str(tmp_path / "copy"), "--count", "1", *options]) == 0
         assert pq.read_table(tmp_path / "copy" / "w.parquet")["value"].to_pylist() == model["w"].tolist()
         for name, table in (("users", users), ("sh%2Fort", short)):
-            found = pq.read_table(tmp_path / "copy" / f"{name}.parquet")
+            found = pq.read_table(tmp_path / "copy" / name)
             assert found["values"].to_pylist() == table.pull(found["id"].to_numpy()).tolist()
             assert sorted(found["id"].to_pylist()) == [-17, 3]
         ports = ["--port", str(port), "--flight-port", str(flight_port)]
@@ -262,6 +263,41 @@ def test_a_copy_is_kept_in_files_and_served(cluster: fe.LocalCluster, tmp_path: 
         assert not serving.is_alive()
         for _ in data:
             pass
+
+
+@pytest.mark.faults
+def test_a_copy_in_files_gets_increments_through_evictions_and_the_death_of_a_pserver(tmp_path: Path) -> None:
+    folder, checkpoint = tmp_path / "copy", str(tmp_path / "checkpoints")
+    with (
+        fe.local(pservers=2, checkpoint=checkpoint, checkpoint_every_s=1000.0, lease_ttl_s=2.0) as cluster,
+        cluster.connect() as job,
+    ):
+        options = ["--etcd", cluster.etcd_address, "--job", cluster.job]
+        data = iter(job.dataset(data_of(tmp_path, 10), batch_size=1))
+        evict = fe.Evict(norm_below=1e-3, unused_versions=4)
+        users = job.table("users", 2, optimizer=fe.SGD(lr=1.0), evict=evict)
+        model = job.parameters({"w": VECTOR[:6]}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())
+        for step, _ in enumerate(data):
+            users.push(np.arange(1000), np.full((1000, 2), -1.0 if step == 0 else 0.0, np.float32))
+            users.push(np.arange(step * 3, step * 3 + 9) + 2000, np.full((9, 2), -1e-5 if step == 2 else -1.0, "f4"))
+            model.step({"w": -np.ones(6, np.float32)})
+            if step == 4:
+                assert run_command_line(["checkpoint", "save", *options]) == 0
+            if step == 6:
+                cluster.kill("pserver", 1)
+            if step % 4 == 1:
+                assert run_command_line(["follow", str(folder), "--count", "1", *options]) == 0
+        assert run_command_line(["follow", str(folder), "--count", "1", *options]) == 0
+        files = pl.scan_parquet(folder / "users" / "*.parquet")
+        newest = files.filter(pl.col("base") == pl.col("base").max()).sort("number").group_by("id").last()
+        present = newest.filter(~pl.col("removed")).collect()
+        assert len(present) == len(users)
+        np.testing.assert_array_equal(present["values"].to_numpy(), users.pull(present["id"].to_numpy()))
+        index = json.loads((folder / "copy.json").read_text())
+        assert set(index["positions"]) == {"0", "1"}
+        assert index["tables"]["users"]["numbers"] == list(range(1, index["number"] + 1))
+        assert index["tables"]["users"]["increment_rows"] < 500
+        assert files.select(pl.col("removed").sum()).collect().item() > 10
 
 
 @pytest.mark.faults

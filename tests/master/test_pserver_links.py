@@ -19,6 +19,8 @@ from flightedl.messages.status import PserverStatusReply
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.testing.contracts.coordinator import eventually
 
+from .job_of_twins import Job
+
 NUMBERS = dict.fromkeys(("lowest_version", "highest_version", "size_bytes", "pushes"), 0)
 STATUS = PserverStatusReply(index=0, state="serving", blocks=1, rows={}, members=[], waiting_for="", **NUMBERS)
 
@@ -109,3 +111,12 @@ def test_a_pserver_that_is_gone_has_no_status(pserver: Pserver) -> None:
     assert pserver.connections[0].aborts == 1
     pserver.link.wake()
     eventually(lambda: pserver.link.status is None)
+
+
+def test_pservers_beyond_the_desired_number_are_followed_too(make_job: Callable[..., Job]) -> None:
+    """Blocks may be about to move to them."""
+    job = make_job()
+    master = job.start_master()
+    job.start_pserver(2)
+    eventually(lambda: len(master.service._links.statuses) == 3)
+    eventually(lambda: master.service._links.statuses[2])

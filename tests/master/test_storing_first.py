@@ -310,6 +310,8 @@ def test_a_trainer_that_registers_while_leases_are_read_does_not_count_as_gone(
         if not late:
             late.append(job.start_trainer("late"))
             eventually(lambda: master.directory.revision >= late[0])
+            # The directory's thread could read the newer leases now, and must not do so before this thread is done.
+            threading.Event().wait(0.1)
         return found
 
     monkeypatch.setattr(master.state, "apply", watched)
@@ -317,3 +319,4 @@ def test_a_trainer_that_registers_while_leases_are_read_does_not_count_as_gone(
     master.service.read_directory()
     assert "late" not in seen[0].trainers
     assert seen[0].revision < late[0]
+    eventually(lambda: "late" in master.state.core.trainers)

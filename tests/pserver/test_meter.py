@@ -13,6 +13,7 @@ from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.meter import ROUND_SECONDS, STALENESS, Meter
 from flightedl.pserver.shard import Shard
 from flightedl.testing.memory_instruments import MemoryInstruments
+from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import Row, Rows
 
 VALUES = memoryview(np.ones(4, np.float32)).cast("B")
@@ -100,3 +101,17 @@ def test_staleness_is_reported_by_member_and_forgotten_with_it() -> None:
         measured.push(member, batch)
     assert measured.meter.staleness([1, 2]) == {1: 0.0, 2: 1.1}
     assert measured.meter.staleness([2]) == {2: 1.1}
+
+
+def test_bytes_are_counted_by_range_of_blocks_until_blocks_move() -> None:
+    meter = Meter()
+    data = memoryview(bytes(100))
+    meter.message(0.1, [ReceivedBlocks(range(2), 0, 0, data), ReceivedBlocks(range(2, 9), 0, 0, data[:40])], [])
+    meter.message(0.1, [ReceivedBlocks(range(2, 9), 0, 0, data), ReceivedBlocks(range(9, 10), 0, 0, data[:0])], [])
+    assert sorted(meter.pushed) == [(0, 2, 1, 100), (2, 7, 2, 140)]
+    meter.message(0.1, [ReceivedBlocks(range(number, number + 1), 0, 0, data) for number in range(2000)], [])
+    assert len(meter.pushed) == 128
+    assert meter.pushed[0] == (2, 7, 2, 140)
+    meter.blocks_moved()
+    assert meter.pushed == []
+    assert meter.size_bytes == (200_240, 0)

@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 from pyarrow import flight
 
+from flightedl.adapters.clock import SystemClock
 from flightedl.errors import FencedError, MessageError
 from flightedl.rpc import Caller, Connection, FlightServer, ServerIdentity
+from flightedl.rpc.admission import Admission
+from flightedl.rpc.call import Limits
 
 from .rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, options
 
@@ -164,3 +167,17 @@ def test_every_reply_names_its_server(serve: Callable[..., FlightServer], handle
             list(client.list_flights(b"", options()))
     assert set(seen) == {"digits/pserver/1/7"}
     assert len(seen) >= 4
+
+
+def test_a_server_knows_its_generation_before_it_answers() -> None:
+    """Otherwise, it could carry out a request that was meant for its predecessor."""
+
+    class Watched(Admission):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "is_ready" and value:
+                assert (self.identity, self.header) == (IDENTITY, IDENTITY.to_header())
+            super().__setattr__(name, value)
+
+    admission = Watched(ServerIdentity("digits", "pserver", 1), SystemClock(), Limits(), is_secured=False)
+    admission.serve_as(IDENTITY)
+    assert admission.is_ready

@@ -77,6 +77,11 @@ class FollowedModel:
         with self._lock:
             return self._feeds.since(server)
 
+    def positions(self) -> dict[int, Position]:
+        """Return the last applied position of each pserver."""
+        with self._lock:
+            return self._feeds.positions()
+
     def begin(self, header: ChangesHeader, asked: float) -> Received:
         """Return an empty message, to be filled and passed to ``apply``. ``asked``: the instant of the request."""
         return Received(header, self.tables, asked)

@@ -33,6 +33,10 @@ class FollowedFeeds:
         """Return the position that a request to a pserver names; None to get a base."""
         return self._positions.get(server)
 
+    def positions(self) -> dict[int, Position]:
+        """Return the last applied position of each pserver."""
+        return dict(self._positions)
+
     def use_of(self, server: int, header: ChangesHeader) -> Use:
         """Decide what to do with a pserver's message. Generations only increase, even when the model starts over."""
         known, received = self._positions.get(server), header.position

@@ -110,7 +110,7 @@ class MasterCore:
         self._control = PserverControl(settings.generation, self.pservers, self.checkpointing, self._outbox)
         self.ending = Ending(self.pservers, self.checkpointing)
         scaling = None if stored.scaling is None else decode(stored.scaling, ScaleRecord)
-        self.moves = Moves(settings.generation, scaling, self._outbox)
+        self.moves = Moves(settings.generation, scaling, self._outbox, settings.rebalance_s)
         self._moves_revision = 0
         #: True if a checkpoint has been completed since blocks last moved.
         self._is_turn_of_moves = False
@@ -373,6 +373,7 @@ class MasterCore:
     def _status_received(self, event: events.StatusReceived) -> None:
         members = () if self.members is None else self.members.membership.members
         self._control.status_received(event.replies, {each.member_id: each.trainer for each in members}, self._now)
+        self.moves.status_received(event.replies, self.pservers.present, self._now)
 
     # moves of blocks
 

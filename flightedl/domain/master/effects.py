@@ -114,6 +114,7 @@ class Kind(enum.StrEnum):
     MASTER_LEADS = "master_leads"
     DECLARED = "declared"
     CHANGED_BY_HAND = "changed_by_hand"
+    REBALANCED = "rebalanced"
     TRAINER_CAME = "trainer_came"
     TRAINER_GONE = "trainer_gone"
     MEMBER_JOINED = "member_joined"

@@ -5,6 +5,9 @@ the new pservers to the placement once all of their processes are present. It th
 with some of the moves, until the blocks are distributed equally. Finally, it removes surplus pservers. Between two
 intents, checkpoints and audits that are due take place.
 
+While there is no such change, blocks may move away from busy pservers (``domain.moving.rebalancing``). A new master
+does not continue these moves, but measures the loads again.
+
 ``domain.moving`` describes the protocol. Only one transaction is in progress at a time, and its outcome returns as a
 ``MovesRead`` event. No calls to pservers begin during a transaction, because the answers of pservers with different
 placements must not be combined.
@@ -17,19 +20,22 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from flightedl.domain.master.effects import Kind, Outbox, StoreMoves
+from flightedl.domain.master.effects import Kind, Outbox, StoreMoves, pserver_named
 from flightedl.domain.model.sharding import ShardPlan, placed
 from flightedl.domain.moving.balance import next_moves
 from flightedl.domain.moving.director import Director
+from flightedl.domain.moving.rebalancing import Rebalancing, Relief
 from flightedl.domain.moving.values import NONE, Acknowledged, Move, StoredIntent, Transaction
 from flightedl.errors import NotReadyError, UsageError
 from flightedl.messages.declarations import Placement
 from flightedl.messages.scaling import ScaleRecord, ScaleReply, ScaleRequest
+from flightedl.messages.status import PserverStatusReply
 
 #: An intent without progress for this many seconds is cancelled.
 _STALLED_S = 120.0
 #: Number of consecutive failed intents after which the change is abandoned.
 _FAILURES_LIMIT = 20
+_RELIEF_FAILURES_LIMIT = 6
 _RETRY_S = 0.5
 #: Maximum number of steps in the calculation of a change's moves.
 _STEPS_LIMIT = 1000
@@ -55,9 +61,10 @@ class Moves:
         generation: Generation of the master.
         record: Target of a predecessor's change; None if there was none.
         outbox: Receives transactions and notes.
+        rebalance_s: Seconds that a pserver must be busy before its blocks move; 0: never.
     """
 
-    def __init__(self, generation: int, record: ScaleRecord | None, outbox: Outbox) -> None:
+    def __init__(self, generation: int, record: ScaleRecord | None, outbox: Outbox, rebalance_s: float = 0.0) -> None:
         self._generation = generation
         self._outbox = outbox
         self.record = record
@@ -69,6 +76,9 @@ class Moves:
         self._progressed_at = self._not_before = 0.0
         self._failures = 0
         self._waiting_for = ""
+        self._rebalancing = Rebalancing(rebalance_s) if rebalance_s else None
+        #: Moves away from busy pservers that are due or in progress.
+        self._relief: Relief | None = None
 
     def begin(self, plan: ShardPlan, placement: Placement, stored: StoredIntent | None) -> None:
         """Start with a declared model and the stored placement and intent."""
@@ -122,6 +132,9 @@ class Moves:
                 "cancel it"
             )
         self._require_possible(count, drained, plan.block_count + plan.bucket_count)
+        self._relief = None
+        if self._rebalancing is not None:
+            self._rebalancing.forget()
         target = ScaleRecord(pservers=count, drained=drained, left=[] if record is None else record.left)
         self.record = replace(target, total=self._distance(target))
         self._failures, self._not_before, self._waiting_for = 0, now, ""
@@ -177,8 +190,11 @@ class Moves:
         moved = sum(one != other for one, other in zip(before.owners, placement.owners, strict=True))
         if moved:
             self._progressed_at, self._failures = now, 0
-            if self.record is not None:
+            if self.record is not None and self._relief is None:
                 self.record = replace(self.record, moved=self.record.moved + moved)
+            if self._relief is not None:
+                # Do not repeat the other moves, because the loads change with each move.
+                self._relief = None if stored is None else self._relief._replace(moves=[])
         elif had is not None and stored is None:
             self._failed(now, "an attempt to move blocks has failed, and is repeated")
         elif had is None and stored is not None:
@@ -192,6 +208,11 @@ class Moves:
     def _failed(self, now: float, text: str) -> None:
         self._failures += 1
         self._not_before = now + min(10.0, _RETRY_S * self._failures)
+        if (relief := self._relief) is not None and (self._failures >= _RELIEF_FAILURES_LIMIT or not relief.moves):
+            outcome = "blocks stay on pserver %d, because attempts to move them have failed attempts=%d"
+            values = relief.busiest, self._failures
+            self._outbox.note(Kind.REBALANCED, pserver_named(relief.busiest), outcome, *values)
+            self._relief, self._failures = None, 0
         if self.record is not None and not self.record.is_done:
             self._waiting_for = text
             if self._failures >= _FAILURES_LIMIT:
@@ -212,7 +233,30 @@ class Moves:
         director = self.director
         if director is None or director.pending is not None:
             return False
-        return director.stored is not None or (may_begin and self.record is not None)
+        is_due = self.record is not None or self._relief is not None
+        return director.stored is not None or (may_begin and is_due)
+
+    @property
+    def _is_changing(self) -> bool:
+        """True while a user's change is in progress."""
+        return self.record is not None and not self.record.is_done
+
+    def status_received(
+        self, replies: Sequence[PserverStatusReply | None], present: Mapping[int, int], now: float
+    ) -> None:
+        """Measure the loads of the pservers. If one of them has been busy for a while, some of its blocks will move."""
+        director, plan, rebalancing = self.director, self._plan, self._rebalancing
+        if rebalancing is None or director is None or plan is None or self._relief is not None:
+            return
+        drained = [] if self.record is None else self.record.drained
+        wanted = [index for index in range(self._least_count(director.placement)) if index not in drained]
+        seen = {index: reply for index, reply in enumerate(replies) if reply is not None and index in wanted}
+        if self._is_changing or self.is_moving or not len(wanted) == len(seen.keys() & present.keys()) > 1:
+            return
+        version = director.placement.version
+        measured = rebalancing.measured(version, {index: present[index] for index in wanted}, seen, now)
+        if measured is not None:
+            self._relief = rebalancing.relief(placed(plan, director.placement), measured)
 
     def look(self, facts: Facts, now: float, *, may_begin: bool) -> None:
         """Begin the next transaction if one is due.
@@ -229,8 +273,8 @@ class Moves:
         if transaction is None and director.stored is not None:
             if facts.is_quiet and not facts.is_audit_open:
                 transaction = director.commit(self._acknowledged.values())
-            is_over = self.record is None or self.record.is_done or now - self._progressed_at > _STALLED_S
-            if transaction is None and is_over:
+            is_wanted = self._is_changing or self._relief is not None
+            if transaction is None and (not is_wanted or now - self._progressed_at > _STALLED_S):
                 transaction = director.cancel()
         if transaction is None and director.stored is None and may_begin and now >= self._not_before:
             transaction = self._next(director, facts)
@@ -244,18 +288,11 @@ class Moves:
 
     def _next(self, director: Director, facts: Facts) -> Transaction | None:
         """Return the transaction that begins the next part of the change, or None."""
-        record, plan, placement = self.record, self._plan, director.placement
-        if record is None or plan is None:
+        if self._plan is None:
             return None
-        moves: list[Move] = []
-        if record.is_done:
-            # Remove pservers that have no blocks because the change for which they were added was abandoned.
-            count = max(record.pservers, max(placement.holders) + 1)
-        else:
-            count = max(record.pservers, placement.pservers)
-            if count == placement.pservers and not (moves := next_moves(placed(plan, placement), _wanted(record))):
-                count = record.pservers
+        count, moves = self._due(self._plan, director.placement)
         is_audit_open, is_checkpoint_open = facts.is_audit_open, facts.is_checkpoint_open
+        left = [] if self.record is None else self.record.left
         try:
             if moves:
                 begun = director.begin(
@@ -265,28 +302,54 @@ class Moves:
                     is_audit_open=is_audit_open,
                     is_checkpoint_open=is_checkpoint_open,
                 )
-            elif count != placement.pservers:
+            elif count != director.placement.pservers:
                 begun = director.resize(
                     count,
-                    _without(facts.present, record.left),
+                    _without(facts.present, left),
                     facts.settled,
                     is_audit_open=is_audit_open,
                     is_checkpoint_open=is_checkpoint_open,
                 )
             else:
-                self._finish(record)
+                self._finish()
                 return None
         except NotReadyError as error:
             self._waiting_for = str(error)
             return None
         self._waiting_for = ""
-        if not moves:
-            left = [each for each in facts.present.items() if each[0] >= count]
-            self.record = replace(record, left=[*(each for each in record.left if each[0] < count), *left])
+        if moves:
+            self._note_relief()
+        elif self.record is not None:
+            leaving = [each for each in facts.present.items() if each[0] >= count]
+            self.record = replace(self.record, left=[*(each for each in left if each[0] < count), *leaving])
         return begun
 
-    def _finish(self, record: ScaleRecord) -> None:
-        if not record.is_done:
+    def _due(self, plan: ShardPlan, placement: Placement) -> tuple[int, list[Move]]:
+        """Return the number of pservers that the job should have now, and the moves that are due."""
+        record, count = self.record, placement.pservers
+        if self._relief is not None:
+            return count, self._relief.moves
+        if record is None or record.is_done:
+            return self._least_count(placement), []
+        if record.pservers > count:
+            return record.pservers, []
+        moves = next_moves(placed(plan, placement), _wanted(record))
+        return count if moves else record.pservers, moves
+
+    def _least_count(self, placement: Placement) -> int:
+        """Return the number of pservers without those that were added for an abandoned change and have no blocks."""
+        record = self.record
+        return placement.pservers if record is None else max(record.pservers, max(placement.holders) + 1)
+
+    def _note_relief(self) -> None:
+        if (relief := self._relief) is not None:
+            targets = ", ".join(str(index) for index in sorted({move.destination for move in relief.moves}))
+            text = "pserver %d has %.0f%% of the load of all pservers: blocks move to pserver %s blocks=%d"
+            values = relief.busiest, 100 * relief.share, targets, sum(move.count for move in relief.moves)
+            self._outbox.note(Kind.REBALANCED, pserver_named(relief.busiest), text, *values)
+
+    def _finish(self) -> None:
+        if (record := self.record) is not None and not record.is_done:
             self.record = replace(record, is_done=True, moved=record.total)
             text = "the pservers have changed: %s"
             self._outbox.note(Kind.CHANGED_BY_HAND, "", text, _described(record.pservers, record.drained))

@@ -28,6 +28,7 @@ class CoreSettings:
         checkpoints: When checkpoints are made.
         keeps_checkpoints: True if a store for checkpoints is configured.
         attempts_limit: Number of a group's starts that the same records may end.
+        rebalance_s: Seconds that a pserver must be busier than the others before some of its blocks move; 0: never.
     """
 
     generation: int
@@ -37,6 +38,7 @@ class CoreSettings:
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     keeps_checkpoints: bool = True
     attempts_limit: int = 5
+    rebalance_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

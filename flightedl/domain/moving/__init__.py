@@ -6,6 +6,7 @@
 * ``sender``: when a pserver copies, freezes and gives up a unit.
 * ``director``: the master's side, which stores intents, commits the move of each block, and cancels failed intents.
 * ``balance``: the next moves towards an equal distribution.
+* ``rebalancing``: moves away from busy pservers, according to measured loads.
 * ``standby``: copies of a pserver's blocks for a standby, which never commit, and claims of indexes.
 
 Here, a block is a position in the plan: a block of a parameter or a bucket of tables. For example, a block moves from

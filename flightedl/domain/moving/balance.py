@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.model.sharding import Integers, ShardPlan
 from flightedl.domain.moving.values import Move
 
 #: Maximum number of bytes of values in a unit of blocks.
@@ -53,13 +53,26 @@ def _moves_of_blocks(plan: ShardPlan, wanted: Sequence[int]) -> list[Move]:
         bytes_left -= size
         loads[source] -= size
         loads[target] += size
-        last = moves[-1] if moves else None
-        is_joined = last is not None and (last.block, last.source, last.destination) == (block + 1, source, target)
-        if is_joined and last is not None and sum(sizes[each] for each in last.blocks) + size <= UNIT_BYTES:
-            moves[-1] = Move(block, source, target, last.count + 1)
-        else:
-            moves.append(Move(block, source, target))
+        append_block(moves, block, source, target, sizes)
     return moves
+
+
+def append_block(moves: list[Move], block: int, source: int, target: int, sizes: Sequence[int] | Integers) -> None:
+    """Add the move of a block. If it precedes the blocks of the last move, it joins this move while the unit is small.
+
+    Args:
+        moves: Moves of blocks, whose numbers decrease.
+        block: Number of the block.
+        source: Owner of the block.
+        target: Pserver to which it moves.
+        sizes: Size of each block in bytes.
+    """
+    last = moves[-1] if moves else None
+    is_joined = last is not None and (last.block, last.source, last.destination) == (block + 1, source, target)
+    if is_joined and last is not None and sum(int(sizes[each]) for each in (block, *last.blocks)) <= UNIT_BYTES:
+        moves[-1] = Move(block, source, target, last.count + 1)
+    else:
+        moves.append(Move(block, source, target))
 
 
 def _target(

@@ -71,6 +71,7 @@ function facts(status) {
     records: `${status.records.toLocaleString("en")}, ${number(Math.round(status.records_per_s))} per second`,
     remaining: status.epochs ? remaining() : "",
     mode: status.mode,
+    pservers: change(status.scaling),
     time: spent(status.profile),
     checkpoint: status.checkpoint && `${status.checkpoint}, ${seconds(status.checkpoint_age_s ?? 0)} old`,
   };
@@ -84,6 +85,14 @@ function facts(status) {
   }
   const done = (tasks.done + tasks.failed) / (tasks.total || 1);
   $("bar").value = status.state === "done" ? 1 : (status.epoch + done) / (status.epochs || status.epoch + 1);
+}
+
+// Progress of a change to the pservers.
+function change(scaling) {
+  if (!scaling) return "";
+  const drained = scaling.drained.length ? `, without blocks on pserver ${scaling.drained.join(", ")}` : "";
+  return `to ${scaling.wanted}${drained}: ${scaling.moved} of ${scaling.total} blocks moved`
+    + (scaling.waiting_for ? `; waiting: ${scaling.waiting_for}` : "");
 }
 
 function alarms(status) {
@@ -158,10 +167,10 @@ function people(status) {
     ]), (place) => status.trainers[place].silent_s > 12);
   const servers = [...(status.master ? [{ ...status.master, role: "master" }] : []),
     ...status.pservers.map((each) => ({ ...each, role: `pserver-${each.index}` }))];
-  table("servers", "Servers and their traffic", ["server", "address", "state", "blocks", "values", "versions", "received", "sent", "memory"],
+  table("servers", "Servers and their traffic", ["server", "address", "state", "blocks", "buckets", "values", "versions", "received", "sent", "memory"],
     servers.map((each) => [
-      each.role, each.address, each.state, each.blocks || "", bytes(each.size_bytes),
-      each.blocks ? `${each.lowest_version} to ${each.highest_version}` : "",
+      each.role, each.address, each.state, each.blocks || "", each.buckets || "", bytes(each.size_bytes),
+      each.blocks || each.buckets ? `${each.lowest_version} to ${each.highest_version}` : "",
       bytes(each.received_bytes), bytes(each.sent_bytes), bytes(each.facts?.memory_bytes),
     ]), (place) => servers[place].state === "not reached");
   const missing = status.pservers_desired - status.pservers.length;

@@ -14,6 +14,7 @@ from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
+from flightedl.domain.model.declared import plan_of
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import placed, placement_of, plan_for
@@ -41,6 +42,7 @@ from flightedl.messages.declarations import (
 )
 from flightedl.messages.moving import MovedRequest
 from flightedl.messages.scaling import ScaleRecord, ScaleReply, ScaleRequest
+from flightedl.messages.status import PserverStatusReply
 from flightedl.messages.tasks import FinishedTask, JoinRequest, TasksTicket
 
 SPECS = [ParameterSpec("w", (3_000_000,))]
@@ -72,7 +74,14 @@ def written(name: str) -> WrittenFile:
 class Cluster:
     """A master's core, with pservers that answer at once, and the stored placement and intent."""
 
-    def __init__(self, pservers: int = 2, checkpoints: CheckpointSettings | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        pservers: int = 2,
+        checkpoints: CheckpointSettings | None = None,
+        *,
+        rebalance_s: float = 0.0,
+        **more: Any,
+    ) -> None:
         self.pservers = {index: 10 + index for index in range(pservers)}
         self.placement: Placement | None = None
         self.stored: StoredIntent | None = None
@@ -82,11 +91,16 @@ class Cluster:
             pserver_count=pservers,
             keeps_checkpoints=checkpoints is not None,
             checkpoints=checkpoints or CheckpointSettings(),
+            rebalance_s=rebalance_s,
         )
         #: "c" for each checkpoint, and "m" for each intent.
         self.turns = ""
         self.core = MasterCore(self.settings, 0.0, StoredState(declaration=declared(pservers, **more)), TASKS)
         self.transactions: list[Transaction] = []
+        self.notes: list[out.Note] = []
+        #: Block -> bytes per second that trainers push; None if the pservers report no counters.
+        self.loads: dict[int, float] | None = None
+        self.pushed: dict[int, Counter[tuple[int, int]]] = {index: Counter() for index in range(9)}
         self.answers: dict[int, Any] = {}
         self.acknowledges = True
         #: True if outcomes of transactions and answers to views do not arrive.
@@ -102,7 +116,7 @@ class Cluster:
             failures=values["failures"],
             membership=values["membership"],
             recovery=values["recovery"],
-            scaling=values["scaling"],
+            scaling=values.get("scaling"),
             placement=self.placement,
             intent=self.stored,
         )
@@ -119,6 +133,7 @@ class Cluster:
         effects = self.core.apply(event, self.now)
         self.core.check()
         self.answers |= {each.call: each.reply for each in effects if isinstance(each, out.Answer)}
+        self.notes += [each for each in effects if isinstance(each, out.Note)]
         self.transactions += [each.transaction for each in effects if isinstance(each, out.StoreMoves)]
         for each in effects:
             if isinstance(each, out.StoreMoves) and each.transaction.attempt == 0 and each.transaction.intent:
@@ -173,6 +188,8 @@ class Cluster:
     def tick(self, count: int = 1) -> None:
         for _ in range(count):
             self.now += 0.6
+            if self.loads is not None:
+                self.apply(events.StatusReceived(self.statuses(self.loads)))
             self.apply(events.TimePassed())
             self.execute()
             for index, generation in self.pservers.items():
@@ -182,6 +199,25 @@ class Cluster:
                 for move in self.stored.intent.moves:
                     self.acknowledge(move.block)
                 self.execute()
+
+    def statuses(self, loads: dict[int, float]) -> list[PserverStatusReply | None]:
+        assert self.core.declaration.model is not None
+        owners = plan_of(self.core.declaration.model).block_pservers.tolist()
+        for block, load in loads.items():
+            self.pushed[owners[block]][block, 1] += int(600 * load)
+        return [
+            PserverStatusReply(
+                index=index,
+                state="serving",
+                pushes=1,
+                rows={},
+                members=[],
+                pushed=[(*blocks, 0, size) for blocks, size in self.pushed[index].items()],
+            )
+            if index in self.pservers
+            else None
+            for index in range(9)
+        ]
 
     def acknowledge(self, block: int) -> None:
         stored = self.stored
@@ -434,3 +470,116 @@ def test_a_deposed_master_ignores_the_placement_of_its_successor() -> None:
     cluster.apply(events.MovesRead(placement.resized(4), None, cluster.revision + 1))
     assert cluster.core.declaration.model.placement == placement  # type: ignore[union-attr]
     assert cluster.core.pservers.count == 2
+
+
+def busy(pservers: int = 2, blocks: int = 2) -> Cluster:
+    """Return a cluster whose pserver 0 is busy with some blocks of equal load."""
+    cluster = Cluster(pservers, rebalance_s=6.0, has_table=False, shape=6_000_000)
+    model = cluster.core.declaration.model
+    assert model is not None
+    assert model.placement is not None
+    own = [block for block, owner in enumerate(model.placement.owners) if owner == 0]
+    cluster.loads = dict.fromkeys(own[:blocks], 1e6)
+    return cluster
+
+
+def rebalanced(cluster: Cluster) -> list[out.Note]:
+    return [note for note in cluster.notes if note.kind is out.Kind.REBALANCED]
+
+
+def test_blocks_move_away_from_a_busy_pserver() -> None:
+    cluster = busy()
+    cluster.tick(9)
+    assert not rebalanced(cluster), "the pserver has not been busy for long enough"
+    cluster.tick(9)
+    assert cluster.placement is not None
+    assert sorted(cluster.placement.owners[block] for block in cluster.loads or ()) == [0, 1]
+    (note,) = rebalanced(cluster)
+    sentence = "pserver 0 has 100% of the load of all pservers: blocks move to pserver 1 blocks=1"
+    assert note.text % note.values == sentence
+    count = len(cluster.turns)
+    cluster.tick(100)
+    assert len(cluster.turns) == count, "the loads are equal"
+    assert cluster.scale() == ScaleReply(wanted=2, pservers=2)
+
+
+def test_blocks_of_a_busy_pserver_stay_if_rebalancing_is_disabled() -> None:
+    cluster = busy()
+    disabled = Cluster(2, has_table=False, shape=6_000_000)
+    disabled.loads = cluster.loads
+    disabled.tick(40)
+    assert disabled.placement is None
+
+
+def test_no_blocks_of_a_busy_pserver_move_during_a_change_by_a_user() -> None:
+    cluster = busy()
+    cluster.acknowledges = False
+    cluster.scale(drain=[1])
+    cluster.tick(40)
+    assert not rebalanced(cluster)
+    cluster.acknowledges = True
+    cluster.tick(40)
+    assert set(cluster.shares) == {0}
+    assert not rebalanced(cluster), "a drained pserver gets no blocks"
+    cluster.scale(pservers=2)
+    cluster.tick(10)
+    assert len(cluster.shares) == 2
+
+
+def test_a_change_by_a_user_follows_the_moves_in_progress() -> None:
+    cluster = busy()
+    cluster.acknowledges = False
+    cluster.tick(18)
+    assert rebalanced(cluster)
+    assert cluster.stored is not None
+    cluster.scale(drain=[1])
+    cluster.acknowledges = True
+    cluster.tick(20)
+    assert set(cluster.shares) == {0}
+    assert cluster.scale().is_done
+
+
+def test_moves_of_a_busy_pserver_that_fail_are_repeated_a_few_times() -> None:
+    cluster = busy()
+    cluster.acknowledges = False
+    for _ in range(90):
+        cluster.tick()
+        if cluster.stored is not None:
+            # The source has waited too long, and has deleted the intent.
+            cluster.stored, cluster.revision = None, cluster.revision + 1
+            cluster.apply(events.MovesRead(cluster.placement, None, cluster.revision))
+    assert cluster.turns == "mmmmmm"
+    assert "blocks stay on pserver 0" in rebalanced(cluster)[-1].text % rebalanced(cluster)[-1].values
+    cluster.tick(60)
+    assert cluster.turns == "mmmmmm", "the moves did not help"
+    cluster.acknowledges = True
+    cluster.scale(pservers=2)
+    cluster.tick(60)
+    assert cluster.placement is not None
+    assert sorted(cluster.placement.owners[block] for block in cluster.loads or ()) == [0, 1]
+
+
+def test_a_new_master_cancels_moves_of_a_busy_pserver_and_measures_again() -> None:
+    cluster = busy()
+    cluster.acknowledges = False
+    cluster.tick(18)
+    assert cluster.stored is not None
+    cluster.replace_master()
+    cluster.tick(2)
+    assert cluster.stored is None
+
+
+def test_only_some_of_the_moves_of_a_busy_pserver_may_be_committed() -> None:
+    cluster = busy(3, blocks=3)
+    cluster.acknowledges = False
+    cluster.tick(18)
+    assert cluster.stored is not None
+    assert len(cluster.stored.intent.moves) == 2
+    cluster.acknowledge(cluster.stored.intent.moves[0].block)
+    cluster.execute()
+    assert cluster.stored is not None
+    cluster.stored, cluster.revision = None, cluster.revision + 1
+    cluster.apply(events.MovesRead(cluster.placement, None, cluster.revision))
+    assert len(cluster.turns) == 1
+    cluster.tick(5)
+    assert len(cluster.turns) == 1, "the loads are measured first"
