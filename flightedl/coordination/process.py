@@ -167,7 +167,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         chosen, tls = self._settings, pem_files_of(self._settings.tls_dir, Role.SERVER)
         return patient_page(partial(HttpPage, "metrics page", chosen.bind, chosen.metrics_port, answer, tls))
 
-    def _record(self, port: int = 0, generation: int = 0) -> bytes:
+    def _record(self, port: int = 0, generation: int = 0, *, refuses_standbys: bool = False) -> bytes:
         address = f"{self._settings.advertise or self._settings.bind}:{port}" if port else ""
         return msgspec.json.encode(
             ServerRecord(
@@ -176,6 +176,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
                 name=socket.gethostname(),
                 pid=os.getpid(),
                 integrity=self._settings.integrity,
+                refuses_standbys=refuses_standbys,
             )
         )
 

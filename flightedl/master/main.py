@@ -125,7 +125,8 @@ class MasterProcess(ServerProcess[MasterSettings]):
             directory.close()
 
     def _publish(self, held: HeldKey, port: int) -> None:
-        record = self._record(port, held.generation)
+        is_rollback = self._settings.recovery == "rollback"
+        record = self._record(port, held.generation, refuses_standbys=is_rollback)
         result = held.write([Put(self._keys.master_address, record, held.lease_id)])
         if not result.committed:
             raise FencedError("the lock was lost before the address was published")

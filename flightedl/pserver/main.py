@@ -24,7 +24,14 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.process import ServerProcess, run_server
 from flightedl.domain.moving.standby import claims, index_to_follow
-from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError, NotReadyError, UnavailableError
+from flightedl.errors import (
+    EXIT_JOB_FAILED,
+    EXIT_START_AGAIN,
+    FlightedlError,
+    NotReadyError,
+    UnavailableError,
+    UsageError,
+)
 from flightedl.ports import Absent, Condition, Coordinator, CreatedAt, Delete, Operation
 from flightedl.process.tuning import avoid_preemption
 from flightedl.pserver.flight import PserverFlight
@@ -218,6 +225,11 @@ class PserverProcess(ServerProcess[PserverSettings]):
         index = index_to_follow(desired, directory.pservers(), directory.standbys()) if self._settings.standby else None
         if index is None:
             return None
+        if (master := directory.master()) is not None and master.refuses_standbys:
+            raise UsageError(
+                "standby pservers cannot be used with --recovery rollback, which resets all pservers to one "
+                "checkpoint: start this pserver without --standby"
+            )
         standby = self._claim(coordinator, self._keys.standby(index), port, self._settings.lease_ttl_s)
         if standby is not None:
             _log.info("following pserver %d as its standby generation=%d", index, standby.generation)

@@ -16,10 +16,10 @@ from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
-from flightedl.errors import EXIT_START_AGAIN
+from flightedl.errors import EXIT_START_AGAIN, FlightedlError, UsageError
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration
-from flightedl.ports import Entry, Put
+from flightedl.ports import Delete, Entry, Put
 from flightedl.pserver import service
 from flightedl.pserver.main import PserverProcess
 from flightedl.pserver.shard import Shard
@@ -31,25 +31,39 @@ TTL_S = 2.0
 
 
 class Running:
-    """A pserver that has acquired an index, on a thread of this process."""
+    """A pserver on a thread of this process: one that has acquired an index, or a standby."""
 
-    def __init__(self) -> None:
+    def __init__(self, coordinator: MemoryCoordinator | None = None, *, is_standby: bool = False) -> None:
         clock = SystemClock()
-        self.coordinator = MemoryCoordinator(clock)
+        self.coordinator = coordinator or MemoryCoordinator(clock)
         self.coordinator.transact([], [Put(KEYS.ps_desired, b"1")])
-        self.process = PserverProcess(PserverSettings(etcd="memory:1", job="demo", lease_ttl_s=TTL_S, drain_s=0.5))
+        self.process = PserverProcess(
+            PserverSettings(etcd="memory:1", job="demo", lease_ttl_s=TTL_S, drain_s=0.5, standby=is_standby)
+        )
         self.exit_code: int | None = None
+        self.error: FlightedlError | None = None
         self._directory = Directory(self.coordinator, KEYS, clock).start()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        eventually(lambda: self.key is not None)
 
     def _serve(self) -> None:
-        self.exit_code = self.process._serve_index(self.coordinator, self._directory)
+        try:
+            self.exit_code = self.process._serve_index(self.coordinator, self._directory)
+        except FlightedlError as error:
+            self.error = error
 
     @property
     def key(self) -> Entry | None:
         return self.coordinator.get(KEYS.pserver(0))
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if the process has found no index to claim."""
+        return "waiting for a free index" in self.process._health.answer("/ready")[1]
+
+    @property
+    def standby_key(self) -> Entry | None:
+        return self.coordinator.get(KEYS.standby(0))
 
     @property
     def ttl_s(self) -> float:
@@ -75,6 +89,7 @@ class Running:
 @pytest.fixture
 def running() -> Iterator[Running]:
     made = Running()
+    eventually(lambda: made.key)
     yield made
     made.process.end(0, "the test is over")
     made.join()
@@ -125,3 +140,53 @@ def test_the_pserver_ends_for_a_successor_when_its_blocks_are_inconsistent(
     running.join()
     assert running.exit_code == EXIT_START_AGAIN
     assert running.key is None
+
+
+@pytest.fixture
+def standby(running: Running) -> Iterator[Running]:
+    made = Running(running.coordinator, is_standby=True)
+    eventually(lambda: running.standby_key)
+    yield made
+    made.process.end(0, "the test is over")
+    made.join()
+
+
+def test_a_standby_claims_the_index_when_it_is_free(running: Running, standby: Running) -> None:
+    before, own = running.key, running.standby_key
+    assert before is not None
+    assert own is not None
+    running.coordinator.end_lease(before.lease_id)
+    after = eventually(lambda: running.key)
+    assert after.create_revision > own.create_revision
+    assert running.standby_key is None
+
+
+def test_a_spare_leaves_an_index_to_its_standby() -> None:
+    coordinator = MemoryCoordinator(SystemClock())
+    coordinator.transact([], [Put(KEYS.standby(0), b"{}")])
+    spare = Running(coordinator)
+    eventually(lambda: spare.is_waiting)
+    deleted = coordinator.transact([], [Delete(KEYS.standby(0))])
+    key = eventually(lambda: spare.key)
+    assert key.create_revision > deleted.revision
+    spare.process.end(0, "the test is over")
+    spare.join()
+
+
+def test_a_dismissed_standby_starts_over(running: Running, standby: Running) -> None:
+    before = running.standby_key
+    assert before is not None
+    running.coordinator.transact([], [Delete(KEYS.standby(0))])
+    after = eventually(lambda: running.standby_key)
+    assert after.create_revision > before.create_revision
+
+
+def test_a_job_that_is_rolled_back_refuses_standbys(running: Running) -> None:
+    record = running.process._record(refuses_standbys=True)
+    running.coordinator.transact([], [Put(KEYS.master_address, record)])
+    standby = Running(running.coordinator, is_standby=True)
+    eventually(lambda: standby.error)
+    assert isinstance(standby.error, UsageError)
+    assert "--recovery rollback" in str(standby.error)
+    assert running.standby_key is None
+    standby.join()

@@ -27,6 +27,11 @@ def test_rejected_calls_are_counted_by_code_except_usual_ones() -> None:
     assert shown(server) == ["pserver-0", "h:1", "7", "serving", versions]
 
 
+def test_the_lag_of_a_standby_is_shown() -> None:
+    server = ServerStatus(index=0, address="h:1", generation=7, state="serving", standby_lag_s=0.44)
+    assert shown(server)[3] == "serving, standby 0.4 s behind"
+
+
 def test_a_trainer_is_shown_with_its_launcher_name_and_process() -> None:
     trainers = [
         TrainerStatus(trainer="h-31-aa", generation=8, name="trainer-1", host="h", pid=31),
