@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, get_args
 from urllib.parse import quote
 
 import click
@@ -16,7 +16,7 @@ import pyarrow.csv
 from flightedl.coordination.checkpoint_places import write_file
 from flightedl.errors import UsageError
 from flightedl.launch.status import JobStatus
-from flightedl.messages.reading import ReadCommand
+from flightedl.messages.reading import Cut, ReadCommand
 
 from .consoles import plain_table, table_console
 from .options import running_job_options
@@ -51,8 +51,8 @@ def list_command(prefix: str, **options: Any) -> None:
 @model.command()
 @running_job_options
 @click.argument("name")
-@click.option("--cut", type=click.Choice(["latest", "checkpoint"]), default="latest", help="State to read [latest]")
-def show(name: str, cut: Literal["latest", "checkpoint"], **options: Any) -> None:
+@click.option("--cut", type=click.Choice(get_args(Cut)), default="latest", help="State to read [latest]")
+def show(name: str, cut: Cut, **options: Any) -> None:
     """Show the columns, the state and the first rows of a parameter or table."""
     with running_job(options) as job:
         schema, batches = job.columns(ReadCommand(name=name, cut=cut), _READ_S)
@@ -70,14 +70,14 @@ def show(name: str, cut: Literal["latest", "checkpoint"], **options: Any) -> Non
 @click.argument("name")
 @click.argument("output", default="")
 @click.option("--to", "kind", type=click.Choice(["parquet", "npy", "csv"]), help="Format [by the name of OUTPUT]")
-@click.option("--cut", type=click.Choice(["latest", "checkpoint"]), default="latest", help="State to read [latest]")
+@click.option("--cut", type=click.Choice(get_args(Cut)), default="latest", help="State to read [latest]")
 @click.option("--rows", metavar="START:STOP", help="Rows of a parameter, or buckets of a table [all]")
 @click.option("--columns", metavar="NAMES", help="Columns of a table, separated by commas [id,values]")
 def get(
     name: str,
     output: str,
     kind: str | None,
-    cut: Literal["latest", "checkpoint"],
+    cut: Cut,
     rows: str | None,
     columns: str | None,
     **options: Any,

@@ -152,11 +152,11 @@ class MasterFlight:
             replace(reply, assignments=_located(reply.assignments, pieces), ahead=_located(reply.ahead, ahead))
         )
 
-    def _info(self, command: bytes, _: Call) -> Endpoints:
+    def _info(self, command: bytes, call: Call) -> Endpoints:
         """Return where to read a parameter or table, or all blocks of all pservers."""
         match verb_of(command):
             case "read":
-                return self._service.locations.endpoints(command)
+                return self._service.locations.endpoints(command, call)
             case "changes":
                 plan_hash, addresses = self._service.parameter_servers()
                 ticket = encode(ChangesTicket(plan_hash=plan_hash))

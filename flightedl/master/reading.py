@@ -1,7 +1,11 @@
-"""Locations of parameters and tables, for any Flight client. Also reads rows split between several pservers."""
+"""Locations of parameters and tables, for any Flight client. Also reads rows split between several pservers.
+
+On request, the master has all pservers make a cut. It remembers only the newest one, and a successor none.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -10,21 +14,29 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from flightedl.coordination.directory import Directory
+from flightedl.domain.checkpoint.cuts import CutAgreement
+from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.model.declared import plan_of
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.row_ranges import MAX_WIDTH, require_range, row_ranges, width_of
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import MessageError, NotFoundError, NotReadyError
+from flightedl.errors import MessageError, NotFoundError, NotReadyError, UnavailableError
 from flightedl.master.state import JobState
 from flightedl.messages.base import decode, encode
-from flightedl.messages.reading import ReadCommand, ReadTicket
+from flightedl.messages.control import SnapshotReply
+from flightedl.messages.reading import CutNumber, ReadCommand, ReadTicket, cut_name
+from flightedl.rpc.call import Call
+from flightedl.rpc.client import Connection
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.routes import Answer, Endpoint, Endpoints
 
 _READ_S = 10.0
+#: Time limit of making a cut, and interval between two requests to a pserver that has not made it.
+_CUT_S = 20.0
+_POLL_S = 0.02
 #: Number that represents the master in lists of servers.
 _MASTER = -1
 
@@ -35,17 +47,24 @@ class ModelLocations:
     Args:
         state: State of the job.
         job: Name of the job.
+        generation: Generation of the master.
         directory: Addresses of the servers.
         connector: Opens connections to the pservers.
     """
 
-    def __init__(self, state: JobState, job: str, directory: Directory, connector: Connector) -> None:
+    def __init__(self, state: JobState, job: str, generation: int, directory: Directory, connector: Connector) -> None:
         self._state = state
         self._job = job
+        self._generation = generation
         self._directory = directory
         self._connector = connector
         self._lock = threading.Lock()
         self._known: ShardPlan | None = None
+        #: Held while a cut is made.
+        self._cutting = threading.Lock()
+        self._cut_count = 0
+        #: The newest complete cut, and the plan when it was requested.
+        self._cut: tuple[CutNumber, ShardPlan] | None = None
 
     def _plan(self) -> ShardPlan:
         model = self._state.core.declaration.model
@@ -66,25 +85,30 @@ class ModelLocations:
         names = [("parameter", spec.name) for spec in plan.parameters] + [("table", spec.name) for spec in plan.tables]
         return [encode(ReadCommand(name=name, kind=kind)) for kind, name in names if name.startswith(prefix)]  # type: ignore[arg-type]
 
-    def endpoints(self, command: bytes) -> Endpoints:
+    def endpoints(self, command: bytes, call: Call) -> Endpoints:
         """Return where a parameter or table can be read.
 
         Raises:
             MessageError: the command is invalid.
-            NotFoundError: the parameter or table does not exist, or there is no checkpoint.
-            NotReadyError: the model has not been declared, or a pserver is missing.
+            NotFoundError: the parameter or table does not exist, or there is no checkpoint or cut.
+            NotReadyError: the model has not been declared, a pserver is missing, or no cut could be made in time.
         """
         from flightedl.formats.columns import parameter_schema, table_schema
 
         request, plan = decode(command, ReadCommand), self._plan()
-        checkpoint = self._checkpoint() if request.cut == "checkpoint" else None
-        about = {"job": self._job, "plan": plan.hash, "cut": _cut(checkpoint)}
         spec = _spec_of(plan, request)
+        checkpoint, cut = self._checkpoint() if request.cut == "checkpoint" else None, None
+        if request.cut == "new":
+            cut, plan = self._new_cut(call)
+        elif request.cut == "kept":
+            cut, plan = self._kept_cut()
+        about = {"job": self._job, "plan": plan.hash, "cut": _cut(checkpoint, cut)}
         ticket = ReadTicket(
             plan_hash=plan.hash,
             name=spec.name,
             kind="table" if isinstance(spec, TableSpec) else "parameter",
             checkpoint=checkpoint,
+            cut=cut,
             stop=0,
             columns=request.columns,
         )
@@ -101,6 +125,44 @@ class ModelLocations:
         found = [each for each in ranges if each[1] < each[2]] or [(0, rows.start, rows.start)]
         tickets = [(owner, replace(ticket, start=start, stop=stop)) for owner, start, stop in found]
         return Endpoints(schema, tuple(self._located(tickets)), record_count, size_bytes, is_ordered=True)
+
+    def _kept_cut(self) -> tuple[CutNumber, ShardPlan]:
+        if self._cut is None:
+            raise NotFoundError("this master has made no cut yet: request a new one")
+        return self._cut
+
+    def _new_cut(self, call: Call) -> tuple[CutNumber, ShardPlan]:
+        """Have all pservers make a cut, while other requests for cuts wait."""
+        state = self._state
+        with self._cutting, contextlib.ExitStack() as held:
+            plan, members = self._plan(), state.core.members
+            self._cut_count += 1
+            cut = self._generation, self._cut_count
+            has_rounds = members is not None and isinstance(members.membership.mode, Sync)
+            now = state.clock.now()
+            agreement = CutAgreement(range(plan.pserver_count), *cut, plan.hash, now, has_rounds=has_rounds)
+            connections = [held.enter_context(self._connection(index)) for index in range(plan.pserver_count)]
+            deadline = min(now + _CUT_S, call.deadline)
+            while not agreement.is_complete:
+                for index, connection in enumerate(connections):
+                    if (request := agreement.request(index)) is not None:
+                        reply = decode(connection.action("cut", encode(request), timeout_s=_READ_S), SnapshotReply)
+                        agreement.answered(index, reply, state.clock.now())
+                if agreement.trouble:
+                    raise UnavailableError(agreement.trouble)
+                if state.clock.now() > deadline:
+                    raise NotReadyError("the pservers could not agree on a round for the cut in time: try again")
+                call.check()
+                if not agreement.is_complete:
+                    call.closing.wait(_POLL_S)
+            self._cut = cut, plan
+            return self._cut
+
+    def _connection(self, index: int) -> Connection:
+        record = self._directory.pservers().get(index)
+        if record is None:
+            raise NotReadyError(f"pserver {index} is being replaced: ask again in a moment")
+        return self._connector.connect(record.address, ServerIdentity(self._job, "pserver", index, record.generation))
 
     def _checkpoint(self) -> int:
         latest = self._state.core.checkpointing.latest
@@ -127,6 +189,8 @@ class ModelLocations:
         from flightedl.formats.columns import parameter_schema
 
         request, plan = decode(ticket, ReadTicket), self._plan()
+        if self._cut is not None and request.cut == self._cut[0]:
+            plan = self._cut[1]
         spec = _spec_of(plan, ReadCommand(name=request.name, kind=request.kind))
         if isinstance(spec, TableSpec) or request.checkpoint is not None or request.is_flat:
             raise MessageError("the master sends only rows of parameters that are on several pservers")
@@ -134,23 +198,20 @@ class ModelLocations:
         rows = require_range(spec.name, request.start, request.stop, spec.size // width)
         if len(rows) * width > MAX_WIDTH:
             raise MessageError("the master sends single rows: read the others from the pservers")
-        schema = parameter_schema(spec, rows.start, {"job": self._job, "cut": _cut(None)}, request.columns)
+        about = {"job": self._job, "cut": _cut(None, request.cut)}
+        schema = parameter_schema(spec, rows.start, about, request.columns)
         columns = []
         for each in row_ranges(plan, spec, rows):
-            columns += [self._elements(plan, spec, *part) for part in each.parts]
+            columns += [self._elements(request, plan, *part) for part in each.parts]
         flat = pa.concat_arrays([chunk for column in columns for chunk in column])
         kind = schema.field(0).type
         column = pa.FixedSizeListArray.from_arrays(flat, type=kind) if pa.types.is_fixed_size_list(kind) else flat
         return Answer(schema, [pa.RecordBatch.from_arrays([column], schema=schema)], b"")
 
-    def _elements(self, plan: ShardPlan, spec: ParameterSpec, owner: int, start: int, stop: int) -> list[pa.Array]:
-        record = self._directory.pservers().get(owner)
-        if record is None:
-            raise NotReadyError(f"pserver {owner} is being replaced: ask again in a moment")
-        identity = ServerIdentity(self._job, "pserver", owner, record.generation)
-        ticket = ReadTicket(plan_hash=plan.hash, name=spec.name, kind="parameter", start=start, stop=stop, is_flat=True)
+    def _elements(self, request: ReadTicket, plan: ShardPlan, owner: int, start: int, stop: int) -> list[pa.Array]:
+        ticket = replace(request, plan_hash=plan.hash, start=start, stop=stop, columns=None, is_flat=True)
         with (
-            self._connector.connect(record.address, identity) as connection,
+            self._connection(owner) as connection,
             connection.get(encode(ticket), timeout_s=_READ_S) as stream,
         ):
             return [batch.column(0) for batch, _ in stream if batch is not None]
@@ -179,7 +240,9 @@ def _parameter_ranges(
         yield owner, start, stop
 
 
-def _cut(checkpoint: int | None) -> str:
+def _cut(checkpoint: int | None, cut: CutNumber | None) -> str:
+    if cut is not None:
+        return cut_name(cut)
     return "latest" if checkpoint is None else f"checkpoint {checkpoint}"
 
 

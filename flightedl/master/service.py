@@ -99,7 +99,7 @@ class MasterService:
         self._indexing = DatasetIndexing(files, clock, index_storage, follow_every_s=chosen.follow_every_s, stop=stop)
         self.growing = Growing(state, files, index_storage, chosen.follow_every_s, step_down)
         self._links = PserverLinks(state, chosen.job, directory, connector)
-        self.locations = ModelLocations(state, chosen.job, directory, connector)
+        self.locations = ModelLocations(state, chosen.job, held.generation, directory, connector)
         self.declaring = Declaring(state, self.growing, self._indexing)
         self.checkpoints = CheckpointStore(checkpoints, state, chosen.job)
         self.tasks = Tasks(state)

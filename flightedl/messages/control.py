@@ -56,6 +56,11 @@ class OrderNumber(msgspec.Struct, frozen=True):
     #: Number of the proposed round. Numbering restarts with each checkpoint.
     serial: Natural
 
+    @property
+    def cut(self) -> tuple[int, int]:
+        """Number by which readers refer to the cut."""
+        return self.master_generation, self.number
+
     def is_newer_than(self, other: OrderNumber | None) -> bool:
         if other is None:
             return True
@@ -63,12 +68,17 @@ class OrderNumber(msgspec.Struct, frozen=True):
         return mine > (other.master_generation, other.number, other.serial)
 
 
-class SnapshotRequest(OfPlan, frozen=True):
-    """Requests a copy of all blocks. A request whose number is not the highest so far only asks for the progress."""
+class CutRequest(OfPlan, frozen=True):
+    """Requests a cut of all blocks. A request whose number is not the highest so far only asks for the progress."""
 
     order: OrderNumber
-    #: Each block is copied when this round opens; None to copy immediately.
+    #: Each block is cut when this round opens; None to cut immediately.
     round: Natural | None
+
+
+class SnapshotRequest(CutRequest, frozen=True):
+    """Requests a cut that is written to a file."""
+
     #: File to write, relative to the job's storage.
     name: Name
     #: This process's file in the newest complete checkpoint; empty if there is none.

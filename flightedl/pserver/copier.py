@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.model.sharding import Block
 from flightedl.domain.pserver.block_values import CopyBlocks
 from flightedl.errors import UnavailableError
 from flightedl.formats.shard_files import StoredBlock
@@ -23,6 +22,7 @@ from flightedl.pserver.rows.stored import CutRows
 if TYPE_CHECKING:
     from flightedl.pserver.rows.span import RowSpan
     from flightedl.pserver.rows.tables import ChangedSince
+    from flightedl.pserver.spans import ArraySpan
 
 #: Number of blocks that the copying thread stays ahead of a push, so that it need not wait for the push's locks.
 _LEAD = 4
@@ -54,39 +54,20 @@ class CopyMemory:
         return known
 
 
-class SnapshotCopier:
-    """Copies for a snapshot in progress. Thread-safe.
+class Copier:
+    """Progress of a cut: which blocks are due, and which have been copied. Thread-safe.
 
     Args:
         numbers: Numbers of the shard's blocks and buckets.
-        memory: Memory of the copies.
-        command: The master's order.
-        after: The file on which the snapshot builds if it is an increment; otherwise empty.
-        replaces: Copies in the same memory, which are dropped when these copies begin; None if there are none.
-        changed: Returns the changes in a span's rows since the previous copy for a standby; None to copy for a file.
+        at_round: Round at which the blocks are copied; None to copy them at once.
+        replaces: Copies that are dropped when these copies begin; None if there are none.
     """
 
-    def __init__(
-        self,
-        numbers: Sequence[int],
-        memory: CopyMemory,
-        command: SnapshotRequest,
-        after: str = "",
-        replaces: SnapshotCopier | None = None,
-        changed: Callable[[RowSpan], ChangedSince] | None = None,
-    ) -> None:
+    def __init__(self, numbers: Sequence[int], at_round: int | None, replaces: Copier | None = None) -> None:
         #: Number that the block protocol gave to the cut; set when copying begins.
         self.cut = 0
-        self.at_round = command.round
-        self.after = after
+        self.at_round = at_round
         self.replaces = replaces
-        self._command = command
-        self._memory = memory
-        self._changed_in = changed
-        #: Copied blocks, by number.
-        self._blocks: dict[int, StoredBlock] = {}
-        self._rows: list[CutRows] = []
-        self._are_rows_dropped = False
         self._left = len(numbers)
         self._changed = threading.Condition()
         #: For each block number: 1 if the block is due and has not been copied.
@@ -106,40 +87,26 @@ class SnapshotCopier:
                 self._due[number] = 1
             self._changed.notify_all()
 
-    def copy(self, place: Block, copy: CopyBlocks, arrays: Sequence[Array], lead: int | None = None) -> None:
-        """Copy a block, as decided by the protocol. The caller holds the lock of the block's span.
+    def copy(self, span: ArraySpan, copy: CopyBlocks, lead: int | None = None) -> None:
+        """Copy blocks of a span, as decided by the protocol. The caller holds the span's lock.
 
         Args:
-            place: The block's position in its parameter.
+            span: The span.
             copy: The protocol's decision.
-            arrays: Current values and slots.
             lead: Number of following blocks that are left for an approaching push; None for the default.
         """
-        lead = _LEAD if lead is None else lead
-        number = place.number
-        values, *slots = self._memory.copy(number, arrays)
-        self._blocks[number] = StoredBlock(
-            number, place.parameter, place.start, place.stop, copy.version, copy.updates, values, tuple(slots)
-        )
-        with self._changed:
-            self._due[number] = 0
-            self._next = number + 1 + lead
-            self._left -= 1
-            if not self._left:
-                self.is_complete.set()
-                self._changed.notify_all()
+        raise NotImplementedError
 
     def copy_rows(self, span: RowSpan, version: int, updates: int) -> None:
         """Begin the cut of a span's rows, which are copied in the background. The caller holds the span's lock."""
-        copy = None if self._changed_in is None else self._changed_in(span)
-        rows = CutRows(span, version, updates, self._command, is_base=not self.after, copy=copy)
+        raise NotImplementedError
+
+    def _copied(self, numbers: Sequence[int], lead: int | None = 0) -> None:
         with self._changed:
-            self._rows.append(rows)
-            if self._are_rows_dropped:
-                rows.cut.drop()
-            for number in span.numbers:
+            for number in numbers:
                 self._due[number] = 0
-            self._left -= len(span.numbers)
+            self._next = numbers[-1] + 1 + (_LEAD if lead is None else lead)
+            self._left -= len(numbers)
             if not self._left:
                 self.is_complete.set()
                 self._changed.notify_all()
@@ -167,6 +134,63 @@ class SnapshotCopier:
             if self._given_up:
                 raise UnavailableError(self._given_up)
             return self.is_complete.is_set()
+
+
+class SnapshotCopier(Copier):
+    """Copies for a snapshot in progress. Thread-safe.
+
+    Args:
+        numbers: Numbers of the shard's blocks and buckets.
+        memory: Memory of the copies.
+        command: The master's order.
+        after: The file on which the snapshot builds if it is an increment; otherwise empty.
+        replaces: Copies in the same memory, which are dropped when these copies begin; None if there are none.
+        changed: Returns the changes in a span's rows since the previous copy for a standby; None to copy for a file.
+        companion: Receives the same content at the same moments; None if there is none.
+    """
+
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        memory: CopyMemory,
+        command: SnapshotRequest,
+        after: str = "",
+        replaces: SnapshotCopier | None = None,
+        changed: Callable[[RowSpan], ChangedSince] | None = None,
+        companion: Copier | None = None,
+    ) -> None:
+        super().__init__(numbers, command.round, replaces)
+        self.after = after
+        self._command = command
+        self._memory = memory
+        self._changed_in = changed
+        self._companion = companion
+        #: Copied blocks, by number.
+        self._blocks: dict[int, StoredBlock] = {}
+        self._rows: list[CutRows] = []
+        self._are_rows_dropped = False
+
+    def copy(self, span: ArraySpan, copy: CopyBlocks, lead: int | None = None) -> None:
+        for number in copy.numbers:
+            place, at = span.places[number - span.numbers.start], span.part(number)
+            values, *slots = self._memory.copy(number, [span.values[at], *(slot[at] for slot in span.slots)])
+            self._blocks[number] = StoredBlock(
+                number, place.parameter, place.start, place.stop, copy.version, copy.updates, values, tuple(slots)
+            )
+        if self._companion is not None:
+            self._companion.copy(span, copy)
+        self._copied(copy.numbers, lead)
+
+    def copy_rows(self, span: RowSpan, version: int, updates: int) -> None:
+        copy = None if self._changed_in is None else self._changed_in(span)
+        rows = CutRows(span, version, updates, self._command, is_base=not self.after, copy=copy)
+        with self._changed:
+            self._rows.append(rows)
+            if self._are_rows_dropped:
+                rows.cut.drop()
+        if self._companion is not None:
+            self._companion.copy_rows(span, version, updates)
+        self._copied(span.numbers)
 
     @property
     def rows(self) -> Sequence[CutRows]:

@@ -1,6 +1,6 @@
 """Copies of a shard's blocks for cuts. The protocol decides when to copy a block, under the lock of its span.
 
-Several cuts may be in progress. Each has a ``SnapshotCopier``, which holds the memory of its copies.
+Several cuts may be in progress. Each has a ``Copier``, which holds the memory of its copies.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks
 from flightedl.errors import UnavailableError
-from flightedl.pserver.copier import SnapshotCopier
+from flightedl.pserver.copier import Copier
 from flightedl.pserver.held import Held
 
 
@@ -27,9 +27,9 @@ class Copying:
         self.plan_hash = plan_hash
         self.held = held
         #: Cuts in progress, by number.
-        self.under_way: dict[int, SnapshotCopier] = {}
+        self.under_way: dict[int, Copier] = {}
 
-    def begin(self, begin: Callable[[Mapping[int, int], int], SnapshotCopier | None]) -> None:
+    def begin(self, begin: Callable[[Mapping[int, int], int], Copier | None]) -> None:
         """Call ``begin(versions, highest open round)`` under all locks. If ``begin`` returns a copier, start a cut."""
         held = self.held
         with held.all_locked():
@@ -59,14 +59,14 @@ class Copying:
             self.drop(copies)
             copies.give_up(str(error) or "not enough memory for the copies of blocks and rows")
 
-    def copy_due(self, copies: SnapshotCopier) -> None:
+    def copy_due(self, copies: Copier) -> None:
         """Copy all due blocks. Stop if the copies are dropped."""
         self.held.soundness.require()
         while (number := copies.next_due()) is not None:
             if not self.copy_one(copies, number):
                 return
 
-    def copy_one(self, copies: SnapshotCopier, number: int) -> bool:
+    def copy_one(self, copies: Copier, number: int) -> bool:
         """Copy a block unless a push has copied it already. Return False if the copies have been dropped."""
         held = self.held
         with held.locked(number) as span:
@@ -76,17 +76,17 @@ class Copying:
                 span.cut(copies, copy, lead=0)
             return self.under_way.get(copies.cut) is copies
 
-    def end(self, copies: SnapshotCopier) -> AppliedBatches | None:
+    def end(self, copies: Copier) -> AppliedBatches | None:
         """Complete the copies. Return the batches that they contain, or None if the copies have been dropped."""
         with self.held.deciding:
             self.under_way.pop(copies.cut, None)
             return None if self.held.soundness.is_lost else self.held.protocol.end_cut(copies.cut)
 
-    def drop(self, copies: SnapshotCopier) -> None:
+    def drop(self, copies: Copier) -> None:
         """Abandon these copies: no more blocks are copied for them."""
         with self.held.deciding:
             self._drop(copies)
 
-    def _drop(self, copies: SnapshotCopier) -> None:
+    def _drop(self, copies: Copier) -> None:
         self.under_way.pop(copies.cut, None)
         self.held.protocol.drop_cut(copies.cut)

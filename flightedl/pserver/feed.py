@@ -33,7 +33,7 @@ from flightedl.wire.changes import CHANGES_SCHEMA, HEADER_KEY, Change, encode_ch
 Array = npt.NDArray[np.generic]
 
 #: Maximum number of answers being sent at the same time. The remaining cuts are reserved for checkpoints and readers.
-_ANSWERS = 3
+_ANSWERS = 2
 #: Interval in seconds between two checks for changes.
 _LOOK_S = 0.02
 #: Memory for the old content of a table's rows that change before they are sent.

@@ -11,7 +11,14 @@ from collections import deque
 from flightedl.domain.exactly_once.accumulation import missing_places
 from flightedl.errors import MessageError, UsageError
 from flightedl.messages.base import decode, encode
-from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest, SnapshotRequest, ViewRequest
+from flightedl.messages.control import (
+    AppliedRequest,
+    CutRequest,
+    ReloadRequest,
+    SealRequest,
+    SnapshotRequest,
+    ViewRequest,
+)
 from flightedl.messages.feed import ChangesTicket
 from flightedl.messages.moving import CopyTicket, MoveHeader
 from flightedl.messages.parameters import (
@@ -42,7 +49,7 @@ from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, decode_batch, decode
 
 _ROLES = {
     **dict.fromkeys(("push", "init", "step", "table"), (Role.TRAINER,)),
-    **dict.fromkeys(("view", "snapshot", "applied", "reload", "seal", "move", "copy"), (Role.SERVER,)),
+    **dict.fromkeys(("view", "snapshot", "cut", "applied", "reload", "seal", "move", "copy"), (Role.SERVER,)),
     "stacks": (Role.ADMIN,),
     "pull": (Role.TRAINER, Role.READER, Role.ADMIN),
     "read": tuple(Role),
@@ -73,6 +80,7 @@ class PserverFlight:
                 "view": self._view,
                 "status": self._status,
                 "stacks": lambda _body, _: encode(StacksReply(text=stacks())),
+                "cut": lambda body, _: encode(self._service.cut(decode(body, CutRequest))),
                 "snapshot": lambda body, _: encode(self._service.snapshot(decode(body, SnapshotRequest))),
                 "applied": lambda body, _: encode(self._service.applied(decode(body, AppliedRequest))),
                 "reload": self._reload,

@@ -103,6 +103,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 is_starting = True
                 while not self._stop.wait(_POLL_S):
                     self._health.beat(service.doing, is_ready=service.is_settled)
+                    service.expire()
                     if is_starting and service.is_built:
                         is_starting = False
                         held.hold_for(self._settings.lease_ttl_s)

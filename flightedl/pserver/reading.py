@@ -1,8 +1,8 @@
 """Reads of parameters and tables as Arrow columns, by any Flight client.
 
 A ticket names rows of a parameter or table, and the state to read. The present values are read span by span, so each
-block has a single version, but different blocks may have different versions. A checkpoint's values are read from its
-files, which together contain one consistent cut.
+block has a single version, but different blocks may have different versions. A cut that was made on request is read
+from memory. A checkpoint's values are read from its files, which together contain one consistent cut.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import NotFoundError
 from flightedl.formats.checkpoint_files import checkpoint_numbered, parameter_pieces
-from flightedl.messages.reading import ReadTicket
+from flightedl.messages.reading import ReadTicket, cut_name
 from flightedl.ports import Storage
+from flightedl.pserver.kept import KeptCut, RequestedCuts
 from flightedl.pserver.shard import Shard
 from flightedl.rpc.routes import Outgoing
 
@@ -39,25 +40,30 @@ class Reading:
         plan: Plan of the model.
         shard: The pserver's blocks and rows.
         storage: Storage of the checkpoints; None if the job writes no checkpoints.
+        cuts: The cuts that were made on request.
     """
 
-    def __init__(self, job: str, plan: ShardPlan, shard: Shard, storage: Storage | None) -> None:
+    def __init__(self, job: str, plan: ShardPlan, shard: Shard, storage: Storage | None, cuts: RequestedCuts) -> None:
         self._job = job
         self._plan = plan
         self._shard = shard
         self._storage = storage
+        self._cuts = cuts
 
     def answer(self, request: ReadTicket) -> Outgoing:
         """Return the rows that a ticket requests.
 
         Raises:
             MessageError: the ticket requests rows, columns or blocks that are not here.
-            NotFoundError: the parameter, table or checkpoint does not exist.
+            NotFoundError: the parameter, table, cut or checkpoint does not exist.
             StalePlacementError: the rows have moved to another pserver.
         """
         about: dict[str, object] = {"job": self._job, "plan": self._shard.plan_hash}
-        manifest = None
-        if request.checkpoint is None:
+        manifest = kept = None
+        if request.cut is not None:
+            kept = self._cuts.kept(request.cut)
+            about |= {"cut": cut_name(request.cut), "versions": kept.versions}
+        elif request.checkpoint is None:
             about |= {"cut": "latest", "versions": self._shard.version_range()}
         else:
             manifest = self._manifest(request.checkpoint)
@@ -65,15 +71,17 @@ class Reading:
             highest = max((shard.highest_version for shard in manifest.shards), default=0)
             about |= {"cut": f"checkpoint {manifest.number}", "versions": (lowest, highest)}
         if request.kind == "table":
-            return self._table(request, manifest, about)
-        return self._parameter(request, manifest, about)
+            return self._table(request, manifest, kept, about)
+        return self._parameter(request, manifest, kept, about)
 
     def _manifest(self, number: int) -> Manifest:
         if self._storage is None:
             raise NotFoundError("this job keeps no checkpoints: read the latest values")
         return checkpoint_numbered(self._storage, self._job, number)
 
-    def _parameter(self, request: ReadTicket, manifest: Manifest | None, about: dict[str, object]) -> Outgoing:
+    def _parameter(
+        self, request: ReadTicket, manifest: Manifest | None, kept: KeptCut | None, about: dict[str, object]
+    ) -> Outgoing:
         # Imported lazily: Parquet is slow to import, and few jobs are read as Arrow columns.
         from flightedl.formats.columns import parameter_batches, parameter_schema
 
@@ -84,17 +92,23 @@ class Reading:
             spec = ParameterSpec(spec.name, (spec.size,), spec.dtype)
         start, stop = rows.start * width, rows.stop * width
         if manifest is None:
-            pieces = self._present(spec.name, start, stop)
+            pieces = self._present(spec.name, start, stop, kept)
         else:
             pieces = self._saved(manifest, spec.name, start, stop)
         schema = parameter_schema(spec, rows.start, about, request.columns)
         return Outgoing(schema, ((batch, None) for batch in parameter_batches(schema, spec, pieces)))
 
-    def _present(self, name: str, start: int, stop: int) -> Iterator[Array]:
+    def _present(self, name: str, start: int, stop: int, kept: KeptCut | None) -> Iterator[Array]:
         plan = self._plan
         numbers = plan.block_range(name)
         first, end = np.searchsorted(plan.block_stops[numbers.start : numbers.stop], (start, stop - 1), side="right")
         numbers = numbers[int(first) : int(end) + 1] if stop > start else range(0)
+        if kept is not None:
+            starts = (int(plan.block_starts[number]) for number in numbers)
+            return (
+                values[max(start - begin, 0) : stop - begin]
+                for begin, values in zip(starts, kept.values_of(numbers), strict=True)
+            )
         for number in numbers:
             self._shard.dense.span(number)
 
@@ -115,7 +129,9 @@ class Reading:
         specs = specs_of(manifest)
         return parameter_pieces(self._storage, manifest, saved_plan(manifest, specs), _named(specs, name), start, stop)
 
-    def _table(self, request: ReadTicket, manifest: Manifest | None, about: dict[str, object]) -> Outgoing:
+    def _table(
+        self, request: ReadTicket, manifest: Manifest | None, kept: KeptCut | None, about: dict[str, object]
+    ) -> Outgoing:
         from flightedl.formats.columns import table_batches, table_schema
         from flightedl.formats.stored_tables import stored_rows
 
@@ -124,9 +140,9 @@ class Reading:
         schema = table_schema(spec, about, request.columns)
         buckets = require_range(f"the buckets of {spec.name}", request.start, request.stop, BUCKETS)
         if manifest is None:
-            for bucket in buckets:
+            for bucket in buckets if kept is None else ():
                 self._shard.rows.span(self._plan.block_count + bucket)
-            rows = self._shard.all_rows(tables.index(spec), buckets)
+            rows = self._shard.all_rows(tables.index(spec), buckets, kept)
         else:
             assert self._storage is not None, "a manifest comes from a storage"
             rows = stored_rows(self._storage, manifest, tables.index(spec), spec, buckets)

@@ -42,6 +42,7 @@ from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
     AppliedReply,
     AppliedRequest,
+    CutRequest,
     ReloadRequest,
     SealRequest,
     SnapshotReply,
@@ -60,6 +61,7 @@ from flightedl.process.shared_memory import SharedMemory
 from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.building import kernels_of
 from flightedl.pserver.feed import PserverFeed
+from flightedl.pserver.kept import RequestedCuts
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.moving.copies import Copies
 from flightedl.pserver.moving.mover import Mover
@@ -147,6 +149,7 @@ class PserverService:
         self._plan: ShardPlan | None = None
         self._shard: Shard | None = None
         self._snapshots: Snapshots | None = None
+        self._cuts: RequestedCuts | None = None
         #: Created for the first client that follows the changes.
         self._feed: PserverFeed | None = None
         #: Created for the first standby.
@@ -423,6 +426,7 @@ class PserverService:
             self._clock,
             self._recorder,
         )
+        self._cuts = RequestedCuts(shard.copying, self._clock)
         _log.info("model declared blocks=%d size_bytes=%d", shard.block_count, shard.size_bytes_total)
         if self._peers is not None and self._plan.placement:
             state = State(tuple(positions), version=self._plan.placement)
@@ -523,7 +527,8 @@ class PserverService:
         """Return an object that reads the current model. Raises the errors of ``PserverLife.require_values``."""
         shard = self.shard(plan_hash)
         assert self._plan is not None, "there are values without a plan"
-        return Reading(self._keys.job_name, self._plan, shard, self._storage)
+        assert self._cuts is not None, "there are values without blocks"
+        return Reading(self._keys.job_name, self._plan, shard, self._storage, self._cuts)
 
     def feed(self, plan_hash: str) -> PserverFeed:
         """Return the feed of the current model. Raises the errors of ``PserverLife.require_values``."""
@@ -631,11 +636,33 @@ class PserverService:
         self._life.require_snapshots()
         snapshots = self._snapshots
         assert snapshots is not None, "there are values without blocks"
-        if self._mover is not None and self._mover.is_discarding:
-            raise NotReadyError("rows of another pserver are being removed here")
+        self._require_no_leftovers()
         with self._no_unit_is_pinned():
             progress = snapshots.order(request)
         return replace(progress, copied_s=snapshots.copied_s, written_s=snapshots.written_s)
+
+    def cut(self, request: CutRequest) -> SnapshotReply:
+        """Accept a request for a cut in memory. Return the progress of the newest request.
+
+        Raises:
+            FencedError: The request belongs to a different shard plan.
+            NotReadyError: There are no values yet, or rows of another pserver are being removed.
+        """
+        self._check(request)
+        self._life.require_snapshots()
+        self._require_no_leftovers()
+        assert self._cuts is not None, "there are values without blocks"
+        with self._no_unit_is_pinned():
+            return self._cuts.order(request)
+
+    def expire(self) -> None:
+        """Free memory that is no longer needed. Called about once per second."""
+        if self._cuts is not None:
+            self._cuts.expire()
+
+    def _require_no_leftovers(self) -> None:
+        if self._mover is not None and self._mover.is_discarding:
+            raise NotReadyError("rows of another pserver are being removed here")
 
     def applied(self, request: AppliedRequest) -> AppliedReply:
         """Return the batches that all blocks have applied. The master compares them with its completed tasks.

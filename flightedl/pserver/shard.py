@@ -58,6 +58,7 @@ from flightedl.pserver.changes import Changes
 from flightedl.pserver.copying import Copying
 from flightedl.pserver.dense import DenseStore
 from flightedl.pserver.held import Held
+from flightedl.pserver.kept import KeptCut, KeptRows
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.rows.span import RowSpan
 from flightedl.pserver.rows.store import RowStore
@@ -488,28 +489,32 @@ class Shard:
                 span.rows.removed.clear()
         return found
 
-    def all_rows(self, table: int, buckets: range = range(BUCKETS)) -> Iterator[StoredRows]:
-        """Yield the rows of a table, in their state at the time of the first iteration.
+    def all_rows(
+        self, table: int, buckets: range = range(BUCKETS), kept: KeptCut | None = None
+    ) -> Iterator[StoredRows]:
+        """Yield the rows of a table, in their state in a kept cut or at the time of the first iteration.
 
         Raises:
             BusyError: Other callers are reading tables, or there is not enough memory for concurrent changes. Retry.
         """
         if not self._reading.acquire(blocking=False):
             raise BusyError(f"pserver {self._index} is being read by {_READERS} others: try again later")
-        cuts: list[tuple[RowSpan, RowCut]] = []
+        cuts: list[tuple[RowSpan | KeptRows, RowCut]] = []
         try:
-            for span in distinct(self.rows.spans):
+            if kept is not None:
+                cuts += kept.begin_reading(table, buckets)
+            for span in distinct(self.rows.spans) if kept is None else ():
                 with span.lock:
                     self._soundness.require()
                     version = self._protocol.version(span.numbers.start)
                     cuts.append((span, span.rows.begin_cut(version, span.epoch, is_base=True, only=(table,))))
-            for span, cut in cuts:
-                yield from _rows_of(span, cut, self.rows.tables[table].salt, buckets)
+            for rows, cut in cuts:
+                yield from _rows_of(rows, cut, self.rows.tables[table].salt, buckets)
         except MemoryError:
             raise BusyError(f"pserver {self._index} has no memory left to read a table") from None
         finally:
-            for span, cut in cuts:
-                with span.lock:
+            for rows, cut in cuts:
+                with rows.lock:
                     cut.drop()
             self._reading.release()
 
@@ -701,7 +706,7 @@ class Shard:
         self.rows.finish_restore()
 
 
-def _rows_of(span: RowSpan, cut: RowCut, salt: int, buckets: range) -> Iterator[StoredRows]:
+def _rows_of(span: RowSpan | KeptRows, cut: RowCut, salt: int, buckets: range) -> Iterator[StoredRows]:
     while True:
         with span.lock:
             chunk = cut.next_rows(_CHUNK_BYTES)

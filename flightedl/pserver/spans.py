@@ -32,7 +32,7 @@ from flightedl.kernels.compiled import Update as UpdateKernel
 from flightedl.kernels.half_precision import item_bytes
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.arena import Arena
-from flightedl.pserver.copier import SnapshotCopier
+from flightedl.pserver.copier import Copier
 from flightedl.pserver.rows.values import NO_ROWS, TableRows
 from flightedl.wire.rows import Checksums, OutgoingBlocks, RunningChecksum
 
@@ -273,11 +273,8 @@ class ArraySpan(SpanPlace):
     def within(self, _numbers: range, wanted: TableRows) -> TableRows:
         return wanted
 
-    def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        for number in copy.numbers:
-            at = self.part(number)
-            arrays = [self.values[at], *(slot[at] for slot in self.slots)]
-            copies.copy(self.places[number - self.numbers.start], copy, arrays, lead)
+    def cut(self, copies: Copier, copy: CopyBlocks, lead: int | None = None) -> None:
+        copies.copy(self, copy, lead)
 
 
 def _batch_of(contribution: tuple[Batch, float, Array]) -> Batch:

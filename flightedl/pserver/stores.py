@@ -15,7 +15,7 @@ import msgspec
 
 from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, Split, Update
 from flightedl.messages.parameters import Outcome
-from flightedl.pserver.copier import SnapshotCopier
+from flightedl.pserver.copier import Copier
 from flightedl.pserver.rows.values import NO_ROWS, TableRows
 from flightedl.wire.rows import OutgoingBlocks
 
@@ -73,7 +73,7 @@ class Span(Protocol):
 
     def within(self, numbers: range, wanted: TableRows) -> TableRows: ...
 
-    def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
+    def cut(self, copies: Copier, copy: CopyBlocks, lead: int | None = None) -> None:
         """Copy blocks for a cut before they change. Raises MemoryError if some could not be copied."""
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -205,6 +206,78 @@ def test_hostile_tickets_get_one_sentence(job: Job) -> None:
         assert "Traceback" not in str(caught.value)
     with pytest.raises(flight.FlightServerError, match="the master sends"):
         flight.connect(job.master).do_get(flight.Ticket(json.dumps(right).encode()), OPTIONS).read_all()
+
+
+@pytest.mark.parametrize("mode", [fe.Async(), fe.Sync()], ids=["async", "sync"])
+def test_a_cut_is_one_state_of_all_pservers_while_training_continues(tmp_path: Path, mode: Any) -> None:
+    """Every step adds 1 to all values, so in sync mode all values of one state are equal."""
+    pq.write_table(pa.table({"k": np.arange(4000)}), tmp_path / "data.parquet", row_group_size=100)
+    first = {"a": np.zeros(1_000_000, np.float32), "b": np.zeros(300_000, np.float32).astype(bfloat16)}
+    begun, stop = threading.Event(), threading.Event()
+    with fe.local(pservers=2) as cluster, cluster.connect() as job:
+        users = job.table("users", 2, optimizer=fe.SGD(lr=1.0), evict=fe.Evict(unused_versions=50))
+        model = job.parameters(first, optimizer=fe.SGD(lr=1.0), mode=mode)
+        data = iter(job.dataset(str(tmp_path / "data.parquet"), batch_size=1))
+
+        def train() -> None:
+            for _ in data:
+                users.push(np.arange(40), -np.ones((40, 2), np.float32))
+                model.step({name: np.full_like(value, -1) for name, value in first.items()})
+                begun.set()
+                if stop.is_set():
+                    break
+
+        with cluster.status() as status:
+            record = status.read(5.0).master
+        assert record is not None
+        master, options = f"grpc://{record.address}", ["--etcd", cluster.etcd_address, "--job", cluster.job]
+        with pytest.raises(flight.FlightServerError, match="request a new one"):
+            read(master, name="a", cut="kept")
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        assert begun.wait(60)
+        cuts, names = [], []
+        for _ in range(3):
+            tables = [
+                read(master, name="a", cut="new"),
+                *(read(master, name=name, cut="kept") for name in ("b", "users")),
+            ]
+            again = read(master, name="users", cut="kept")
+            assert again.sort_by("id") == tables[2].sort_by("id")
+            values = [set(tables[0]["value"].to_pylist()), set(tables[1]["value"].to_pylist())]
+            values.append(set(read(master, name="users", cut="kept", columns=["version"])["version"].to_pylist()))
+            cuts.append(values)
+            names.append({about(table.schema, "cut") for table in tables})
+        stop.set()
+        trainer.join()
+        assert all(len(each) == 1 for each in names)
+        assert len(set.union(*names)) == 3
+        if isinstance(mode, fe.Sync):
+            assert all(values[0] == values[2] for values in cuts)
+            assert all({float(bfloat16(value)) for value in values[0]} == values[1] for values in cuts)
+            assert all(len(each) == 1 for values in cuts for each in values)
+        else:
+            # On each pserver, a part of a push may have been applied.
+            assert all(len(each) <= 4 for values in cuts for each in values)
+        assert min(cuts[0][0]) < min(cuts[2][0])
+        written = CliRunner().invoke(command, ["model", "get", "a", str(tmp_path / "a.npy"), "--cut", "kept", *options])
+        assert written.exit_code == 0, written.output
+        assert set(np.load(tmp_path / "a.npy").tolist()) == cuts[2][0]
+        endpoint = (
+            flight.connect(master)
+            .get_flight_info(
+                flight.FlightDescriptor.for_command(b'{"verb": "read", "name": "a", "cut": "kept"}'), OPTIONS
+            )
+            .endpoints[0]
+        )
+        for wrong, text in (
+            ([1, 99], "is no longer kept"),
+            ([1], "not a valid ReadTicket"),
+            ("x", "not a valid ReadTicket"),
+        ):
+            ticket = flight.Ticket(json.dumps({**json.loads(endpoint.ticket.ticket), "cut": wrong}).encode())
+            with pytest.raises(flight.FlightError, match=text):
+                flight.connect(endpoint.locations[0]).do_get(ticket, OPTIONS).read_all()
 
 
 def run(job: Job, *arguments: str) -> str:

@@ -290,6 +290,48 @@ def test_a_cut_contains_the_rows_at_its_start(
     assert sum(chunk.ids.size for chunk in found) == len(expected), "a row occurs twice"
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    before=st.lists(st.lists(st.sampled_from(IDS), unique=True, min_size=1), min_size=1, max_size=3),
+    after=st.lists(
+        st.tuples(st.lists(st.sampled_from(IDS), unique=True), st.sampled_from(["", "read", "cut"]), st.integers(0, 3)),
+        max_size=6,
+    ),
+    evict=st.sampled_from([None, Evict(unused_versions=1), Evict(max_rows=2 * BUCKETS)]),
+)
+def test_a_kept_cut_is_read_any_number_of_times(
+    before: list[list[int]], after: list[tuple[list[int], str, int]], evict: Evict | None
+) -> None:
+    """Each reader gets the rows at the start of the cut, whatever changes before it begins and while it reads."""
+    spec = TableSpec("t", 2, SGD(1.0), evict=evict)
+    store, twin = RowTables([spec], range(1024)), RowTables([spec], range(1024))
+    for version, numbers in enumerate(before, 1):
+        push(store, version, *numbers)
+        push(twin, version, *numbers)
+    version = len(before)
+    expected = content(twin, version)
+    kept = store.keep_cut(version, 0)
+    readers: list[tuple[RowCut, list[RowChunk]]] = []
+    for numbers, what, count in after:
+        version += 1
+        push(store, version, *numbers)
+        if what == "read" and len(readers) < MAX_CUTS - 2:
+            readers.append((store.begin_again(kept, [0]), []))
+        elif what == "cut":
+            store.begin_cut(version, 0, file=f"f{version}").drop()
+        for cut, found in readers:
+            found += [chunk for _ in range(count) if (chunk := cut.next_rows(40)) is not None]
+    readers.append((store.begin_again(kept, [0]), []))
+    kept.drop()
+    push(store, version + 1, *IDS)
+    for cut, found in readers:
+        every = [*found, *chunks_of(cut, 40)]
+        assert values_of(every) == expected
+        assert sum(chunk.ids.size for chunk in every) == len(expected), "a row occurs twice"
+    with pytest.raises(UnavailableError, match="no longer kept"):
+        store.begin_again(kept, [0])
+
+
 def test_an_increment_includes_the_changes_of_a_dropped_increment() -> None:
     store = RowTables([SPEC], range(1024))
     push(store, 1, *range(20))

@@ -152,7 +152,7 @@ def test_a_file_contains_exactly_the_batches_that_it_lists(program: Any) -> None
             at_a_round,
             bug(
                 "a due block wakes nobody",
-                drops("pserver.copier:SnapshotCopier.note_due", "self._changed.notify_all()"),
+                drops("pserver.copier:Copier.note_due", "self._changed.notify_all()"),
             ),
         ),
     ],

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.marks import sometimes
-from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, WrittenFile
+from flightedl.messages.control import CutRequest, OrderNumber, SnapshotReply, WrittenFile
 
 #: Maximum length of a failure's reason, in characters.
 REASON_LIMIT = 500
@@ -110,7 +110,7 @@ class PserverSnapshots:
         """True if the copies are still needed, because no newer order has arrived."""
         return order == self._newest
 
-    def take(self, snapshot: SnapshotRequest, versions: Sequence[int], highest_open_round: int) -> bool:
+    def take(self, snapshot: CutRequest, versions: Sequence[int], highest_open_round: int) -> bool:
         """Handle an order.
 
         Args:

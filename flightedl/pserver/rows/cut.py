@@ -3,11 +3,15 @@
 A cut has two parts for each table: its rows, and its ids that wait for admission. Each part is read in two passes:
 first the records that have not changed since the cut, then the copies of the changed records. After the first pass, no
 more copies are made.
+
+A cut that is never read itself can be read several times through other cuts with the same content (``again``). These
+first read the records that have not changed since the cut, and then all copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -107,58 +111,85 @@ class _Part:
     ) -> None:
         self._owner = owner
         self._is_waiting = is_waiting
-        self._line = line
+        self.line = line
         self._oldest = owner.oldest_of_buckets(oldest[0]), oldest[1]
         self._given = 0
         self._table = table = owner.part(is_waiting=is_waiting)
-        at = line * row_records.CUT_SIZE
-        self._numbers = table.cuts[at : at + row_records.CUT_SIZE]
+        self.numbers = self._numbers_of(line)
         self._high = int(table.state[row_records.HIGH])
         self._row_bytes = int(table.layout[row_records.STRIDE]) * _WORD_BYTES
         used = table.used[: bit_words(table)]
-        self._wanted = used.copy() if changed is None else used & changed
-        size_bytes = int(np.bitwise_count(self._wanted).sum()) * self._row_bytes
-        if most_bytes is not None:
-            size_bytes = min(size_bytes, max(most_bytes, self._row_bytes))
-        self._undo = reserved(size_bytes, np.uint32) if size_bytes else np.empty(0, np.uint32)
+        self.wanted = used.copy() if changed is None else used & changed
+        #: (memory, number of records) of the copies that are read after all unchanged records.
+        self.copies: list[tuple[npt.NDArray[np.uint32], int]] = []
+        self.undo = _undo_for(self.wanted, self._row_bytes, most_bytes)
+
+    def _numbers_of(self, line: int) -> npt.NDArray[np.int64]:
+        return self._table.cuts[line * row_records.CUT_SIZE :][: row_records.CUT_SIZE]
+
+    def again(self, line: int, changed: npt.NDArray[np.uint64] | None) -> _Part:
+        """Return a part with the same content. ``changed`` selects among the records that have not changed since."""
+        self._require_copies()
+        found = copy(self)
+        found.line, found.numbers = line, self._numbers_of(line)
+        found.wanted = self.wanted & ~self._table.dirty[: self.wanted.size]
+        if changed is not None:
+            found.wanted &= changed[: self.wanted.size]
+        found.copies = [(self.undo, int(self.numbers[row_records.UNDONE]))]
+        found.undo = _undo_for(found.wanted, self._row_bytes, None)
+        return found
 
     def begin(self) -> None:
         """Start copying records before they change, except records that this cut has already read."""
-        arrays = [number for array in (self._wanted, self._undo) for number in (array.ctypes.data, array.size)]
-        self._numbers[:] = [0, self._high, 0, *arrays]
+        arrays = [number for array in (self.wanted, self.undo) for number in (array.ctypes.data, array.size)]
+        self.numbers[:] = [0, self._high, 0, *arrays]
         state = self._table.state
-        state[row_records.CUTS] = max(int(state[row_records.CUTS]), self._line + 1)
+        state[row_records.CUTS] = max(int(state[row_records.CUTS]), self.line + 1)
 
     def settle(self) -> None:
         """Prepare for another cut: records that have changed so far are already copied and need not be copied again."""
-        self._wanted &= ~self._table.dirty[: self._wanted.size]
+        self.wanted &= ~self._table.dirty[: self.wanted.size]
 
     def next_rows(self, max_bytes: int) -> RowChunk | None:
-        table, numbers = self._table, self._numbers
-        if int(numbers[row_records.UNDONE]) * self._row_bytes > self._undo.nbytes:
-            raise UnavailableError("more rows changed while a cut of them was read than it has memory to copy")
+        table, numbers = self._table, self.numbers
+        self._require_copies()
         most = max(1, max_bytes // self._row_bytes)
         if numbers[row_records.END]:
             records = np.empty(most, np.int64)
-            given = (table, self._owner.salt, self._line, *self._oldest, records)
+            given = (table, self._owner.salt, self.line, *self._oldest, records)
             records = records[: row_kernel(row_cuts.next_wanted)(*given)]
             if records.size:
                 return self._chunk(table.words, records)
             numbers[row_records.END] = 0
-        left = int(numbers[row_records.UNDONE]) - self._given
-        if not left:
-            self.end()
-            return None
-        records = np.arange(self._given, self._given + min(left, most))
-        self._given += records.size
-        return self._owner.existing(self._chunk(self._undo, records), *self._oldest)
+            self.copies.append((self.undo, int(numbers[row_records.UNDONE])))
+        while self.copies:
+            memory, count = self.copies[0]
+            if self._given < count:
+                records = np.arange(self._given, min(self._given + most, count))
+                self._given += records.size
+                return self._owner.existing(self._chunk(memory, records), *self._oldest)
+            del self.copies[0]
+            self._given = 0
+        self.end()
+        return None
+
+    def _require_copies(self) -> None:
+        if int(self.numbers[row_records.UNDONE]) * self._row_bytes > self.undo.nbytes:
+            raise UnavailableError("more rows changed while a cut of them was read than it has memory to copy")
 
     def _chunk(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> RowChunk:
         return self._owner.chunk_of(words, records, is_waiting=self._is_waiting)
 
     def end(self) -> None:
-        self._numbers[:] = 0
-        self._wanted, self._undo = np.empty(0, np.uint64), np.empty(0, np.uint32)
+        self.numbers[:] = 0
+        self.wanted, self.undo, self.copies = np.empty(0, np.uint64), np.empty(0, np.uint32), []
+
+
+def _undo_for(wanted: npt.NDArray[np.uint64], row_bytes: int, most_bytes: int | None) -> npt.NDArray[np.uint32]:
+    size_bytes = int(np.bitwise_count(wanted).sum()) * row_bytes
+    if most_bytes is not None:
+        size_bytes = min(size_bytes, max(most_bytes, row_bytes))
+    return reserved(size_bytes, np.uint32) if size_bytes else np.empty(0, np.uint32)
 
 
 class RowCut:
@@ -202,18 +233,37 @@ class RowCut:
             for each, ids in zip(tables, removed, strict=True)
         ]
         bits = (None,) * (2 * len(tables)) if changes is None else changes.records
-        self._left = [
+        self.left = [
             _Part(part, line, part.oldest(version, epoch), changed, most_bytes, is_waiting=is_waiting)
             for (part, is_waiting), changed in zip(_parts_of(tables), bits, strict=True)
             if only is None or (part.number in only and not is_waiting)
         ]
 
+    def again(self, line: int, only: Collection[int], changed: Sequence[npt.NDArray[np.uint64] | None]) -> RowCut:
+        """Return a cut with the same rows of the tables in ``only``. This cut must not be read itself.
+
+        Args:
+            line: Number of the new cut among those that are being read.
+            only: Tables whose rows are read.
+            changed: For each table, a bit for each record that is read; None for all. All rows that have changed since
+                this cut are read in any case.
+
+        Raises:
+            UnavailableError, MemoryError: there is not enough memory for the copies, or this cut was dropped.
+        """
+        if self.is_over:
+            raise UnavailableError("the cut of these rows is no longer kept: read another one")
+        found = copy(self)
+        found.line = line
+        found.left = [part.again(line, changed[number]) for number, part in enumerate(self.left) if number in only]
+        return found
+
     def begin(self) -> None:
-        for part in self._left:
+        for part in self.left:
             part.begin()
 
     def settle(self) -> None:
-        for part in self._left:
+        for part in self.left:
             part.settle()
 
     def next_rows(self, max_bytes: int = 1 << 22) -> RowChunk | None:
@@ -224,16 +274,16 @@ class RowCut:
         Raises:
             UnavailableError: the memory for copies was insufficient, so the cut is incomplete.
         """
-        while self._left:
-            chunk = self._left[0].next_rows(max_bytes)
+        while self.left:
+            chunk = self.left[0].next_rows(max_bytes)
             if chunk is not None:
                 return chunk
-            del self._left[0]
+            del self.left[0]
         self.is_over = True
         return None
 
     def drop(self) -> None:
         """Free the cut, even if it has not been read to the end."""
-        for part in self._left:
+        for part in self.left:
             part.end()
-        self._left, self.is_over = [], True
+        self.left, self.is_over = [], True

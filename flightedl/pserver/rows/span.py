@@ -22,7 +22,7 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, SpanPlace, Update
 from flightedl.domain.tables.spec import TableSpec, batch_seed
 from flightedl.messages.parameters import Outcome
-from flightedl.pserver.copier import SnapshotCopier
+from flightedl.pserver.copier import Copier
 from flightedl.pserver.rows.tables import RowCut, RowTables, TableRows
 from flightedl.pserver.rows.values import NO_ROWS, Numbers
 from flightedl.wire.rows import OutgoingBlocks
@@ -203,7 +203,7 @@ class RowSpan(SpanPlace):
 
     # checkpoints
 
-    def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
+    def cut(self, copies: Copier, copy: CopyBlocks, lead: int | None = None) -> None:
         del lead
         copies.copy_rows(self, copy.version, copy.updates)
 

@@ -304,6 +304,40 @@ class RowTables:
         self._begin(cut, is_for_file=bool(file))
         return cut
 
+    def keep_cut(self, version: int, epoch: int, number: int = 0) -> RowCut:
+        """Cut all rows for readers that use ``begin_again``, as long as the cut is not dropped.
+
+        Args:
+            version: Version of the span.
+            epoch: Highest epoch of all batches applied so far.
+            number: Feed number of the cut if the feed stops at it; otherwise 0. Later changes have higher numbers.
+
+        Raises:
+            MemoryError, UnavailableError: as for ``begin_cut``.
+        """
+        if number and not self.feed_number:
+            self.arrived[self.buckets] = self.feed_number = number
+        cut = self.begin_cut(version, epoch, is_base=True, only=range(len(self._tables)))
+        if number:
+            self.feed_number = max(self.feed_number, number + 1)
+        return cut
+
+    def begin_again(self, kept: RowCut, only: Collection[int], after: int | None = None) -> RowCut:
+        """Begin another cut with the content of a cut from ``keep_cut``.
+
+        Args:
+            kept: The cut.
+            only: Tables whose rows are read.
+            after: Feed number; rows that have not changed since are omitted. None to read all rows.
+
+        Raises:
+            MemoryError, UnavailableError: as for ``begin_cut``, or the kept cut had too little memory for changes.
+        """
+        changed = [None if after is None else each.changed_after(after) for each in self._tables]
+        cut = kept.again(self._free_line(), only, changed)
+        self._begin(cut, is_for_file=False)
+        return cut
+
     def begin_feed_cut(self, version: int, epoch: int, number: int, after: int | None, most_bytes: int) -> RowCut:
         """Cut all rows, or only the rows whose last change has a higher feed number.
 
