@@ -16,8 +16,16 @@ from .options import Number, running_job_options
 _WAIT_S = 60.0
 
 
+_wire_option = click.option(
+    "--wire",
+    type=click.Choice(["bfloat16", "float16"]),
+    help="Receive float32 values rounded to this type, which halves the traffic [no rounding]",
+)
+
+
 @click.command()
 @running_job_options
+@_wire_option
 @click.option("--to", "kind", type=click.Choice(["parquet"]), default="parquet", help="Format of the files [parquet]")
 @click.option("--every-s", type=Number(min=0.1), default=60.0, show_default=True, help="Seconds between two copies.")
 @click.option("--count", type=click.IntRange(min=1), help="Number of copies after which to end [until Ctrl-C]")
@@ -53,6 +61,7 @@ def follow(kind: str, every_s: float, count: int | None, increments: int, url: s
 
 @click.command()
 @running_job_options
+@_wire_option
 @click.option("--bind", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Numeric address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of HTTP; 0 chooses a free one [0]")
 @click.option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -31,6 +31,8 @@ class ChangesTicket(OfPlan, frozen=True, kw_only=True):
     since: Position | None = None
     #: Seconds that the server may wait for a change.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+    #: Type to which float32 values of parameters and rows are rounded for sending; empty to send them unchanged.
+    wire: Literal["", "bfloat16", "float16"] = ""
 
 
 class ChangesHeader(Reply, frozen=True, kw_only=True):
@@ -44,6 +46,8 @@ class ChangesHeader(Reply, frozen=True, kw_only=True):
     blocks: list[tuple[int, int]] = []
     #: Ranges of the buckets whose rows the pserver stores, as (first, end).
     buckets: list[tuple[int, int]] = []
+    #: As in the ticket.
+    wire: str = ""
     #: Ranges of blocks that are frozen because they move to another pserver, which may have changed them since. Buckets
     #: are numbered after the last block.
     leaving: list[tuple[int, int]] = []

@@ -69,7 +69,7 @@ class PserverFeed:
         self._wait(ticket, call)
         if not self._answers.acquire(blocking=False):
             raise BusyError(f"this pserver sends its changes to {_ANSWERS} others: try again later")
-        answer = _Answer(self._plan, self._answers)
+        answer = _Answer(self._plan, self._answers, ticket.wire)
         shard, feed = self._shard, self._feed
         with self._lock, shard.placing:
             start = feed.start_of(ticket.since)
@@ -84,6 +84,7 @@ class PserverFeed:
                 since=start,
                 blocks=[(each.numbers.start, each.numbers.stop) for each in distinct(shard.dense.spans)],
                 buckets=[(each.buckets.start, each.buckets.stop) for each in distinct(shard.rows.spans)],
+                wire=ticket.wire,
                 leaving=[(numbers.start, numbers.stop) for numbers in shard.leaving],
             )
         schema = CHANGES_SCHEMA.with_metadata({HEADER_KEY: encode(header)})
@@ -110,10 +111,12 @@ class _Answer:
     Args:
         plan: Plan of the model.
         place: Released at the end.
+        wire: See ``ChangesTicket``.
     """
 
-    def __init__(self, plan: ShardPlan, place: threading.BoundedSemaphore) -> None:
+    def __init__(self, plan: ShardPlan, place: threading.BoundedSemaphore, wire: str) -> None:
         self._plan = plan
+        self._wire = wire
         self._place: threading.BoundedSemaphore | None = place
         self._values: list[tuple[int, Array, int]] = []
         self._cuts: list[tuple[RowSpan, RowCut]] = []
@@ -166,7 +169,7 @@ class _Answer:
             block = plan.block(number)
             spec = plan.parameters[block.parameter]
             part = np.ascontiguousarray(values[at : at + block.size])
-            data = shortened(part, spec.short_kind) if spec.short_kind else part  # type: ignore[arg-type]
+            data = self._sent(part, spec.short_kind or self._wire)
             yield Change("values", spec.name, number, block.start, block.stop, version, values=data)
             at += block.size
             number += 1
@@ -182,8 +185,14 @@ class _Answer:
                     np.ascontiguousarray(each) for each in (chunk.ids, chunk.versions, chunk.epochs, chunk.values)
                 )
                 ids, versions, epochs, values = columns
-                name = self._plan.tables[chunk.table].name
-                yield [Change("rows", name, ids=ids, versions=versions, epochs=epochs, values=values)]
+                name, sent = self._plan.tables[chunk.table].name, self._sent(values, self._wire)
+                yield [Change("rows", name, ids=ids, versions=versions, epochs=epochs, values=sent)]
+
+    @staticmethod
+    def _sent(values: Array, kind: str) -> Array:
+        """Return values of float32 rounded to a 16-bit type, and all others unchanged."""
+        is_short = kind != "" and values.dtype == np.float32
+        return shortened(values.reshape(-1), kind) if is_short else values  # type: ignore[arg-type]
 
     def _expiry(self, span: RowSpan, cut: RowCut) -> Iterator[Change]:
         buckets = span.buckets

@@ -2,12 +2,12 @@
 
 Columns that are not listed for a kind are 0 or empty. Bytes are little-endian. The kinds are:
 
-* ``values``: elements ``start`` to ``stop`` of the parameter ``name``, in its dtype. They form the block with number
-  ``block``, at ``version``.
+* ``values``: elements ``start`` to ``stop`` of the parameter ``name``, in its dtype or the ticket's ``wire``. They form
+  the block with number ``block``, at ``version``.
 * ``clear``: the buckets ``start`` to ``stop`` are complete in this message, so first remove all of their rows.
 * ``removed``: ``ids`` (uint64) of removed rows of the table ``name``
 * ``rows``: rows of the table ``name``: ``ids`` (uint64), ``versions`` and ``epochs`` (uint32) of their last updates,
-  and ``values`` (n * dim elements in the table's dtype)
+  and ``values`` (n * dim elements in the table's dtype or the ticket's ``wire``)
 * ``expiry``: rows of the table ``name`` that have expired. In the buckets ``start`` to ``stop``, these are the rows
   whose version is lower than their bucket's entry in ``versions`` (int64), or whose epoch is lower than ``epoch``.
 * ``end``: the message is complete. ``block`` is the number of its other rows.

@@ -23,7 +23,7 @@ from ml_dtypes import bfloat16
 
 import flightedl as fe
 from flightedl.client.following.follower import Follower
-from flightedl.errors import DeadlineError, NotFoundError
+from flightedl.errors import DeadlineError, NotFoundError, UsageError
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.processes import closed_port
 from flightedl_tools.main import run_command_line
@@ -91,6 +91,34 @@ def test_a_follower_has_what_trainers_read(cluster: fe.LocalCluster, tmp_path: P
             follower.tables["strict"].lookup([1, 10**6])
         assert sorted(follower) == sorted(follower.parameters()) == ["b", "s", "w"]
         assert 0 <= follower.age_s < 20
+
+
+def test_followers_may_receive_float32_rounded_to_16_bits(cluster: fe.LocalCluster, tmp_path: Path) -> None:
+    options = {"etcd": cluster.etcd_address, "job": cluster.job}
+    with cluster.connect() as job:
+        data = iter(job.dataset(data_of(tmp_path, 3), batch_size=1))
+        users = job.table("users", 3, optimizer=fe.SGD(lr=1.0), unknown="zero")
+        short = job.table("short", 2, optimizer=fe.SGD(lr=1.0), dtype="bfloat16", unknown="zero")
+        first = {"w": VECTOR, "b": VECTOR[:9].astype(np.float16), "d": VECTOR[:4].astype(np.float64)}
+        model = job.parameters(first, optimizer=fe.SGD(lr=0.1), mode=fe.Async())
+        with fe.Follower(**options, wire="bfloat16") as one, fe.Follower(**options, wire="float16") as other:
+            for step, _ in enumerate(data):
+                ids = np.arange(step, step + 5)
+                for table in (users, short):
+                    table.push(ids, np.full((5, table.dim), 0.3 * step + 0.1, np.float32))
+                model.step({name: np.full_like(value, 0.37) for name, value in first.items()})
+                model.pull()
+                for follower, kind in ((one, bfloat16), (other, np.float16)):
+                    follower.catch_up(20.0)
+                    np.testing.assert_array_equal(follower["w"], model["w"].astype(kind).astype(np.float32))
+                    assert not np.array_equal(follower["w"], model["w"])
+                    for name in ("b", "d"):
+                        np.testing.assert_array_equal(follower[name], model[name])
+                    rounded = users.pull(ids).astype(kind).astype(np.float32)
+                    np.testing.assert_array_equal(follower.tables["users"].lookup(ids), rounded)
+                    np.testing.assert_array_equal(follower.tables["short"].lookup(ids), short.pull(ids))
+    with pytest.raises(UsageError, match="wire is 'int8', but it can be bfloat16, float16"):
+        fe.Follower(**options, wire="int8")
 
 
 @pytest.mark.parametrize(

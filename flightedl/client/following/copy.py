@@ -7,7 +7,7 @@ position in that pserver's feed. Arrays are replaced, never changed, so a reader
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,10 @@ from flightedl.domain.feed.follower import FollowedFeeds, Use
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.errors import MessageError
-from flightedl.kernels.half_precision import array_dtype
+from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype, widened
 from flightedl.messages.feed import ChangesHeader, Position
 from flightedl.pserver.rows.tables import RowTables
-from flightedl.wire.changes import Change
+from flightedl.wire.changes import Buffer, Change
 
 Array = npt.NDArray[Any]
 
@@ -29,8 +29,12 @@ Array = npt.NDArray[Any]
 class Received:
     """A base or increment that is being received."""
 
-    def __init__(self, header: ChangesHeader, tables: FollowedTables, asked: float) -> None:
+    def __init__(
+        self, header: ChangesHeader, tables: FollowedTables, asked: float, floats: Collection[tuple[str, str]]
+    ) -> None:
         self.header = header
+        #: Kinds and names of changes whose values are float32, unless they were rounded for sending.
+        self._floats = floats if header.wire else ()
         self.asked = asked
         self._tables = tables
         #: New store for the rows of a base; None for an increment, or if the base has no buckets.
@@ -48,10 +52,19 @@ class Received:
                 self.is_complete = True
                 return
             self._count += 1
+            if (change.kind, change.name) in self._floats:
+                change = change._replace(values=_widened(change.values, self.header.wire))  # noqa: PLW2901
             if change.kind == "rows" and self.store is not None:
                 self._tables.add(self.store, change)
             else:
                 self.changes.append(change)
+
+
+def _widened(values: Buffer, kind: str) -> Array:
+    data = memoryview(values).cast("B")
+    found = np.empty(data.nbytes // ITEM_BYTES, np.float32)
+    widened(data, kind, found)
+    return found
 
 
 class FollowedModel:
@@ -71,6 +84,8 @@ class FollowedModel:
         self._shapes = {spec.name: spec.shape for spec in plan.parameters}
         self._missing = set(range(plan.block_count))
         self.tables = FollowedTables(plan.tables)
+        self._floats = {("values", spec.name) for spec in plan.parameters if spec.dtype == "float32"}
+        self._floats |= {("rows", spec.name) for spec in plan.tables if spec.dtype == "float32"}
 
     def since(self, server: int) -> Position | None:
         """Return the position after which a pserver's changes are needed; None to request a base."""
@@ -84,7 +99,7 @@ class FollowedModel:
 
     def begin(self, header: ChangesHeader, asked: float) -> Received:
         """Return an empty message, to be filled and passed to ``apply``. ``asked``: the instant of the request."""
-        return Received(header, self.tables, asked)
+        return Received(header, self.tables, asked, self._floats)
 
     def apply(self, server: int, received: Received) -> Use:
         """Apply a pserver's complete message unless it is outdated or does not match; see ``FollowedFeeds``."""

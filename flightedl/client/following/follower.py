@@ -30,7 +30,7 @@ from flightedl.coordination.lives import JobCoordinator
 from flightedl.domain.feed.follower import Use
 from flightedl.domain.model.declared import plan_of
 from flightedl.errors import DeadlineError, FlightedlError, MessageError, NotFoundError
-from flightedl.kernels.half_precision import widened
+from flightedl.kernels.half_precision import check_kind, widened
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.feed import ChangesHeader, ChangesTicket
@@ -107,14 +107,17 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
     Args:
         etcd: ``host:port`` of etcd. The default is ``FLIGHTEDL_ETCD``.
         job: The job's name. The default is ``FLIGHTEDL_JOB``.
+        wire: "bfloat16" or "float16" to receive float32 values rounded to 16 bits, which halves the network traffic.
         **more: Other fields of :class:`flightedl.config.CommonSettings`, for example ``tls_dir``.
 
     Raises:
         UsageError: a setting is invalid.
     """
 
-    def __init__(self, etcd: str | None = None, job: str | None = None, **more: Any) -> None:
+    def __init__(self, etcd: str | None = None, job: str | None = None, wire: str | None = None, **more: Any) -> None:
         process_tuning.apply()
+        self._wire: Any = wire or ""
+        check_kind(self._wire)
         chosen = settings(CommonSettings, etcd=etcd, job=job, **more)
         connector = Connector(Caller("reader", "follower"), Role.READER, chosen.tls_dir, chosen.integrity, "never")
         self._clock: Clock = SystemClock()
@@ -266,7 +269,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         """Request a pserver's changes and apply them. Return True if there were any."""
         since = model.since(server)
         asked = self._clock.now()
-        ticket = ChangesTicket(plan_hash=model.plan.hash, since=since, wait_s=_WAIT_S)
+        ticket = ChangesTicket(plan_hash=model.plan.hash, since=since, wait_s=_WAIT_S, wire=self._wire)
         with connection.get(encode(ticket), timeout_s=_ANSWER_S, schema=CHANGES_SCHEMA) as stream:
             header = decode((stream.schema.metadata or {}).get(HEADER_KEY, b""), ChangesHeader)
             received = model.begin(header, asked)
