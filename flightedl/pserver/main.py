@@ -132,7 +132,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             return False
         deadline = self._clock.now() + self._settings.leave_s
         try:
-            while not service.is_empty and self._clock.now() < deadline:
+            while not service.is_empty and self._clock.now() < deadline and len(directory.pservers()) > 1:
                 with contextlib.suppress(UnavailableError, NotReadyError):
                     service.leave()
                 self._clock.sleep(_POLL_S)

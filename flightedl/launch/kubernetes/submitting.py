@@ -24,8 +24,8 @@ from flightedl.launch.kubernetes.views import INSTANCE, QUEUE, JobView, labels_o
 from flightedl.ports import Clock, Cluster
 
 _POLL_S = 0.5
-#: Maximum number of seconds until a job's objects are gone: its pods' longest grace period plus garbage collection.
-_GONE_S = 180.0
+#: Maximum number of seconds until a job's objects are gone, in addition to its pods' longest grace period.
+_GONE_S = 120.0
 #: Maximum duration, in seconds, of another submission with the same name. After this time it counts as killed.
 _SUBMITTING_S = 15.0
 #: Annotation of a Job whose other objects do not all exist yet.
@@ -167,10 +167,13 @@ def _wait_for_the_end_of(cluster: Cluster, job: str, role: str, clock: Clock) ->
 
 def _wait_until_none(ask: Callable[[], Sequence[Object]], clock: Clock) -> None:
     """Poll until no object is left. Raises UnavailableError if this takes too long."""
-    deadline = clock.now() + _GONE_S
+    begun, grace_s = clock.now(), 0
     while left := ask():
-        if clock.now() >= deadline:
-            raise UnavailableError(f"waited {_GONE_S:.0f} s for {_names(left)} to end")
+        pods = (each["spec"] for each in left if each["kind"] == "Pod" and "spec" in each)
+        grace_s = max([grace_s, *(pod.get("terminationGracePeriodSeconds", 0) for pod in pods)])
+        waited_s = clock.now() - begun
+        if waited_s >= _GONE_S + grace_s:
+            raise UnavailableError(f"waited {waited_s:.0f} s for {_names(left)} to end")
         clock.sleep(_POLL_S)
 
 
