@@ -18,17 +18,17 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (22_297, 16_000, ("flightedl/domain",)),
+    "domain": (22_327, 16_000, ("flightedl/domain",)),
     "client, torch": (12_890, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (13_057, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (6_363, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "rpc, wire, messages": (6_374, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_915,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
     "formats": (5_745, 4_700, ("flightedl/formats",)),
-    "launch": (6_692, 4_800, ("flightedl/launch",)),
+    "launch": (6_695, 4_800, ("flightedl/launch",)),
     "recording": (2_512, 1_500, ("flightedl/recording",)),
     "testing": (10_659, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_436, 3_000, ("tools/bench",)),

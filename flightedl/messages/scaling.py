@@ -16,7 +16,10 @@ class ScaleRequest(OfJob, frozen=True, kw_only=True):
     pservers: Natural = 0
     #: Indexes of pservers whose blocks move to other pservers.
     drain: list[Natural] = []
-    #: True to cancel the current change. Blocks that have already moved remain on their new pservers.
+    #: (index, generation) of processes that will end: their blocks move to other pservers, also during another change.
+    leaving: list[tuple[Natural, int]] = []
+    #: True to cancel the current change, or only the leave of the processes in ``leaving``. Blocks that have already
+    #: moved remain on their new pservers.
     is_cancelled: bool = False
     #: Maximum seconds that the master waits for progress.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 0.0
@@ -63,6 +66,14 @@ class ScaleRecord(Reply, frozen=True, kw_only=True):
     is_done: bool = False
     #: Reason why the change was given up; empty if it was not.
     given_up: str = ""
+    #: (index, generation) of processes that will end and should have no blocks. Their successors get blocks again.
+    leaving: list[tuple[int, int]] = []
     #: (index, generation) of processes whose pservers have left the job. These processes are about to exit, so they
     #: cannot join again.
     left: list[tuple[int, int]] = []
+
+    @property
+    def empty(self) -> list[int]:
+        """Indexes of the pservers that should have no blocks."""
+        leaving = {index for index, _ in self.leaving if index < self.pservers}
+        return sorted(leaving.union(self.drained))

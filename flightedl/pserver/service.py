@@ -354,13 +354,13 @@ class PserverService:
         """Ask the master to move all blocks to other pservers, or to stop moving them. May be repeated.
 
         Raises:
-            UsageError: No other pserver can have the blocks, or the pservers are being changed in another way.
+            UsageError: No other pserver can have the blocks.
             UnavailableError: The master cannot be reached.
         """
         if self._peers is None or self._mover is None:
             raise UsageError("the blocks of this job do not move")
-        drain = [] if is_cancelled else [self._life.index]
-        self._peers.scale(ScaleRequest(job=self._keys.job_name, drain=drain, is_cancelled=is_cancelled))
+        leaving = [(self._life.index, self._life.generation)]
+        self._peers.scale(ScaleRequest(job=self._keys.job_name, leaving=leaving, is_cancelled=is_cancelled))
 
     def drain(self) -> None:
         """Announce that this pserver will end soon, so that the master orders a checkpoint."""

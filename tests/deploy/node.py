@@ -240,15 +240,18 @@ class Node:
         """Run a command as in a pod; see ``ports.Cluster``."""
         running = self.running[pod]
         program = Path(sys.executable).parent / command[0]
-        done = subprocess.run(
-            [str(program), *command[1:]],
-            env=running.environment,
-            cwd=running.mounts["/work"],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [str(program), *command[1:]],
+                env=running.environment,
+                cwd=running.mounts["/work"],
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(str(error)) from None
         if done.returncode:
             raise UnavailableError(done.stderr)
         return done.stdout

@@ -14,7 +14,7 @@ from flightedl.examples.ledger import PARAMETERS, findings
 from flightedl.launch.kubernetes.objects import render
 from flightedl.launch.kubernetes.resizing import resize
 from flightedl.launch.kubernetes.secrets import make_secrets
-from flightedl.launch.kubernetes.submitting import find, submit
+from flightedl.launch.kubernetes.submitting import find, scale, submit
 from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
 from flightedl.launch.kubernetes.watching import status_of
@@ -62,9 +62,15 @@ class Cluster(SystemClock):
             self.sleep(0.1)
 
     def status(self) -> StatusReply:
-        found = status_of(self.objects, "ledger")
-        assert found is not None
-        return found
+        """Return the job's status, once its master answers in time on a busy machine."""
+        found: list[StatusReply] = []
+
+        def has_answered() -> bool:
+            found.extend(filter(None, [status_of(self.objects, "ledger")]))
+            return bool(found)
+
+        self.until(has_answered, "the master does not answer")
+        return found[0]
 
     def pods(self) -> list[str]:
         return [name for name in self.node.running if "pserver" in name]
@@ -84,7 +90,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_every_record_counts_once_while_pods_of_pservers_come_and_go(
     cluster: Cluster, own_etcd: EtcdServer, tmp_path: Path
 ) -> None:
-    arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size 20 --epochs {EPOCHS} --pause 0.15"
+    arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size 20 --epochs {EPOCHS} --pause 0.5"
     job = ClusterJob(
         job="ledger",
         image="flightedl",
@@ -97,7 +103,7 @@ def test_every_record_counts_once_while_pods_of_pservers_come_and_go(
         settled_s=1,
     )
     submit(cluster.objects, [*render(job), *make_secrets(job)], SystemClock())
-    cluster.until(lambda: status_of(cluster.objects, "ledger") and cluster.status().records, "the job does not train")
+    cluster.until(lambda: cluster.status().records, "the job does not train")
 
     reply = resize(cluster.objects, "ledger", ScaleRequest(pservers=3), _WAIT_S, cluster)
     assert (reply.pservers, reply.is_given_up) == (3, False)
@@ -110,6 +116,7 @@ def test_every_record_counts_once_while_pods_of_pservers_come_and_go(
     assert cluster.node.ended[evicted] == 0
     assert "released blocks" in (tmp_path / "pods" / evicted / "work" / "output.log").read_text()
     cluster.until(lambda: len(cluster.status().pservers) == 3, "the spare does not take over")
+    cluster.until(lambda: all(each.blocks for each in cluster.status().pservers), "the spare gets no blocks")
     assert not cluster.node.problems
 
     reply = resize(cluster.objects, "ledger", ScaleRequest(pservers=1), _WAIT_S, cluster)
@@ -118,6 +125,8 @@ def test_every_record_counts_once_while_pods_of_pservers_come_and_go(
     cluster.until(lambda: len(cluster.pods()) == 2, "surplus pods are not removed")
     assert serving in cluster.pods()
 
+    # The changes are slow on a busy machine, so the job is long, and more trainers end it.
+    scale(cluster.objects, "ledger", 6)
     cluster.until(lambda: find(cluster.objects, "ledger").is_finished, "the job does not end")
     assert find(cluster.objects, "ledger").state == "done"
     assert all("ended by itself with 0 " in problem for problem in cluster.node.problems), cluster.node.problems

@@ -442,13 +442,13 @@ class MasterCore:
         self._place()
 
     def _scale(self, request: ScaleRequest, waiting: Waiting, is_last: bool) -> msgspec.Struct:
-        if request.pservers or request.drain or request.is_cancelled:
+        if request.pservers or request.drain or request.leaving or request.is_cancelled:
             if self.is_over:
                 raise JobFailedError("all epochs are done, so the pservers need not change any more")
             if (model := self.declaration.model) is not None and model.placement is None:
                 raise UsageError("the job was begun by an older version: restart it with --resume and --pservers N")
             self.moves.scale(request, self._now)
-            waiting = replace(waiting, request=replace(request, pservers=0, drain=[], is_cancelled=False))
+            waiting = replace(waiting, request=replace(request, pservers=0, drain=[], leaving=[], is_cancelled=False))
         reply = self.moves.reply()
         if reply.is_done or is_last or not request.wait_s:
             return reply

@@ -117,6 +117,9 @@ class Moves:
         director, plan = self.director, self._plan
         if director is None or plan is None:
             raise NotReadyError("the pservers cannot change before a trainer has declared the model: try again")
+        if request.leaving:
+            self._leave(director, request, now)
+            return
         record = self.record
         if request.is_cancelled:
             if record is not None and not record.is_done:
@@ -127,19 +130,36 @@ class Moves:
         if record is not None and not record.is_done:
             if (record.pservers, record.drained) == (count, drained):
                 return
-            raise UsageError(
-                f"a change to {_described(record.pservers, record.drained)} is in progress: wait until it is done, or "
-                "cancel it"
-            )
+            raise UsageError(f"a change to {_described(record)} is in progress: wait until it is done, or cancel it")
         self._require_possible(count, drained, plan.block_count + plan.bucket_count)
+        target = ScaleRecord(pservers=count, drained=drained, left=[] if record is None else record.left)
+        self._begin(target if record is None else replace(target, leaving=record.leaving), now)
+
+    def _leave(self, director: Director, request: ScaleRequest, now: float) -> None:
+        """Move the blocks of processes that will end, or stop doing so. A change in progress continues with the others.
+
+        Raises:
+            UsageError: no pserver would keep blocks.
+        """
+        record = self.record or ScaleRecord(pservers=director.placement.pservers, is_done=True)
+        others = [each for each in record.leaving if each not in request.leaving]
+        leaving = others if request.is_cancelled else sorted([*others, *request.leaving])
+        if leaving != record.leaving:
+            self._begin(replace(record, leaving=leaving), now)
+
+    def _begin(self, target: ScaleRecord, now: float) -> None:
+        """Start a change. Raises UsageError if no pserver would keep blocks."""
+        if not _wanted(target):
+            raise UsageError("at least one pserver must keep the blocks, and the others are about to end")
         self._relief = None
         if self._rebalancing is not None:
             self._rebalancing.forget()
-        target = ScaleRecord(pservers=count, drained=drained, left=[] if record is None else record.left)
-        self.record = replace(target, total=self._distance(target))
+        moved = 0 if target.is_done else target.moved
+        target = replace(target, is_done=False, given_up="", moved=moved)
+        self.record = replace(target, total=moved + self._distance(target))
         self._failures, self._not_before, self._waiting_for = 0, now, ""
         text = "the pservers change: %s blocks_to_move=%d"
-        self._outbox.note(Kind.CHANGED_BY_HAND, "", text, _described(count, drained), self.record.total)
+        self._outbox.note(Kind.CHANGED_BY_HAND, "", text, _described(target), self.record.total)
         self._outbox.touch()
 
     def _require_possible(self, count: int, drained: list[int], block_count: int) -> None:
@@ -162,7 +182,7 @@ class Moves:
         return ScaleReply(
             wanted=record.pservers,
             pservers=count,
-            drained=record.drained,
+            drained=record.empty,
             total=record.total,
             moved=min(record.moved, record.total),
             is_done=record.is_done,
@@ -222,7 +242,7 @@ class Moves:
         assert self.record is not None, "no change is in progress"
         director = self.director
         least = 1 if director is None else max(director.placement.holders) + 1
-        self.record = replace(self.record, pservers=least, drained=[], is_done=True, given_up=given_up)
+        self.record = replace(self.record, pservers=least, drained=[], leaving=[], is_done=True, given_up=given_up)
         self._outbox.note(Kind.CHANGED_BY_HAND, "", "the change of the pservers ends: %s", given_up, is_warning=True)
         self._outbox.touch()
 
@@ -248,7 +268,7 @@ class Moves:
         director, plan, rebalancing = self.director, self._plan, self._rebalancing
         if rebalancing is None or director is None or plan is None or self._relief is not None:
             return
-        drained = [] if self.record is None else self.record.drained
+        drained = [] if self.record is None else self.record.empty
         wanted = [index for index in range(self._least_count(director.placement)) if index not in drained]
         seen = {index: reply for index, reply in enumerate(replies) if reply is not None and index in wanted}
         if self._is_changing or self.is_moving or not len(wanted) == len(seen.keys() & present.keys()) > 1:
@@ -277,6 +297,7 @@ class Moves:
             if transaction is None and (not is_wanted or now - self._progressed_at > _STALLED_S):
                 transaction = director.cancel()
         if transaction is None and director.stored is None and may_begin and now >= self._not_before:
+            self._welcome(facts, now)
             transaction = self._next(director, facts)
         if transaction is not None:
             director.pending = transaction
@@ -285,6 +306,15 @@ class Moves:
             # A new intent depends on facts that must be stored first, such as which pservers are settled.
             revision = self._outbox.revision if transaction.attempt == NONE else 0
             self._outbox.effects.append(StoreMoves(transaction, revision))
+
+    def _welcome(self, facts: Facts, now: float) -> None:
+        """Give blocks to the settled successors of processes that have left."""
+        record = self.record
+        if record is None or not record.leaving:
+            return
+        leaving = [each for each in record.leaving if facts.settled.get(each[0], each[1]) == each[1]]
+        if leaving != record.leaving:
+            self._begin(replace(record, leaving=leaving), now)
 
     def _next(self, director: Director, facts: Facts) -> Transaction | None:
         """Return the transaction that begins the next part of the change, or None."""
@@ -352,7 +382,7 @@ class Moves:
         if (record := self.record) is not None and not record.is_done:
             self.record = replace(record, is_done=True, moved=record.total)
             text = "the pservers have changed: %s"
-            self._outbox.note(Kind.CHANGED_BY_HAND, "", text, _described(record.pservers, record.drained))
+            self._outbox.note(Kind.CHANGED_BY_HAND, "", text, _described(record))
             self._outbox.touch()
 
     def _distance(self, target: ScaleRecord) -> int:
@@ -376,10 +406,10 @@ def _without(present: Mapping[int, int], left: Sequence[tuple[int, int]]) -> dic
 
 
 def _wanted(record: ScaleRecord) -> list[int]:
-    return [index for index in range(record.pservers) if index not in record.drained]
+    return [index for index in range(record.pservers) if index not in record.empty]
 
 
-def _described(pservers: int, drained: list[int]) -> str:
-    if not drained:
-        return f"{pservers} pserver{'s' * (pservers != 1)}"
-    return f"{pservers} pservers, without blocks on pserver {', '.join(map(str, drained))}"
+def _described(record: ScaleRecord) -> str:
+    if not record.empty:
+        return f"{record.pservers} pserver{'s' * (record.pservers != 1)}"
+    return f"{record.pservers} pservers, without blocks on pserver {', '.join(map(str, record.empty))}"

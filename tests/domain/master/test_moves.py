@@ -583,3 +583,52 @@ def test_only_some_of_the_moves_of_a_busy_pserver_may_be_committed() -> None:
     assert len(cluster.turns) == 1
     cluster.tick(5)
     assert len(cluster.turns) == 1, "the loads are measured first"
+
+
+def test_the_successor_of_a_pserver_that_has_left_gets_blocks_again() -> None:
+    cluster = Cluster(3)
+    cluster.scale(leaving=[(1, cluster.pservers[1])])
+    cluster.tick(20)
+    assert set(cluster.shares) == {0, 2}
+    assert cluster.scale().drained == [1]
+    cluster.tick(5)
+    assert set(cluster.shares) == {0, 2}, "blocks do not return to the process itself"
+    cluster.replace_master()
+    cluster.start(1)
+    cluster.tick(20)
+    assert set(cluster.shares) == {0, 1, 2}
+    reply = cluster.scale()
+    assert (reply.drained, reply.is_done, reply.pservers) == ([], True, 3)
+
+
+def test_pservers_that_leave_together_give_no_blocks_to_each_other() -> None:
+    cluster = Cluster(3)
+    leaving = [(index, cluster.pservers[index]) for index in (0, 1)]
+    cluster.scale(leaving=leaving[1:])
+    cluster.tick(2)
+    cluster.scale(leaving=leaving[:1])
+    total = cluster.scale().total
+    cluster.scale(leaving=leaving[1:])
+    assert cluster.scale().total == total, "a repeated request changes nothing"
+    with pytest.raises(UsageError, match="at least one pserver must keep the blocks, and the others are about to end"):
+        cluster.scale(leaving=[(2, cluster.pservers[2])])
+    with pytest.raises(UsageError, match="in progress"):
+        cluster.scale(pservers=1)
+    cluster.tick(20)
+    assert set(cluster.shares) == {2}
+    with pytest.raises(UsageError, match="the others are about to end"):
+        cluster.scale(pservers=2)
+    cluster.scale(leaving=leaving[:1], is_cancelled=True)
+    cluster.tick(20)
+    assert set(cluster.shares) == {0, 2}, "a process that could not leave in time keeps its share"
+
+
+def test_a_pserver_leaves_during_another_change() -> None:
+    cluster = Cluster(2)
+    cluster.scale(pservers=3)
+    cluster.scale(leaving=[(0, cluster.pservers[0])])
+    cluster.start(2)
+    cluster.tick(20)
+    assert set(cluster.shares) == {1, 2}
+    reply = cluster.scale()
+    assert (reply.pservers, reply.is_done, reply.moved) == (3, True, reply.total)
