@@ -112,6 +112,8 @@ class MasterCore:
         scaling = None if stored.scaling is None else decode(stored.scaling, ScaleRecord)
         self.moves = Moves(settings.generation, scaling, self._outbox, settings.rebalance_s)
         self._moves_revision = 0
+        #: Newest placement and intent that were read while a transaction was in progress; None if there are none.
+        self._moves_seen: events.MovesRead | None = None
         #: True if a checkpoint has been completed since blocks last moved.
         self._is_turn_of_moves = False
         self.evaluations = Evaluations(self._outbox)
@@ -431,15 +433,22 @@ class MasterCore:
         model, director = self.declaration.model, self.moves.director
         if model is None or model.placement is None or director is None or event.revision < self._moves_revision:
             return
+        if director.pending is not None and not event.is_outcome:
+            self._moves_seen = event
+            return
         placement = director.placement if event.placement is None else event.placement
-        if not event.is_outcome and (director.pending is not None or placement != director.placement):
-            # Either the outcome follows, or a successor has changed the placement.
+        if not event.is_outcome and placement != director.placement:
+            # A successor has changed the placement.
             return
         self._moves_revision = event.revision
         if (placement, event.stored) == (director.placement, director.stored) and director.pending is None:
             return
         self.moves.read(placement, event.stored, self._now)
         self._place()
+        if event.is_outcome and (seen := self._moves_seen) is not None:
+            # A pserver may have deleted the intent before the outcome was known.
+            self._moves_seen = None
+            self._moves_read(seen)
 
     def _scale(self, request: ScaleRequest, waiting: Waiting, is_last: bool) -> msgspec.Struct:
         if request.pservers or request.drain or request.leaving or request.is_cancelled:

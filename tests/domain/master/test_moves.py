@@ -632,3 +632,16 @@ def test_a_pserver_leaves_during_another_change() -> None:
     assert set(cluster.shares) == {1, 2}
     reply = cluster.scale()
     assert (reply.pservers, reply.is_done, reply.moved) == (3, True, reply.total)
+
+
+def test_an_intent_that_is_deleted_before_its_outcome_is_known_has_failed() -> None:
+    cluster = Cluster()
+    cluster.is_silent = True
+    cluster.scale(pservers=1)
+    cluster.tick()
+    (transaction,) = cluster.transactions
+    assert transaction.intent is not None
+    stored = StoredIntent(cluster.revision + 1, transaction.intent)
+    cluster.apply(events.MovesRead(None, None, cluster.revision + 2))
+    cluster.apply(events.MovesRead(None, stored, cluster.revision + 1, is_outcome=True))
+    assert not cluster.core.moves.is_moving
