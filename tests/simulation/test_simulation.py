@@ -52,6 +52,10 @@ QUICK = (
     "frozen blocks are updated",
     "an earlier attempt's copy is adopted",
     "moved blocks forget their batches",
+    "moved blocks forget their clocks",
+    "blocks leave within a round",
+    "blocks move during a checkpoint",
+    "views change while blocks move",
 )
 
 
@@ -99,13 +103,15 @@ def test_a_few_seeds_with_moves():
 
 @pytest.mark.seeds
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("has_rows", [False, True], ids=["", "rows"])
 @pytest.mark.parametrize(
     "seeds", [range(3000, 3010), pytest.param(range(3010, 3100), marks=pytest.mark.storm)], ids=str
 )
-def test_many_seeds_with_moves(seeds, require_marks):
-    summary = run_seeds(seeds, has_moves=True)
+def test_many_seeds_with_moves(seeds, has_rows, require_marks):
+    summary = run_seeds(seeds, has_moves=True, has_rows=has_rows)
     assert not summary.found, report(summary.found)
-    require_marks("moves", summary)
+    if not has_rows:
+        require_marks("moves", summary)
 
 
 @pytest.mark.seeds

@@ -70,10 +70,15 @@ class Body:
     def _drawn(self) -> list[Action]:
         random, blocks = self._trainer.own, sorted(self._trainer.steps.versions)
         kind = random.random()
+        if (first_bucket := self._trainer.cluster.shape.first_bucket) is not None:
+            # The rows of all tables are pushed together, at the end of a batch.
+            blocks.sort(key=lambda number: number >= first_bucket)
+            kind = min(kind, 0.9)
         if kind > 0.9:
             return [lambda: self._push(blocks, is_complete=False), self._pull]
         calls: list[Action] = [self._pull] if kind < 0.1 else []
-        count = random.randrange(len(blocks)) if kind > 0.8 else 0
+        dense = [number for number in blocks if first_bucket is None or number < first_bucket]
+        count = random.randrange(len(dense)) if kind > 0.8 and dense else 0
         if count:
             calls.append(lambda: self._push(blocks[:count], is_complete=False))
         calls.append(lambda: self._push(blocks[count:], is_complete=True))
@@ -92,14 +97,15 @@ class Body:
             self._go_on()
             return
         shape, batch = self._trainer.cluster.shape, batch_of(steps.current.pushed.identity)
-        gradients = {number: {shape.element_of(batch): 1} for number in blocks if shape.has_gradient(batch, number)}
+        named = [number for number in self._trainer.now(blocks) if shape.has_gradient(batch, number)]
+        gradients = {self._trainer.key_of(number): {shape.element_of(batch): 1} for number in named}
         if steps.sums is not None:
             added = steps.add([str(number) for number in gradients])
             steps.sums.check()
             self._trainer.worker.add(added.identity, gradients, added.weight)
             self._run(steps.step()) if is_complete else self._go_on()
         else:
-            self._run(steps.step() if is_complete else steps.push(list(gradients)), gradients)
+            self._run(steps.step() if is_complete else steps.push(named), gradients)
 
     def _run(self, step: Next, gradients: Mapping[int, Gradient] = MappingProxyType({})) -> None:
         self._trainer.worker.run(step, self._go_on, self._failed, gradients)

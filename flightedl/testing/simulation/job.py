@@ -18,6 +18,7 @@ from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, placed, placement_of, plan_for, runs_of
+from flightedl.domain.pserver.block_values import Extent
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings, TaskBatches
 from flightedl.domain.tables.spec import TableSpec
@@ -84,6 +85,8 @@ class JobShape:
     is_patchy: bool = False
     #: The table; blocks that are pushed to and copied together represent its buckets. None without rows.
     table: TableSpec | None = None
+    #: Lowest number of a block that represents buckets; None for the last run of each pserver's blocks.
+    first_bucket: int | None = None
 
     @property
     def grows(self) -> bool:
@@ -145,7 +148,17 @@ class JobShape:
         """Return those blocks of a pserver that represent its many buckets of rows; empty in a job without rows."""
         if not self.has_rows or index >= plan.pserver_count:
             return range(0)
-        return next(reversed(runs_of(plan, index)), range(0))
+        if self.first_bucket is None:
+            return next(reversed(runs_of(plan, index)), range(0))
+        own = [number for number in plan.blocks_of(index).tolist() if number >= self.first_bucket]
+        return range(own[0], own[-1] + 1) if own else range(0)
+
+    def extents(self, plan: ShardPlan, index: int) -> list[Extent]:
+        """Return the extents of a pserver's first spans."""
+        buckets = self.buckets(plan, index)
+        runs = [part for run in runs_of(plan, index) for part in _without(run, buckets)]
+        extents = [*(Extent(run) for run in runs), *([Extent(buckets, is_copied_at_once=True)] if buckets else [])]
+        return sorted(extents, key=lambda extent: extent.numbers.start)
 
     def shards(self, plan: ShardPlan) -> list[list[int]]:
         """Return each pserver's blocks as a trainer's core sees them: the first bucket represents all buckets."""
@@ -178,6 +191,11 @@ class JobShape:
     def element_of(self, batch: Batch) -> int:
         """Return the element to which a batch adds."""
         return batch.epoch * sum(self.batch_counts) + sum(self.batch_counts[: batch.task]) + batch.batch
+
+
+def _without(run: range, buckets: range) -> list[range]:
+    parts = range(run.start, min(run.stop, buckets.start)), range(max(run.start, buckets.stop), run.stop)
+    return [part for part in parts if part] if buckets else [run]
 
 
 def batch_of(identity: BatchIdentity) -> Batch:

@@ -15,11 +15,27 @@ MOVE_BUGS: dict[str, Planted] = {
         "a pserver applies pushes to blocks whose content it has already sent to another pserver",
         answers("testing.simulation.shard:Shard._is_frozen", "False"),
     ),
+    "a unit thaws before its attempt is over": bug(
+        "a pserver accepts pushes again although the master may still commit the move",
+        swaps(f"{_SERVER}_end_attempts", "if leaving.attempt != attempt:", "if leaving.is_frozen:"),
+    ),
     "an earlier attempt's copy is adopted": bug(
         "a pserver adopts a copy that lacks updates which the source has applied since",
         swaps(f"{_SERVER}_adopt_or_release", "arriving.attempt == placement.attempt_of(arriving.block)", "True"),
         swaps(f"{_SERVER}_end_attempts", "if arriving.attempt != attempt and", "if False and"),
         swaps(f"{_SERVER}received", "arriving.attempt >= message.attempt", "arriving.is_complete"),
+    ),
+    "blocks move before losses are known": bug(
+        "blocks move away from a pserver that has not reported which batches it lacks",
+        swaps(
+            f"{_DIRECTOR}_require_quiet", "index not in seen or settled.get(index) != seen[index]", "index not in seen"
+        ),
+    ),
+    "blocks move during a checkpoint": bug(
+        "the files of a checkpoint belong to different placements",
+        swaps(f"{_DIRECTOR}_require_quiet", "if is_audit_open or is_checkpoint_open:", "if is_audit_open:"),
+        swaps(f"{_DIRECTOR}_transaction", "excludes_checkpoint=attempt == NONE", "excludes_checkpoint=False"),
+        swaps(f"{_CORE}_tick_checkpoints", "and not self.moves.is_moving", ""),
     ),
     "moved blocks forget their batches": bug(
         "the applied sets of blocks do not move along with the blocks",
@@ -28,5 +44,18 @@ MOVE_BUGS: dict[str, Planted] = {
             "self._applied.encoded(numbers)",
             "AppliedBatches(numbers).encoded(numbers)",
         ),
+    ),
+    "moved blocks forget their clocks": bug(
+        "the members' clocks do not move along with the blocks",
+        swaps(f"{_BLOCKS}adopt", "released.members, released.clocks)", "released.members, {})"),
+    ),
+    "views change while blocks move": bug(
+        "a pserver applies a view, or begins a cut, after it has sent the content of its blocks",
+        answers("testing.simulation.pserver:Pserver._require_unpinned"),
+    ),
+    "blocks leave within a round": bug(
+        "blocks leave although their open round has gradients",
+        swaps(f"{_BLOCKS}is_at_edge", "all(span.rounds.is_at_edge for span in spans)", "True"),
+        swaps(f"{_BLOCKS}release", "if not span.rounds.is_at_edge:", "if False:"),
     ),
 }

@@ -136,8 +136,10 @@ def require_stored_rows(name: str, spec: TableSpec | None, shard: StoredShard) -
     histories = dict(zip(shard.blocks, shard.histories, strict=True))
     if spec is None:
         return
+    buckets = {number for stored in shard.tables for number in stored.numbers}
     for block, values in zip(shard.blocks, shard.values, strict=True):
-        require_history(name, block, values, histories[block])
+        if block in buckets:
+            require_history(name, block, values, histories[block])
     for stored in shard.tables:
         rows = SpanRows(spec, stored.numbers)
         rows.restore([shard.chain])

@@ -113,6 +113,9 @@ def drawn(
     if has_rows:
         # Blocks that were cut for three pservers are not adjacent on two.
         shape = replace(shape, table=_table(Random(f"rows {seed}")), is_patchy=False, cut_for=min(2, pserver_count))  # noqa: S311
+    if has_rows and has_moves:
+        # However these two buckets are distributed, the buckets of each pserver are neighbors.
+        shape = replace(shape, cut_for=2, first_bucket=2)
     return Scenario(
         shape=shape,
         mode_name=mode_name,

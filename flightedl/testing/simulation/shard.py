@@ -14,7 +14,7 @@ from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.accumulation import missing_places
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.model.sharding import ShardPlan, runs_of
+from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver.block_values import (
     ANSWERED,
     AddGradient,
@@ -22,7 +22,6 @@ from flightedl.domain.pserver.block_values import (
     CopyBlocks,
     Effect,
     EmptyRound,
-    Extent,
     Pushed,
     ReleasedBlocks,
     Split,
@@ -36,7 +35,7 @@ from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.job import Gradient, JobShape
 from flightedl.testing.simulation.ledger import Block, BucketSpan, LedgerSpan
-from flightedl.testing.simulation.rows import Moment, StoredTable
+from flightedl.testing.simulation.rows import Moment, SpanRows, StoredTable
 from flightedl.testing.simulation.store import UNCHANGED, StoredShard
 from flightedl.testing.simulation.world import Process, Reply, Violation
 
@@ -50,6 +49,8 @@ class MovedSpan(NamedTuple):
 
     released: ReleasedBlocks
     blocks: Sequence[Block]
+    #: Rows of buckets; None for other blocks.
+    rows: SpanRows | None = None
 
 
 class Shard:
@@ -84,7 +85,7 @@ class Shard:
         self.blocks: list[Block] = []
         buckets = shape.buckets(plan, index)
         about = {"pserver": pserver[0], "generation": pserver[1]}
-        extents = [Extent(numbers, numbers == buckets) for numbers in runs_of(plan, index)]
+        extents = shape.extents(plan, index)
         self.protocol = recorded(recorder, about, BlockProtocol, extents, mode)
         for numbers, is_of_buckets in extents:
             blocks = [Block(number, [0] * shape.element_count) for number in numbers]
@@ -246,8 +247,9 @@ class Shard:
         content, number = list[MovedSpan](), numbers.start
         while number < numbers.stop:
             part = range(number, min(self._span(number).numbers.stop, numbers.stop))
-            blocks = [self._block_of[each].copy() for each in part]
-            content.append(MovedSpan(self.protocol.state_of(part), blocks))
+            blocks, span = [self._block_of[each].copy() for each in part], self._span(number)
+            rows = span.rows.part(part) if isinstance(span, BucketSpan) else None
+            content.append(MovedSpan(self.protocol.state_of(part), blocks, rows))
             number = part.stop
         return content
 
@@ -255,8 +257,11 @@ class Shard:
         """Add blocks that have moved to this pserver."""
         if (unmovable := self.protocol.adopt(content.released)) is not None:
             raise Violation(f"{self._process.name} cannot adopt blocks that it has acknowledged: {unmovable}")
-        blocks = [block.copy() for block in content.blocks]
-        LedgerSpan(content.released.numbers, self.protocol, blocks, self._shape)
+        blocks, numbers = [block.copy() for block in content.blocks], content.released.numbers
+        if content.rows is None:
+            LedgerSpan(numbers, self.protocol, blocks, self._shape)
+        else:
+            BucketSpan(numbers, self.protocol, blocks, self._shape).rows = content.rows.part(numbers)
         self._set_blocks([*self.blocks, *blocks])
 
     def drop(self, numbers: range) -> None:
@@ -391,7 +396,8 @@ class Shard:
                 stop += 1
             if range(number, stop) != span.numbers:
                 if isinstance(span, BucketSpan):
-                    raise Violation(f"{self._process.name} gets a push to {number} to {stop} of buckets {span.numbers}")
+                    # The sender does not know yet that buckets have arrived here.
+                    return tuple(outcomes), True
                 self._split(self.protocol.split(span.numbers.start, around(span.numbers, range(number, stop))))
                 continue
             push = BlockPush(name, generation, member, named, weight, step)

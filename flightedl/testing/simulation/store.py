@@ -39,14 +39,14 @@ UNCHANGED = -1
 
 
 def put_together(chain: Sequence[StoredShard]) -> StoredShard:
-    """Merge a base with its increments."""
-    values = chain[0].values
+    """Merge a base with its increments. Since the base, blocks may have left the pserver, or arrived at it."""
+    values = dict(zip(chain[0].blocks, chain[0].values, strict=True))
     for shard in chain[1:]:
-        values = tuple(
-            tuple(old if new == UNCHANGED else new for old, new in zip(*both, strict=True))
-            for both in zip(values, shard.values, strict=True)
-        )
-    return replace(chain[-1], values=values, chain=tuple(shard.tables for shard in chain))
+        for block, changed in zip(shard.blocks, shard.values, strict=True):
+            both = zip(values.get(block, changed), changed, strict=True)
+            values[block] = tuple(old if new == UNCHANGED else new for old, new in both)
+    last = chain[-1]
+    return replace(last, values=tuple(map(values.__getitem__, last.blocks)), chain=tuple(each.tables for each in chain))
 
 
 def whole(files: Mapping[str, Any], name: str) -> StoredShard | None:

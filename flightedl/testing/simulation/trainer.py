@@ -8,7 +8,7 @@ frozen, or may lose its registration and return under the same name with a new g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +157,16 @@ class Trainer(Process):
         self.plan = plan = plan_in(placement, shape.cut_for)
         self.buckets = [shape.buckets(plan, index) for index in range(plan.pserver_count)]
         return shape.shards(plan)
+
+    def key_of(self, number: int) -> int:
+        """Return the key of a block's gradient. All buckets have the same key, however they are distributed."""
+        first = self.cluster.shape.first_bucket
+        return number if first is None else min(number, first)
+
+    def now(self, numbers: Sequence[int]) -> list[int]:
+        """Return the numbers under which the current placement represents these blocks and buckets."""
+        keys = {self.key_of(number) for number in numbers}
+        return [number for number in self.steps.versions if self.key_of(number) in keys]
 
     @property
     def knows_newest_placement(self) -> bool:

@@ -143,7 +143,7 @@ class Travel:
             tuple(map(batch_of, (batch.identity, *batch.others))),
             batch.identity.batch_count,
             tuple(
-                (each, call.bases[number], self._gradients.get(number, {}))
+                (each, call.bases[number], self._gradients.get(self._trainer.key_of(number), {}))
                 for number in call.blocks
                 for each in self._meant(index, number)
             ),

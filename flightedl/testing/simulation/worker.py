@@ -142,7 +142,7 @@ class Worker:
         task = loop.steps.reading.task
         _, known = self._shares.setdefault(id(task), (task, {}))
         batches = [batch_of(each) for each in (batch.identity, *batch.others)]
-        for block in steps.versions:
+        for block in map(self._trainer.key_of, steps.versions):
             shares = shape.shares(batches, block, steps.mode)
             if keeps_shares:
                 right = {element: known.setdefault((block, element), share) for element, share in shares.items()}
