@@ -23,7 +23,7 @@ from flightedl.domain.model.sharding import ShardPlan, hash_with, placed, placem
 from flightedl.domain.moving.values import Intent, Move, Transaction, placement_in
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import FlightedlError, NotReadyError, StalePlacementError, UnavailableError
+from flightedl.errors import CorruptError, FlightedlError, NotReadyError, StalePlacementError, UnavailableError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.declarations import (
@@ -40,6 +40,7 @@ from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import CreatedAt, Delete, Put
 from flightedl.pserver.building import kernels_of
 from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.moving.arrival import Arrival
 from flightedl.pserver.moving.peers import Peers
 from flightedl.pserver.service import PserverService
 from flightedl.rpc import FlightServer, ServerIdentity
@@ -432,3 +433,32 @@ def test_a_move_to_a_process_that_is_gone_is_given_up() -> None:
         with contextlib.suppress(FlightedlError):
             moving.push_everywhere(2, 0, 0)
         assert [process.ends for process in moving.processes] == [[]] * PSERVERS
+
+
+@pytest.mark.parametrize("problem", ["no memory", "other version"])
+def test_a_move_that_the_destination_rejects_is_given_up_and_the_job_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: str
+) -> None:
+    def reject(*_: object) -> None:
+        raise CorruptError("not a part of a moving block: unknown tag")
+
+    with job(Async()) as moving:
+        before = moving.placement
+        (_, move, *_) = halves(moving.plan, before)
+        assert move.block >= moving.first_bucket
+        moving.push_everywhere(1, 0, 0)
+        if problem == "no memory":
+            moving.processes[move.destination].service.shard(moving.plan.hash).rows._memory._limit_bytes = 1
+        else:
+            monkeypatch.setattr(Arrival, "add", reject)
+        moving.intend(move)
+        eventually(lambda: not moving.is_moving, timeout_s=60.0)
+        moving.push_everywhere(2, 0, 0)
+        assert moving.placement == before
+        assert moving.values() == ({-2.0}, {-2.0})
+        assert [process.ends for process in moving.processes] == [[]] * PSERVERS
+    (warning,) = {each.getMessage() for each in caplog.records if "cannot move to pserver" in each.getMessage()}
+    assert f"block {move.block} cannot move to pserver {move.destination}: " in warning
+    assert {"no memory": "increase --table-memory-mb", "other version": "not a part of a moving block"}[
+        problem
+    ] in warning
