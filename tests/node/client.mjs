@@ -1,9 +1,9 @@
 /**
  * A client in Node, written from `schemas/` alone: it reads a job's model, follows its changes, and trains on tasks.
  *
- * Usage: `node client.mjs read|follow|train ETCD JOB`, or `node client.mjs golden FILE`. Each line of the input of `read`
- * names a parameter or table, and each line of the input of `follow` requests a copy that is up to date. The answers are
- * lines of JSON.
+ * Usage: `node client.mjs read|train ETCD JOB`, `node client.mjs follow ETCD JOB [bfloat16]`, or `node client.mjs golden
+ * FILE`. Each line of the input of `read` names a parameter or table, and each line of the input of `follow` requests a
+ * copy that is up to date. The answers are lines of JSON.
  */
 
 import assert from 'node:assert/strict';
@@ -33,14 +33,14 @@ async function read(job) {
 }
 
 /** Request and apply the changes of all pservers, until each has answered a new request. */
-async function catchUp(job, copy) {
+async function catchUp(job, copy, wire = '') {
     const answered = new Set();
     for (;;) {
         try {
             const endpoints = await connect(await job.master()).endpoints({ verb: 'changes' });
             for (const [server, { location, ticket }] of endpoints.entries()) {
                 while (!answered.has(server)) {
-                    const table = await connect(location).get({ ...ticket, since: copy.since(server), wait_s: 0 });
+                    const table = await connect(location).get({ ...ticket, since: copy.since(server), wait_s: 0, wire });
                     if (copy.apply(server, table)) answered.add(server);
                 }
             }
@@ -52,10 +52,10 @@ async function catchUp(job, copy) {
     }
 }
 
-async function follow(job) {
+async function follow(job, wire) {
     const copy = new Copy((await job.model()).declaration);
     for await (const _ of lines()) {
-        await catchUp(job, copy);
+        await catchUp(job, copy, wire);
         say({ ...copy.content(), seen: copy.seen });
     }
 }
@@ -99,6 +99,7 @@ const [command, ...rest] = process.argv.slice(2);
 if (command === 'golden') {
     await golden(...rest);
 } else {
-    await { read, follow, train }[command](new Job(...rest));
+    const [etcd, name, wire] = rest;
+    await { read, follow, train }[command](new Job(etcd, name), wire);
 }
 closeAll();

@@ -8,6 +8,9 @@ const ARRAYS = { float32: Float32Array, float64: Float64Array };
 /** Return a typed array with the content of some bytes, which may be unaligned. */
 const array = (Kind, bytes) => new Kind(Uint8Array.from(bytes).buffer);
 
+/** Return bfloat16 values, whose bits are the upper halves of those of float32. */
+const widened = (bytes) => new Float32Array(Uint32Array.from(array(Uint16Array, bytes), (bits) => bits << 16).buffer);
+
 /** Return the ranges [first, end) as numbers. */
 const numbers = (ranges) => ranges.flatMap(([first, end]) => Array.from({ length: end - first }, (_, n) => first + n));
 
@@ -15,6 +18,8 @@ export class Copy {
     /** `declaration`: ModelDeclaration */
     constructor(declaration) {
         this.positions = new Map();
+        /** Type to which float32 values were rounded in the last message; empty if they were not. */
+        this.wire = '';
         this.parameters = {};
         this.dtypes = {};
         for (const { name, shape, dtype } of declaration.parameters) {
@@ -64,6 +69,7 @@ export class Copy {
         const blocks = new Set(numbers(header.blocks).filter(isNewest(this.blockPlacements)));
         const buckets = new Set(numbers(header.buckets).filter(isNewest(this.bucketPlacements)));
         const kinds = { values: this.values, clear: this.clear, removed: this.removed, rows: this.rows, expiry: this.expiry };
+        this.wire = header.wire;
         for (const change of changes) kinds[change.kind]?.call(this, change, { blocks, buckets });
         blocks.forEach((block) => this.blockPlacements.set(block, position.placement));
         buckets.forEach((bucket) => this.bucketPlacements.set(bucket, position.placement));
@@ -88,9 +94,14 @@ export class Copy {
 
     values({ name, block, start, stop, values }, owned) {
         if (!owned.blocks.has(Number(block))) return;
-        this.parameters[name].set(array(this.dtypes[name], values), Number(start));
+        this.parameters[name].set(this.sent(this.dtypes[name], values), Number(start));
         this.blocks.set(Number(block), { name, start: Number(start), stop: Number(stop) });
         this.seen.values += 1;
+    }
+
+    /** Return values as an array of its type, although float32 may have been rounded for sending. */
+    sent(Kind, bytes) {
+        return this.wire && Kind === Float32Array ? widened(bytes) : array(Kind, bytes);
     }
 
     clear({ start, stop }, owned) {
@@ -109,7 +120,7 @@ export class Copy {
     rows({ name, ids, versions, epochs, values }, owned) {
         const dim = this.dims[name];
         const [version, epoch] = [array(Uint32Array, versions), array(Uint32Array, epochs)];
-        const all = array(Float32Array, values);
+        const all = this.sent(Float32Array, values);
         array(BigUint64Array, ids).forEach((id, n) => {
             const bucket = bucketOf(name, id);
             if (!owned.buckets.has(bucket)) return;

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 import flightedl as fe
 import flightedl_schemas
@@ -55,8 +56,8 @@ def program(node: str, command: str, cluster: fe.LocalCluster) -> Sequence[str]:
 
 
 @contextmanager
-def started(node: str, command: str, cluster: fe.LocalCluster) -> Iterator[NodeClient]:
-    arguments = program(node, command, cluster)
+def started(node: str, command: str, cluster: fe.LocalCluster, *more: str) -> Iterator[NodeClient]:
+    arguments = [*program(node, command, cluster), *more]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield NodeClient(process)
@@ -115,7 +116,11 @@ def test_a_node_client_reads_and_follows_evictions_and_the_death_of_a_pserver(no
                 and np.array_equal(users.pull(list(rows)), np.array(list(rows.values()), np.float32))
             )
 
-        with started(node, "read", cluster) as reader, started(node, "follow", cluster) as follower:
+        with (
+            started(node, "read", cluster) as reader,
+            started(node, "follow", cluster) as follower,
+            started(node, "follow", cluster, "bfloat16") as rounded,
+        ):
             train(2)
             base = follower.ask()
             assert is_same(base)
@@ -139,6 +144,11 @@ def test_a_node_client_reads_and_follows_evictions_and_the_death_of_a_pserver(no
             assert rows == {int(key): row for key, row in expired["tables"]["users"].items()}
             assert [row["value"] for row in reader.ask("m")] == model["m"].tolist()
             assert [row["value"] for row in reader.ask("v")] == model["v"].tolist()
+            short = rounded.ask()
+            for name in ("v", "m"):
+                expected = np.array(expired["parameters"][name], np.float32).astype(bfloat16).tolist()
+                assert short["parameters"][name] == expected
+            assert short["tables"] == expired["tables"], "the rows are small integers"
             cluster.kill("pserver", 1)
             train(3)
             assert eventually(lambda: is_same(follower.ask()), 30.0)
