@@ -44,8 +44,8 @@ class Meter:
         #: Number of pushed blocks, indexed by the outcome's number.
         self._rows = [0] * (max(Outcome) + 1)
         self._received_bytes = 0
-        #: (first block, number of blocks) -> number of parts with values, and their bytes.
-        self._pushed: dict[tuple[int, int], tuple[int, int]] = {}
+        #: Range of blocks -> number of parts with values, and their bytes.
+        self._pushed: dict[range, list[int]] = {}
         self._sent_bytes = 0
         #: Number of open streams for steps; number of those that use shared memory.
         self._streams = self._shared_streams = 0
@@ -64,11 +64,15 @@ class Meter:
         with self._lock:
             self._messages += 1
             for part in parts:
-                size_bytes, blocks = len(part.data), (part.blocks.start, len(part.blocks))
+                if not (size_bytes := len(part.data)):
+                    continue
                 self._received_bytes += size_bytes
-                if size_bytes and (blocks in self._pushed or len(self._pushed) < _RANGES_LIMIT):
-                    parts_before, bytes_before = self._pushed.get(blocks, (0, 0))
-                    self._pushed[blocks] = parts_before + 1, bytes_before + size_bytes
+                counts = self._pushed.get(part.blocks)
+                if counts is not None:
+                    counts[0] += 1
+                    counts[1] += size_bytes
+                elif len(self._pushed) < _RANGES_LIMIT:
+                    self._pushed[part.blocks] = [1, size_bytes]
             for answer in answers:
                 piece = answer.piece
                 self._rows[piece.outcome] += len(piece.blocks)
@@ -122,7 +126,7 @@ class Meter:
     def pushed(self) -> list[tuple[int, int, int, int]]:
         """First block, number of blocks, received parts and their bytes, for the ranges with the most bytes."""
         with self._lock:
-            found = [(*blocks, *counts) for blocks, counts in self._pushed.items()]
+            found = [(blocks.start, len(blocks), parts, size) for blocks, (parts, size) in self._pushed.items()]
         return heapq.nlargest(_REPORTED_RANGES, found, key=lambda each: each[3])
 
     @property
