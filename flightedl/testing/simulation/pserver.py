@@ -481,7 +481,8 @@ class Pserver(Process):
             self._drain()
 
         if master is not None:
-            request = ScaleRequest(job="job", drain=[] if is_late else [self.index], is_cancelled=is_late)
+            leaving = [(self.index, self.life.generation)]
+            request = ScaleRequest(job="job", leaving=leaving, is_cancelled=is_late)
             self.world.call(self, master.value, master.value.scale, request, refused, lambda: None)
         if is_late:
             over()
