@@ -29,7 +29,9 @@ class ChangesTicket(OfPlan, frozen=True, kw_only=True):
     verb: str = "changes"
     #: Position that the client has reached; None to request a base.
     since: Position | None = None
-    #: Seconds that the server may wait for a change.
+    #: True to stop at checkpoints: an answer then ends with exactly the state that a checkpoint contains.
+    marks: bool = False
+    #: Seconds that the server may wait for a change, or until a checkpoint has been cut.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
     #: Type to which float32 values of parameters and rows are rounded for sending; empty to send them unchanged.
     wire: Literal["", "bfloat16", "float16"] = ""
@@ -48,6 +50,8 @@ class ChangesHeader(Reply, frozen=True, kw_only=True):
     buckets: list[tuple[int, int]] = []
     #: As in the ticket.
     wire: str = ""
+    #: Number of the checkpoint with whose state this message ends; None if it ends with the present state.
+    checkpoint: int | None = None
     #: Ranges of blocks that are frozen because they move to another pserver, which may have changed them since. Buckets
     #: are numbered after the last block.
     leaving: list[tuple[int, int]] = []

@@ -118,6 +118,10 @@ class Copier:
             found = self._due.find(1) if found < 0 else found
         return None if found < 0 else found
 
+    @property
+    def is_abandoned(self) -> bool:
+        return bool(self._given_up)
+
     def give_up(self, reason: str) -> None:
         with self._changed:
             self._given_up = reason
@@ -189,7 +193,11 @@ class SnapshotCopier(Copier):
             if self._are_rows_dropped:
                 rows.cut.drop()
         if self._companion is not None:
-            self._companion.copy_rows(span, version, updates)
+            try:
+                self._companion.copy_rows(span, version, updates)
+            except (MemoryError, UnavailableError) as error:
+                # The checkpoint is more important.
+                self._companion.give_up(str(error) or "not enough memory")
         self._copied(span.numbers)
 
     @property

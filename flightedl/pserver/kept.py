@@ -11,7 +11,7 @@ another one if a client wants to stop at a checkpoint (see ``feed``).
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,11 +56,13 @@ class KeptCut(Copier):
         numbers: Numbers of the shard's blocks and buckets.
         at_round: Round at which the blocks are cut; None to cut them at once.
         number: Feed number of the cut if the feed stops at it; otherwise 0.
+        placement: Version of the placement of the blocks.
     """
 
-    def __init__(self, numbers: Sequence[int], at_round: int | None, number: int = 0) -> None:
+    def __init__(self, numbers: Sequence[int], at_round: int | None, number: int = 0, placement: int = 0) -> None:
         super().__init__(numbers, at_round)
-        self._number = number
+        self.number = number
+        self.placement = placement
         #: Block -> values and version.
         self.values: dict[int, tuple[Array, int]] = {}
         self.rows: list[KeptRows] = []
@@ -81,7 +83,7 @@ class KeptCut(Copier):
     def copy_rows(self, span: RowSpan, version: int, updates: int) -> None:
         del updates
         rows = span.rows
-        cut = rows.keep_cut(version, span.epoch, self._number)
+        cut = rows.keep_cut(version, span.epoch, self.number)
         kept = KeptRows(span.lock, rows, span.numbers, span.buckets, cut, rows.arrived.copy(), tuple(rows.removed))
         with self._changed:
             self.rows.append(kept)
@@ -106,8 +108,15 @@ class KeptCut(Copier):
             raise StalePlacementError(_NOT_HERE)
         return [found[number][0] for number in numbers]
 
-    def begin_reading(self, table: int, buckets: range) -> list[tuple[KeptRows, RowCut]]:
-        """Return cuts for one pass over the rows of a table, which the caller drops.
+    def begin_reading(
+        self, tables: Collection[int], buckets: range = range(0), after: int | None = None
+    ) -> Iterator[tuple[KeptRows, RowCut]]:
+        """Yield cuts for one pass over the rows of some tables, which the caller drops.
+
+        Args:
+            tables: Numbers of the tables.
+            buckets: Buckets that must be in the cut.
+            after: As for ``RowTables.begin_again``.
 
         Raises:
             StalePlacementError: the kept cut lacks one of the buckets.
@@ -115,11 +124,12 @@ class KeptCut(Copier):
         """
         if not set(buckets).issubset(bucket for each in self.rows for bucket in each.buckets):
             raise StalePlacementError(_NOT_HERE)
-        found = []
         for each in self.rows:
             with each.lock:
-                found.append((each, each.tables.begin_again(each.cut, (table,))))
-        return found
+                cut = each.tables.begin_again(each.cut, tables, after)
+            cut.is_base = after is None
+            cut.complete = [] if after is None else [bucket for bucket in each.buckets if each.arrived[bucket] > after]
+            yield each, cut
 
 
 class RequestedCuts:

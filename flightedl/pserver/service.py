@@ -538,6 +538,8 @@ class PserverService:
             if self._feed is None:
                 life = self._life
                 self._feed = PserverFeed(shard, self._plan, life.election or 0, life.generation, self._clock)
+                assert self._snapshots is not None, "there are values without blocks"
+                self._snapshots.feed = self._feed
             return self._feed
 
     def copies(self, plan_hash: str) -> tuple[Copies, int]:
@@ -659,6 +661,8 @@ class PserverService:
         """Free memory that is no longer needed. Called about once per second."""
         if self._cuts is not None:
             self._cuts.expire()
+        if self._feed is not None:
+            self._feed.expire()
 
     def _require_no_leftovers(self) -> None:
         if self._mover is not None and self._mover.is_discarding:

@@ -501,8 +501,8 @@ class Shard:
             raise BusyError(f"pserver {self._index} is being read by {_READERS} others: try again later")
         cuts: list[tuple[RowSpan | KeptRows, RowCut]] = []
         try:
-            if kept is not None:
-                cuts += kept.begin_reading(table, buckets)
+            for begun in () if kept is None else kept.begin_reading((table,), buckets):
+                cuts.append(begun)  # noqa: PERF402 - those that have begun are dropped if another one fails
             for span in distinct(self.rows.spans) if kept is None else ():
                 with span.lock:
                     self._soundness.require()

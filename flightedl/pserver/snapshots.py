@@ -24,11 +24,12 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from flightedl.domain.checkpoint.changes import increment_on
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots
 from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.model.sharding import placement_of_hash
 from flightedl.errors import FlightedlError
 from flightedl.formats.shard_files import ShardHeader, write_shard
 from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, WrittenFile
@@ -37,8 +38,12 @@ from flightedl.process import tracing
 from flightedl.process.background import Background
 from flightedl.pserver.copier import CopyMemory, SnapshotCopier
 from flightedl.pserver.copying import Copying
+from flightedl.pserver.kept import KeptCut
 from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
+
+if TYPE_CHECKING:
+    from flightedl.pserver.feed import PserverFeed
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +81,8 @@ class Snapshots:
         #: Number of the job's pservers; changed when blocks have moved.
         self.pserver_count = pserver_count
         self._clock = clock
+        #: Feed whose clients may stop at checkpoints; None if there are no clients.
+        self.feed: PserverFeed | None = None
         self._lock = threading.Lock()
         self._state = recorded(recorder, {}, PserverSnapshots)
         self._memory = CopyMemory()
@@ -95,20 +102,28 @@ class Snapshots:
     def order(self, order: SnapshotRequest) -> SnapshotReply:
         """Accept an order unless it is known or outdated. Return the progress of the newest order."""
         taken: list[SnapshotCopier] = []
+        feed, number = self.feed, 0
+        marks: list[KeptCut] = []
 
         def begin(versions: Mapping[int, int], highest_open_round: int) -> SnapshotCopier | None:
             with self._lock:
                 if not self._state.take(order, list(versions.values()), highest_open_round):
                     return None
             after = increment_on(order.after, self._copying.held.rows.knows, is_base=order.is_base)
-            self._newest = SnapshotCopier(list(versions), self._memory, order, after, self._newest)
+            placement = placement_of_hash(self._copying.plan_hash)
+            mark = KeptCut(list(versions), None, number, placement) if number else None
+            self._newest = SnapshotCopier(list(versions), self._memory, order, after, self._newest, companion=mark)
+            marks.extend([mark] if mark is not None else [])
             taken.append(self._newest)
             return self._newest
 
         with self._lock:
             progress = self._state.progress
         if progress is None or order.order.is_newer_than(progress.order):
+            number = 0 if feed is None else feed.reserve_mark()
             self._copying.begin(begin)
+        if feed is not None and marks:
+            feed.begin_mark(order.order.number, marks[0])
         if taken:
             copies = taken[0]
             Background(

@@ -188,6 +188,80 @@ def test_a_follower_is_bit_for_bit_the_checkpoint_of_the_same_state(tmp_path: Pa
             pass
 
 
+@pytest.mark.parametrize("mode", [fe.Async(), fe.Sync()], ids=["async", "sync"])
+def test_a_follower_stops_at_exactly_the_state_of_a_checkpoint_while_training_continues(
+    tmp_path: Path, mode: Any
+) -> None:
+    checkpoint = str(tmp_path / "checkpoints")
+    with (
+        fe.local(pservers=2, checkpoint=checkpoint, checkpoint_every_s=1000.0) as cluster,
+        cluster.connect() as job,
+        follow(cluster) as follower,
+    ):
+        data = iter(job.dataset(data_of(tmp_path, 5000), batch_size=1))
+        evict = fe.Evict(unused_versions=30, norm_below=0.05)
+        users = job.table("users", 3, optimizer=fe.RowAdagrad(lr=0.1), evict=evict)
+        short = job.table("short", 3, optimizer=fe.SGD(lr=0.1), dtype="bfloat16")
+        first = {"w": VECTOR, "b": VECTOR[:900].astype(bfloat16)}
+        model = job.parameters(first, optimizer=fe.Adam(lr=0.1), mode=mode)
+        begun, ended = threading.Event(), threading.Event()
+
+        def train() -> None:
+            chance = np.random.default_rng(0)
+            for step, _ in enumerate(data):
+                for table in (users, short):
+                    table.push(np.arange(step * 7, step * 7 + 50), chance.normal(size=(50, 3)).astype(np.float32))
+                model.step({name: chance.normal(size=value.shape).astype(value.dtype) for name, value in first.items()})
+                if step == 20:
+                    begun.set()
+                if ended.is_set():
+                    break
+
+        training = threading.Thread(target=train)
+        training.start()
+        assert begun.wait(60)
+        follower.wait()
+        options = ["--etcd", cluster.etcd_address, "--job", cluster.job]
+        try:
+            for _ in range(3):
+                _compare_at_a_checkpoint(follower, checkpoint, tmp_path, options)
+        finally:
+            ended.set()
+            training.join()
+        follower.catch_up(20.0)
+        model.pull()
+        np.testing.assert_array_equal(follower["w"], model["w"])
+
+
+def _compare_at_a_checkpoint(follower: Follower, checkpoint: str, folder: Path, options: list[str]) -> None:
+    is_there = threading.Event()
+
+    def save() -> None:
+        while not is_there.wait(0.5):
+            assert run_command_line(["checkpoint", "save", *options]) == 0
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    try:
+        with follower.at_checkpoint(40.0) as number:
+            is_there.set()
+            saving.join()
+            of_number = ["--number", str(number)]
+            export = ["checkpoint", "export", checkpoint]
+            assert run_command_line([*export, str(folder / "model.safetensors"), *of_number]) == 0
+            assert run_command_line([*export, str(folder / "rows"), "--tables", *of_number]) == 0
+            for name, value in fe.load(folder / "model.safetensors").items():
+                assert follower[name].tobytes() == value.tobytes()
+            for name in ("users", "short"):
+                table = pq.read_table(folder / "rows" / f"{name}.parquet")
+                saved = dict(zip(table["id"].to_pylist(), table["values"].to_pylist(), strict=True))
+                assert rows_of(follower.tables[name]) == saved
+                assert saved
+    finally:
+        is_there.set()
+        saving.join()
+
+
 def test_a_plain_flight_client_follows_changes(cluster: fe.LocalCluster, tmp_path: Path) -> None:
     """Two increments after a base, with pyarrow alone."""
     options = flight.FlightCallOptions(timeout=20)

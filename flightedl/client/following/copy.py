@@ -76,6 +76,8 @@ class FollowedModel:
 
     def __init__(self, plan: ShardPlan) -> None:
         self.plan = plan
+        #: Number of blocks and buckets.
+        self._count = plan.block_count + (BUCKETS if plan.tables else 0)
         self._lock = threading.Lock()
         self._feeds = FollowedFeeds()
         self._dtypes = {spec.name: array_dtype(spec.dtype) for spec in plan.parameters}
@@ -149,9 +151,19 @@ class FollowedModel:
 
     def covers(self, begun: float) -> bool:
         """True if the copy has all changes that the pservers had at an instant; see ``FollowedFeeds.covers``."""
-        count = self.plan.block_count + (BUCKETS if self.plan.tables else 0)
         with self._lock:
-            return self._feeds.covers(range(count), begun)
+            return self._feeds.covers(range(self._count), begun)
+
+    @property
+    def checkpoint(self) -> int | None:
+        """Number of the checkpoint whose state the copy has exactly; None if there is none."""
+        with self._lock:
+            return self._feeds.checkpoint(range(self._count))
+
+    def waits(self, server: int) -> bool:
+        """True if a pserver's part has reached the newest checkpoint; see ``FollowedFeeds.waits``."""
+        with self._lock:
+            return self._feeds.waits(server)
 
     def arrays(self) -> dict[str, Array]:
         """Return all parameters, with their values after the same message."""

@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 #: Seconds that a request waits for a change, and time limit of a request.
 _WAIT_S = 0.5
 _ANSWER_S = 120.0
+#: Seconds that a request waits for a change while the follower waits for a checkpoint.
+_MARK_WAIT_S = 5.0
 _RETRY_S = 0.2
 _LEAST_REST_S, _MOST_REST_S = 0.05, 1.0
 #: Length of the pause after a request with changes, as a multiple of the request's duration.
@@ -131,6 +133,11 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         #: Pserver -> newest instant at which its part of the copy is known to have been up to date.
         self._fresh: dict[int, float] = {}
         self._trouble = ""
+        #: Held by the thread that stops at a checkpoint.
+        self._stopping = threading.Lock()
+        self._is_stopping = False
+        #: Pservers from which no changes are requested for now.
+        self._stopped: set[int] = set()
         self._coordinator = JobCoordinator(EtcdCoordinator(EtcdAccess.of(chosen), clock=self._clock), self._keys)
         self._directory = Directory(self._coordinator, self._keys, self._clock).start()
         self._servers = Servers(chosen.job, self._directory, connector)
@@ -179,6 +186,34 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         begun = self._clock.now()
         self._wait_for(lambda: self.model().covers(begun), timeout_s)
         return self
+
+    @contextlib.contextmanager
+    def at_checkpoint(self, timeout_s: float = 60.0) -> Iterator[int]:
+        """Stop at the next checkpoint: during the ``with`` block, the copy has exactly the checkpoint's state.
+
+        Yields:
+            The checkpoint's number.
+
+        Raises:
+            DeadlineError: no checkpoint was made in time; names the last error.
+        """
+        with self._stopping:
+            self._is_stopping = True
+            try:
+                self._wait_for(lambda: self._stopped_at() is not None, timeout_s)
+                number = self._stopped_at()
+                assert number is not None, "the copy has changed"
+                yield number
+            finally:
+                with self._changed:
+                    self._is_stopping = False
+                    self._changed.notify_all()
+
+    def _stopped_at(self) -> int | None:
+        model = self._model
+        if model is None or not self._stopped.issuperset(range(model.plan.pserver_count)):
+            return None
+        return model.checkpoint
 
     def _wait_for(self, is_true: Any, timeout_s: float) -> None:
         deadline = self._clock.now() + timeout_s
@@ -247,6 +282,12 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
             if server >= model.plan.pserver_count:
                 self._stop.wait(_RETRY_S)
                 continue
+            with self._changed:
+                while self._is_stopping and model.waits(server) and not self._stop.is_set():
+                    self._stopped.add(server)
+                    self._changed.notify_all()
+                    self._changed.wait(_RETRY_S)
+                self._stopped.discard(server)
             began = self._clock.now()
             try:
                 _, connection = self._servers.pserver(server)
@@ -269,7 +310,11 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         """Request a pserver's changes and apply them. Return True if there were any."""
         since = model.since(server)
         asked = self._clock.now()
-        ticket = ChangesTicket(plan_hash=model.plan.hash, since=since, wait_s=_WAIT_S, wire=self._wire)
+        is_stopping = self._is_stopping
+        wait_s = _MARK_WAIT_S if is_stopping else _WAIT_S
+        ticket = ChangesTicket(
+            plan_hash=model.plan.hash, since=since, marks=is_stopping, wait_s=wait_s, wire=self._wire
+        )
         with connection.get(encode(ticket), timeout_s=_ANSWER_S, schema=CHANGES_SCHEMA) as stream:
             header = decode((stream.schema.metadata or {}).get(HEADER_KEY, b""), ChangesHeader)
             received = model.begin(header, asked)
@@ -284,7 +329,8 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         has_changes = header.position != since
         with self._changed:
             # Without changes, the copy was still up to date when the pserver answered.
-            self._fresh[server] = asked if has_changes else self._clock.now()
+            if header.checkpoint is None:
+                self._fresh[server] = asked if has_changes else self._clock.now()
             self._trouble = ""
             self._changed.notify_all()
         return has_changes

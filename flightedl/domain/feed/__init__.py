@@ -14,6 +14,10 @@ older state than the client has.
 Expired rows are not listed: increments contain the lowest versions and epochs of unexpired rows, by which clients
 remove the same rows.
 
+A client may stop at checkpoints. When a checkpoint is ordered, it gets a number of its own, its *mark*. Changes after
+the checkpoint's cut have higher numbers. The cut is kept for a while, so a client at a lower number gets an increment
+that ends exactly with the checkpoint's state. Clients that have passed the mark wait for the next checkpoint.
+
 If a block moves to another pserver, its new owner sends the complete block and the version of the placement. A client
 keeps that version for each block, and ignores what a former owner sent before the move.
 

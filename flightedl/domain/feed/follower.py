@@ -26,6 +26,9 @@ class FollowedFeeds:
         self._positions: dict[int, Position] = {}
         #: Block or bucket -> highest placement version of any message from which its content was applied.
         self._placements: dict[int, int] = {}
+        #: Block or bucket -> checkpoint with whose state its content ends, or None; and the same for each pserver.
+        self._checkpoints: dict[int, int | None] = {}
+        self._stops: dict[int, int | None] = {}
         #: Block or bucket -> instant of the newest request that its owner answered.
         self._asked: dict[int, float] = {}
 
@@ -69,8 +72,20 @@ class FollowedFeeds:
         leaving = {block for start, stop in header.leaving for block in range(start, stop)}
         for block in self.owned(header, blocks):
             self._placements[block] = header.position.placement
-            if block not in leaving:
+            self._checkpoints[block] = header.checkpoint
+            if block not in leaving and header.checkpoint is None:
                 self._asked[block] = asked
+        self._stops[server] = header.checkpoint
+
+    def checkpoint(self, blocks: Iterable[int]) -> int | None:
+        """Return the checkpoint whose state is exactly the content of all these blocks and buckets; None if none is."""
+        found = {self._checkpoints.get(block) for block in blocks}
+        return found.pop() if len(found) == 1 else None
+
+    def waits(self, server: int) -> bool:
+        """True if a pserver's content is that of the newest checkpoint at which any pserver's content is."""
+        stop = self._stops.get(server)
+        return stop is not None and all(other is None or other <= stop for other in self._stops.values())
 
     def covers(self, blocks: Iterable[int], begun: float) -> bool:
         """True if these blocks and buckets have all changes that their owners had at the instant ``begun``."""
@@ -82,3 +97,5 @@ class FollowedFeeds:
         self._positions.clear()
         self._placements.clear()
         self._asked.clear()
+        self._checkpoints.clear()
+        self._stops.clear()

@@ -70,6 +70,16 @@ class ServerFeed:
         self._states = dict(states)
         return self.number
 
+    def mark(self, states: Mapping[int, State]) -> int:
+        """Assign a number to a cut that begins later, and return it. All changes after the cut have higher numbers."""
+        self.note(states)
+        self.number += 1
+        return self.number
+
+    def unchanged_after(self, number: int | None) -> set[int]:
+        """Return the blocks that have not changed after a number; empty if the number is None."""
+        return set() if number is None else self._changed.keys() - self.changed_after(number)
+
     def remove(self, table: int, ids: bytes) -> None:
         """Record rows that were removed since the number before the last one."""
         self._removed.append(Removed(self.number, table, ids))

@@ -231,8 +231,9 @@ class FeedMachine(RuleBasedStateMachine):
         self.placement += 1
         source.leaving.add(block)
         content = copy.deepcopy(source.blocks[block])
+        # The target reads the placement, which also shows which of its own blocks have left.
+        self.read_placement(self.servers.index(target))
         target.blocks[block] = content
-        target.placement = self.placement
         target.arrived[block] = target.feed.number + 1
         target.arrivals[block] = target.arrivals.get(block, 0) + 1
         target.dirty |= {(block, row) for row in content.rows}
@@ -430,4 +431,40 @@ def test_a_client_that_needs_forgotten_removed_rows_gets_a_base() -> None:
         feed.remove(0, packed([number]))
     assert feed.start_of(position(0)) is None
     assert [unpacked(each.ids) for each in feed.removed_after(feed.start_of(position(1)))] == [[1], [2]]
+    feed.check()
+
+
+def at(number: int, checkpoint: int | None, placement: int = 1) -> ChangesHeader:
+    where = Position(life=1, generation=5, placement=placement, number=number)
+    return ChangesHeader(position=where, since=0, checkpoint=checkpoint)
+
+
+def test_a_follower_is_at_a_checkpoint_when_all_blocks_are() -> None:
+    feeds = FollowedFeeds()
+    feeds.applied(0, at(3, 7), [0], 2.0)
+    feeds.applied(1, at(4, None), [1, 2], 2.0)
+    assert (feeds.checkpoint(range(3)), feeds.waits(0), feeds.waits(1)) == (None, True, False)
+    feeds.applied(1, at(5, 8), [1, 2], 3.0)
+    assert (feeds.checkpoint(range(3)), feeds.waits(0), feeds.waits(1)) == (None, False, True)
+    feeds.applied(0, at(6, 8), [0], 4.0)
+    assert (feeds.checkpoint(range(3)), feeds.waits(0), feeds.waits(1)) == (8, True, True)
+    assert not feeds.covers(range(3), 1.0), "the state of a checkpoint is older than the request"
+    feeds.applied(0, at(7, None), [0], 5.0)
+    assert (feeds.checkpoint(range(3)), feeds.waits(0)) == (None, False)
+
+
+def test_a_late_checkpoint_of_a_former_owner_is_not_the_state_of_a_block_that_has_moved() -> None:
+    feeds = FollowedFeeds()
+    feeds.applied(1, at(2, None, placement=2), [1], 2.0)
+    feeds.applied(0, at(3, 7), [0, 1], 2.0)
+    assert (feeds.checkpoint([0]), feeds.checkpoint([0, 1])) == (7, None)
+
+
+def test_changes_after_a_mark_have_higher_numbers() -> None:
+    feed = ServerFeed(1, 5)
+    assert feed.note({0: State(0, 0), 1: State(0, 0)}) == 1
+    mark = feed.mark({0: State(0, 1), 1: State(0, 0)})
+    assert (mark, feed.unchanged_after(1), feed.unchanged_after(None)) == (3, {1}, set())
+    feed.note({0: State(0, 1), 1: State(0, 1)})
+    assert feed.changed_after(mark) == [1]
     feed.check()
