@@ -56,6 +56,9 @@ QUICK = (
     "blocks leave within a round",
     "blocks move during a checkpoint",
     "views change while blocks move",
+    "blocks arrive during a cut",
+    "a deposed master follows its successor",
+    "a surplus process keeps its index",
 )
 
 

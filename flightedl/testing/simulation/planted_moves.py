@@ -53,9 +53,37 @@ MOVE_BUGS: dict[str, Planted] = {
         "a pserver applies a view, or begins a cut, after it has sent the content of its blocks",
         answers("testing.simulation.pserver:Pserver._require_unpinned"),
     ),
+    "blocks arrive during a cut": bug(
+        "a pserver acknowledges blocks while it copies its own blocks for a checkpoint",
+        swaps(
+            "testing.simulation.moving:Mover._received_last",
+            "self._shard.protocol.unadoptable(part.released) is not None",
+            "False",
+        ),
+    ),
     "blocks leave within a round": bug(
         "blocks leave although their open round has gradients",
         swaps(f"{_BLOCKS}is_at_edge", "all(span.rounds.is_at_edge for span in spans)", "True"),
         swaps(f"{_BLOCKS}release", "if not span.rounds.is_at_edge:", "if False:"),
+    ),
+    "a restart without blocks rolls back": bug(
+        "all pservers return to a checkpoint when a pserver without blocks restarts",
+        swaps(
+            "domain.recovery.replay:PserverRecovery.announced",
+            "self._is_rollback and summary.has_blocks",
+            "self._is_rollback",
+        ),
+    ),
+    "a deposed master follows its successor": bug(
+        "a deposed master adopts its successor's placement during a checkpoint",
+        swaps(f"{_CORE}_moves_read", "if not event.is_outcome and placement != director.placement:", "if False:"),
+    ),
+    "a surplus process keeps its index": bug(
+        "a process that waits for blocks does not end when the job needs fewer pservers",
+        swaps(
+            "domain.moving.server:is_surplus",
+            "(is_serving or (desired is not None and index >= desired))",
+            "is_serving",
+        ),
     ),
 }
