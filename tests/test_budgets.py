@@ -20,7 +20,7 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "domain": (22_367, 16_000, ("flightedl/domain",)),
     "client, torch": (12_948, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (13_177, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "pserver, kernels": (13_185, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (6_378, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_915,
@@ -38,7 +38,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),
     "pictures of the documentation": (383, 383, ("docs",)),
-    "benchmarks": (1_607, 600, ("benchmarks",)),
+    "benchmarks": (1_730, 600, ("benchmarks",)),
 }
 _PARTS = {directory for _, _, directories in BUDGETS.values() for directory in directories}
 

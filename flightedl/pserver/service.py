@@ -300,8 +300,9 @@ class PserverService:
         self._standby = Standby(index, generation, followed, build, lag_s, self._clock)
 
     def end_standby(self) -> None:
-        if self._standby is not None:
-            self._standby.close()
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.close()
 
     def _load_kernels(self, model: DeclaredModel) -> None:
         """Load the model's kernels. If numba's cache lacks some, one process at a time per machine compiles them."""
@@ -410,6 +411,7 @@ class PserverService:
         shard, standby = None, self._standby
         if standby is not None and standby.index == self._life.index:
             shard = standby.take(election, _layout_of(model, self._plan, standby.index))
+            self._standby = None
         is_copied = shard is not None
         if shard is None:
             with self._turns.turn():

@@ -4,7 +4,9 @@ A thread requests a copy from the pserver, and repeats this every ``lag_s`` seco
 since the one before. The blocks are in a ``Shard`` of their own, which is not served yet. ``take`` ends the thread and
 returns the shard, with the values of the last copy that has arrived completely.
 
-If the pserver's blocks, the model's mode or its election change, the standby starts over with an empty shard.
+If the pserver's blocks or the model's mode change, the standby starts over with an empty shard.
+
+Limitation: ``take`` waits while an arrived copy is being added to the shard.
 """
 
 from __future__ import annotations
@@ -125,9 +127,12 @@ class Standby:
 
     def _follow(self, followed: Followed) -> None:
         if followed.layout != self._layout or self._shard is None:
+            with self._lock:
+                # Free the memory of the former shard first.
+                self._core, self._shard, self._layout = StandbyCopy(), None, followed.layout
             shard = self._build()
             with self._lock:
-                self._core, self._shard, self._layout = StandbyCopy(), shard, followed.layout
+                self._shard = shard
         self._connection = followed.connection
         ticket = CopyTicket(plan_hash=followed.plan_hash, standby=self._generation, has=self._core.has)
         try:
@@ -187,7 +192,8 @@ class Standby:
             if self._is_over.is_set():
                 return
             if not head.copy.after:
-                _log.info("a complete copy of pserver %d has arrived size_bytes=%d", self.index, shard.size_bytes_total)
+                text = "a complete copy of pserver %d has arrived source=%d, size_bytes=%d"
+                _log.info(text, self.index, head.copy.source, shard.size_bytes_total)
             else:
                 self._core.overwrite()
                 shard.dense.begin_restore()

@@ -64,6 +64,7 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
 class Limits(msgspec.Struct, frozen=True, array_like=True):
     """Numbers of events that could repeat forever."""
 
+    batches: int = BATCHES
     copies: int = 2
     breaks: int = 1
     crashes: int = 1
@@ -118,7 +119,7 @@ def wrong(world: World) -> str | None:
 
 def is_end(world: World) -> bool:
     """True if all batches are done and settled."""
-    return world.done == (1 << BATCHES) - 1 and world.settled == world.index != 0
+    return world.done == (1 << world.left.batches) - 1 and world.settled == world.index != 0
 
 
 def steps(world: World) -> Iterator[tuple[str, World]]:
@@ -146,7 +147,7 @@ def _with(world: World, number: int, process: Process | None) -> World:
 
 
 def _pushes(world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
-    for batch in range(BATCHES) if process.election else ():
+    for batch in range(world.left.batches) if process.election else ():
         for place, block in enumerate(process.blocks):
             if (after := block.push(batch)) != block:
                 blocks = tuple(after if each == place else old for each, old in enumerate(process.blocks))

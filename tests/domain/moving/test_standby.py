@@ -11,8 +11,8 @@ _CORE = "domain.moving.standby:"
 
 SMALL = {
     "a crash and two copies": Limits(),
-    "a stream breaks, and three copies": Limits(copies=3, breaks=1, crashes=1),
-    "a lease ends early": Limits(copies=2, breaks=0, crashes=0, freezes=1),
+    "a stream breaks, and three copies": Limits(batches=1, copies=3, breaks=1, crashes=1),
+    "a lease ends early": Limits(batches=1, copies=2, breaks=0, crashes=0, freezes=1),
     "the model is initialized again": Limits(copies=1, breaks=0, crashes=1, elections=1),
     "two crashes": Limits(copies=1, breaks=0, crashes=2),
 }
