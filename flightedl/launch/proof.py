@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +10,11 @@ import msgspec
 
 from flightedl.recording.account import Account
 
+#: Number of runs without faults from which the band is computed.
+BAND_RUNS = 3
+#: Half-width of the band in standard deviations of these runs: that of the interval which contains the value of another
+#: such run with a probability of 99%, by Student's distribution with two degrees of freedom.
+_BAND_DEVIATIONS = 9.925 * (1 + 1 / BAND_RUNS) ** 0.5
 #: Minimum half-width of the band, as a fraction of the mean.
 _LEAST_BAND = 0.01
 
@@ -60,7 +66,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     band: tuple[float, float] | None
     warnings: list[str]
-    #: Mean duration of the runs without faults, divided by that of the runs with faults.
+    #: Median duration of the runs without faults, divided by that of the runs with faults.
     goodput: float
     #: Directory of the logs, and of the recordings of a run that failed.
     directory: str
@@ -101,25 +107,25 @@ def proof_of(directory: str, metric: str, undisturbed: Sequence[Run], disturbed:
         directory=directory,
         band=band,
         warnings=warnings,
-        goodput=mean_seconds(undisturbed) / mean_seconds(disturbed) if disturbed else 1.0,
+        goodput=typical_seconds(undisturbed) / typical_seconds(disturbed) if disturbed else 1.0,
         runs=runs,
     )
 
 
 def band_of(finals: Sequence[float]) -> tuple[float, float] | None:
-    """Return the range in which the value is expected: the range of ``finals``, widened by its own width or by 1%."""
-    if not finals:
+    """Return the range in which the final value of another run is expected; None if there are too few runs."""
+    if len(finals) < BAND_RUNS:
         return None
-    least, most = min(finals), max(finals)
-    more = max(most - least, _LEAST_BAND * abs(sum(finals) / len(finals)))
-    return least - more, most + more
+    mean = statistics.fmean(finals)
+    more = max(_BAND_DEVIATIONS * statistics.stdev(finals), _LEAST_BAND * abs(mean))
+    return mean - more, mean + more
 
 
-def mean_seconds(runs: Sequence[Run]) -> float:
-    """Return the runs' mean duration."""
-    return sum(run.seconds for run in runs) / len(runs)
+def typical_seconds(runs: Sequence[Run]) -> float:
+    """Return the runs' median duration. The first run of a script is often slower, because its kernels are compiled."""
+    return statistics.median(run.seconds for run in runs)
 
 
 def counted(strikes: Mapping[str, int]) -> str:
     """Return the numbers of strikes as text."""
-    return ", ".join(f"{count} x {kind}" for kind, count in strikes.items()) or "no strikes"
+    return ", ".join(f"{count} x {kind}" for kind, count in sorted(strikes.items())) or "no strikes"

@@ -24,7 +24,7 @@ from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.forking import ForkServer
 from flightedl.launch.policy import Limits, Role
 from flightedl.launch.programs import TrainerProgram
-from flightedl.launch.proof import Proof, Run, counted, mean_seconds, proof_of
+from flightedl.launch.proof import BAND_RUNS, Proof, Run, counted, proof_of, typical_seconds
 from flightedl.launch.run import StatusPoller, job_name, new_output_directory
 from flightedl.launch.strikes import Striker, strikes
 from flightedl.launch.supervisor import Outcome, explain
@@ -35,7 +35,6 @@ from flightedl.recording.reader import recordings_in
 
 #: Name of the file in a run's directory that lists the run's strikes and restarts.
 EVENTS = "events.txt"
-_UNDISTURBED = 3
 #: Maximum share of the time for runs without faults.
 _UNDISTURBED_SHARE = 0.4
 _LEASE_S = 2.0
@@ -82,7 +81,7 @@ def prove(options: ProofOptions, say: Callable[[str], None], forks: ForkServer) 
     check_target(options.target)
     prover = _Prover(options, say, forks)
     undisturbed = prover.undisturbed()
-    disturbed = prover.disturbed(mean_seconds(undisturbed)) if undisturbed[-1].is_exact else []
+    disturbed = prover.disturbed(typical_seconds(undisturbed)) if undisturbed[-1].is_exact else []
     return proof_of(str(prover.directory), prover.metric, undisturbed, disturbed)
 
 
@@ -111,7 +110,7 @@ class _Prover:
         runs: list[Run] = []
         share_s = self._options.budget_s * _UNDISTURBED_SHARE
         while not runs or (
-            len(runs) < _UNDISTURBED and runs[-1].is_exact and (len(runs) + 1) * runs[-1].seconds < share_s
+            len(runs) < BAND_RUNS and runs[-1].is_exact and (len(runs) + 1) * runs[-1].seconds < share_s
         ):
             run = self._run(None, 0.0, share_s)
             if run.exit_code and not run.is_miscounted:

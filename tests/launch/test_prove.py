@@ -87,15 +87,32 @@ def test_a_script_that_ends_before_the_first_strike_is_not_proved() -> None:
 
 def test_a_final_loss_outside_the_band_is_only_a_warning() -> None:
     undisturbed = [run(None, 1.0), run(None, 1.2), run(None, 1.1)]
-    proof = proof_of("d", "loss", undisturbed, [run(5, 1.39), run(6, 1.41), run(7, None)])
+    proof = proof_of("d", "loss", undisturbed, [run(5, 2.2), run(6, 2.3), run(7, None)])
     assert proof.is_proved
-    assert proof.band == pytest.approx((0.8, 1.4))
-    assert proof.warnings == ["with seed 6, the final loss is 1.41, outside 0.8 to 1.4"]
+    assert proof.band == pytest.approx((-0.046, 2.246), abs=1e-3)
+    assert proof.warnings == ["with seed 6, the final loss is 2.3, outside -0.04604 to 2.246"]
+
+
+def test_the_band_contains_99_percent_of_random_values() -> None:
+    finals = np.random.default_rng(0).normal(5.0, 0.5, (20_000, 4))
+    bands = [band_of(list(finals[n, :3])) for n in range(len(finals))]
+    inside = [band is not None and band[0] <= final <= band[1] for band, final in zip(bands, finals[:, 3], strict=True)]
+    assert 0.985 < np.mean(inside) < 0.995
 
 
 def test_the_band_of_equal_values_leaves_room_for_rounding() -> None:
-    assert band_of([2.0]) == pytest.approx((1.98, 2.02))
-    assert band_of([]) is None
+    assert band_of([2.0, 2.0, 2.0]) == pytest.approx((1.98, 2.02))
+
+
+def test_too_few_runs_have_no_band() -> None:
+    assert band_of([2.0, 2.1]) is None
+    proof = proof_of("d", "loss", [run(None, 1.0), run(None, 1.1)], [run(5, 9.0)])
+    assert (proof.band, proof.warnings) == (None, [])
+
+
+def test_a_slow_first_run_does_not_count_as_goodput() -> None:
+    slow = msgspec.structs.replace(run(None), seconds=20.0)
+    assert proof_of("d", "loss", [slow, run(None), run(None)], [run(5)]).goodput == 0.5
 
 
 #: A trainer of 400 batches. With "next", it pushes a gradient a second time, in the name of the next batch.
