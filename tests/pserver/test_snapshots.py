@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -528,3 +529,15 @@ def test_checkpoints_that_etcd_does_not_allow_are_not_read() -> None:
     assert loaded(range(2, 3)) == 2, "checkpoint 3 belongs to a deposed master"
     storage.delete(manifest_name(2))
     assert loaded(range(2, 3)) is None, "checkpoint 1 may have other first values"
+
+
+def test_a_thread_that_waits_for_copies_learns_at_once_that_they_were_given_up() -> None:
+    order = SnapshotRequest(OrderNumber(1, 1, 1), None, "c-1", plan_hash="p")
+    copies = SnapshotCopier([0], CopyMemory(), order)
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(copies.wait, 60.0)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        copies.give_up("not enough memory")
+        with pytest.raises(UnavailableError, match="not enough memory"):
+            waiting.result(20.0)
