@@ -440,7 +440,7 @@ def _is_same(follower: Follower, model: Any, users: fe.Table) -> bool:
 def test_the_example_serves_what_it_trains_on_arriving_clicks(tmp_path: Path) -> None:
     arguments = ["run", "flightedl.examples.online", "--pservers", "2", "--no-page", "--output", str(tmp_path / "out")]
     ran = subprocess.run(
-        [sys.executable, "-m", "flightedl", *arguments, "--", "--files", "25", "--pause-s", "0.2"],
+        [sys.executable, "-m", "flightedl", *arguments, "--", "--files", "40", "--pause-s", "0.3"],
         env={**os.environ, "FLIGHTEDL_FOLLOW_EVERY_S": "0.3"},
         capture_output=True,
         text=True,
@@ -450,8 +450,9 @@ def test_the_example_serves_what_it_trains_on_arriving_clicks(tmp_path: Path) ->
     assert ran.returncode == 0, ran.stdout + ran.stderr
     logged = pq.read_table(tmp_path / "out" / "metrics.parquet").to_pylist()
     found = {name: [each["value"] for each in logged if each["name"] == name] for name in ("auc", "age_ms", "items")}
-    assert found["auc"][-1] > 0.55
-    assert 0 < found["items"][-1] < 25 * 10 + 200
+    # At the end, a slow machine may train on several files without a pause, while the copy stays the same.
+    assert max(found["auc"]) > 0.65
+    assert 0 < found["items"][-1] < 40 * 10 + 200
     assert max(found["age_ms"]) < 20_000
 
 
