@@ -17,7 +17,7 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import BusyError, UnavailableError
+from flightedl.errors import BusyError, NotReadyError, UnavailableError
 from flightedl.messages.base import decode
 from flightedl.messages.moving import CopyTicket
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
@@ -28,7 +28,6 @@ from flightedl.pserver.shard import Shard
 from flightedl.pserver.stores import Pushed
 from flightedl.rpc.call import Call
 from flightedl.rpc.identity import Caller
-from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import ReceivedBlocks
 from tests.pserver.test_rows import DIMS, IDS, Pserver, require
@@ -45,7 +44,6 @@ class Carrier:
         self.parts_left = 1 << 60
         #: Bytes of each copy.
         self.received: list[int] = []
-        self.completed = 0
         self.tickets: list[CopyTicket] = []
 
     @contextlib.contextmanager
@@ -55,7 +53,6 @@ class Carrier:
         try:
             self.received.append(0)
             yield self._parts(stream)
-            self.completed += 1
         finally:
             stream.close()  # type: ignore[attr-defined]
 
@@ -100,16 +97,18 @@ def _push_dense(pserver: Pserver, batch: int, base: int) -> list[Pushed]:
 
 
 class Pair:
-    """A pserver and its standby, which requests a copy only when the test asks for one."""
+    """A pserver and its standby, which copies only on the test's thread, when the test asks for a copy."""
 
     def __init__(self, mode: Mode) -> None:
         self.source, self.target = Pserver(MemoryStorage(), mode), Pserver(MemoryStorage(), mode)
         self.carrier = Carrier(self.source)
         self.layout = "first"
         self.standby = Standby(0, 9, self._followed, self._build, 1000.0, _CLOCK)
-        eventually(lambda: self.carrier.completed)
+        self.copy()
 
     def _followed(self) -> Followed:
+        if threading.current_thread() is not threading.main_thread():
+            raise NotReadyError("only the test's thread copies")
         return Followed(self.source.plan.hash, self.layout, self.carrier)  # type: ignore[arg-type]
 
     def _build(self) -> Shard:
