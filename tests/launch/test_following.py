@@ -429,6 +429,55 @@ def test_a_follower_drops_what_a_dead_pserver_had_and_its_successor_has_not(tmp_
         assert eventually(lambda: _is_same(follower, model, users), 40.0)
 
 
+@pytest.mark.faults
+def test_followers_survive_deaths_of_the_master_a_pserver_and_another_follower(tmp_path: Path) -> None:
+    """Rows are evicted by age and norm all the time. A client that stops reading its answer delays no other process."""
+    url, checkpoint = data_of(tmp_path, 40), str(tmp_path / "checkpoints")
+    with (
+        fe.local(pservers=2, checkpoint=checkpoint, checkpoint_every_s=1.5, lease_ttl_s=2.0) as cluster,
+        cluster.connect() as job,
+        follow(cluster) as follower,
+    ):
+        options = ["--etcd", cluster.etcd_address, "--job", cluster.job]
+        evict = fe.Evict(norm_below=1e-3, unused_versions=25)
+        users = job.table("users", 2, optimizer=fe.SGD(lr=1.0), evict=evict, unknown="zero")
+        model = job.parameters({"w": VECTOR}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())
+        other: subprocess.Popen[bytes] | None = None
+        sleeping: Any = None
+        for step, _ in enumerate(job.dataset(url, batch_size=1)):
+            ids = np.arange(step * 50, step * 50 + 100)
+            users.push(ids, np.full((100, 2), -1e-5 if step % 3 == 0 else -1.0, np.float32))
+            model.step({"w": np.full_like(VECTOR, -1.0)})
+            if step == 4:
+                sleeping = _begin_reading(cluster)
+                copying = ["follow", str(tmp_path / "copy"), "--every-s", "0.1", *options]
+                other = subprocess.Popen([sys.executable, "-m", "flightedl", *copying], stdout=subprocess.DEVNULL)
+            if step in {8, 20, 28}:
+                follower.catch_up(30.0)
+                cluster.kill("master" if step != 20 else "pserver", 0)
+            if step == 24:
+                assert other is not None
+                other.kill()
+                other.wait()
+        assert eventually(lambda: _is_same(follower, model, users), 40.0)
+        with follow(cluster) as successor:
+            assert eventually(lambda: _is_same(successor.wait(), model, users), 40.0)
+        sleeping.cancel()
+
+
+def _begin_reading(cluster: fe.LocalCluster) -> Any:
+    """Request a base as a plain client, and read only its beginning."""
+    with cluster.status() as status:
+        master = status.read(5.0).master
+    assert master is not None
+    options = flight.FlightCallOptions(timeout=300)
+    command = flight.FlightDescriptor.for_command(b'{"verb": "changes"}')
+    endpoint = flight.connect(f"grpc://{master.address}").get_flight_info(command, options).endpoints[0]
+    stream = flight.connect(endpoint.locations[0]).do_get(endpoint.ticket, options)
+    stream.read_chunk()
+    return stream
+
+
 def _is_same(follower: Follower, model: Any, users: fe.Table) -> bool:
     follower.catch_up(30.0)
     model.pull()
