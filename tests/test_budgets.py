@@ -18,7 +18,7 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (22_367, 16_000, ("flightedl/domain",)),
+    "domain": (22_372, 16_000, ("flightedl/domain",)),
     "client, torch": (12_948, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (13_185, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (6_378, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),

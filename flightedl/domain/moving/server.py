@@ -174,7 +174,8 @@ class MovingBlocks:
         """
         if revision < self.state.revision:
             return []
-        if holder != self._generation:
+        if holder != self._generation or placement.version < self.state.version:
+            # Another process holds the index, or etcd has lost its last writes.
             return [End()]
         self.state = replace(self.state, revision=revision, version=placement.version)
         effects = list(self._adopt_or_release(placement))

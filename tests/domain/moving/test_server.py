@@ -15,6 +15,7 @@ from flightedl.domain.moving.values import (
     Release,
     Stage,
     StoredIntent,
+    Thaw,
 )
 from flightedl.messages.declarations import Placement
 
@@ -74,3 +75,10 @@ def test_a_process_ends_if_its_pserver_has_left_or_is_not_added(
     index: int, desired: int | None, is_serving: bool, is_last: bool
 ) -> None:
     assert is_surplus(index, PLACEMENT, desired, is_serving=is_serving) is is_last
+
+
+def test_a_process_ends_if_etcd_has_lost_its_placement() -> None:
+    source, _ = both()
+    newer = PLACEMENT.resized(3)
+    assert source.read(21, newer, None, SOURCE) == [Thaw(1), Thaw(5)]
+    assert source.read(22, PLACEMENT, None, SOURCE) == [End()]
