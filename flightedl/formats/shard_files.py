@@ -293,12 +293,14 @@ def _stored_blocks(
         with _as_corrupt(storage, name):
             block = _block_of(reader.read_next_batch(), reader.schema, number)
         yield block
-    while header.rows:
+    while True:
         with _as_corrupt(storage, name):
             try:
                 batch = reader.read_next_batch()
             except StopIteration:
                 break
+            if not header.rows:
+                raise CorruptError("it has more blocks than its header names")
             rows = _rows_of(batch, reader.schema, header)
         yield rows
     with _as_corrupt(storage, name):
@@ -307,9 +309,6 @@ def _stored_blocks(
         digest, expected_hash = expected
         if digest.hexdigest() != expected_hash:
             raise CorruptError(f"its hash is {digest.hexdigest()}, not {expected_hash}")
-        with contextlib.suppress(StopIteration):
-            reader.read_next_batch()
-            raise CorruptError("it has more blocks than its header names")
 
 
 def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[int]) -> ShardContents:

@@ -71,7 +71,8 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_directory_after(
     real_fsync, real_replace = os.fsync, Path.replace
 
     def fsync(handle: int) -> None:
-        calls.append("sync directory" if Path(f"/proc/self/fd/{handle}").is_dir() else "sync file")
+        is_directory = Path(f"/proc/self/fd/{handle}").is_dir()
+        calls.append("sync directory" if is_directory else f"sync {os.fstat(handle).st_size} byte")
         real_fsync(handle)
 
     def replace(self: Path, target: Path) -> Path:
@@ -81,7 +82,7 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_directory_after(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "replace", replace)
     open_storage(str(tmp_path)).publish("new/a", [b"1"])
-    assert calls == ["sync file", "rename", "sync directory", "sync directory"]
+    assert calls == ["sync 1 byte", "rename", "sync directory", "sync directory"]
 
 
 def test_a_process_killed_during_an_upload_leaves_no_local_file(tmp_path: Path) -> None:

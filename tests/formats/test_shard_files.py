@@ -6,8 +6,11 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,6 +19,7 @@ import xxhash
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import CorruptError, NotFoundError, UnavailableError
+from flightedl.formats import shard_files
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import (
     _LARGE_BYTES,
@@ -238,3 +242,56 @@ def test_rows_with_a_flipped_bit_are_rejected():
         storage.files[NAME] = bytes(damaged)
         with pytest.raises(CorruptError, match="checksum"):
             list(read_rows(storage, NAME, size_bytes)[2])
+
+
+@pytest.mark.parametrize(
+    ("described", "text"),
+    [
+        ({"blocks": [3, 0]}, "block 3 does not match"),
+        ({"blocks": [0]}, "more blocks than its header names"),
+        ({"blocks": [0, 3, 6]}, "damaged"),
+    ],
+)
+def test_a_file_whose_header_names_other_blocks_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, described: dict[str, list[int]], text: str
+) -> None:
+    """Its hash is correct, because it was damaged before it was hashed."""
+    schema = shard_files._schema
+
+    def wrong(header: ShardHeader, *more: Any) -> Any:
+        return schema(msgspec.structs.replace(header, **described), *more)
+
+    storage = MemoryStorage()
+    monkeypatch.setattr(shard_files, "_schema", wrong)
+    written = write(storage, make_blocks(2))
+    monkeypatch.undo()
+    with pytest.raises(CorruptError, match=text):
+        load(storage, written)
+
+
+def test_a_block_of_another_size_than_it_names_is_rejected() -> None:
+    storage = MemoryStorage()
+    (block,) = make_blocks(1)
+    for wrong in (replace(block, stop=block.stop + 1), replace(block, slots=(block.values[:5],))):
+        written = write(storage, [wrong])
+        with pytest.raises(CorruptError, match="does not have the size"):
+            load(storage, written)
+
+
+def test_rows_of_a_span_that_the_header_does_not_name_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, numbers = MemoryStorage(), np.arange(1, 4, dtype=np.uint32)
+    slots, values = np.zeros((3, 0), np.float32), np.ones((3, 2), np.float32)
+    rows = StoredRows(0, 0, "rows:float32", numbers.astype(np.uint64), numbers, numbers, numbers, slots, values)
+    header = ShardHeader(
+        job="j", number=1, index=0, pservers=1, plan_hash="ab", blocks=[], rows=[StoredRowSpan(0, 1, 5, 2, 0)]
+    )
+    schema = shard_files._schema
+
+    def wrong(header: ShardHeader, *more: Any) -> Any:
+        return schema(msgspec.structs.replace(header, rows=[StoredRowSpan(7, 1, 5, 2, 0)]), *more)
+
+    monkeypatch.setattr(shard_files, "_schema", wrong)
+    written = write_shard(storage, NAME, header, make_applied(0), iter([]), 0, [rows])
+    monkeypatch.undo()
+    with pytest.raises(CorruptError, match="in no span of its header"):
+        load(storage, written)

@@ -210,3 +210,17 @@ def test_a_group_is_killed_before_its_id_can_be_reused(children: Children, monke
     monkeypatch.setattr("flightedl.launch.processes.kill_group", kill)
     assert child.wait(10.0) == 0
     assert killed == [child.pid]
+
+
+def test_the_orphan_reaper_knows_exactly_the_children_that_may_run(
+    children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would kill the processes of others that have the id of a child that is forgotten."""
+    told: list[str] = []
+    monkeypatch.setattr(children, "_instruct_reaper", told.append)
+    child = start(children, "pass")
+    assert told == [f"group {child.pid}"]
+    assert child.wait(10.0) == 0
+    children.forget(child)
+    children.forget(child)
+    assert told == [f"group {child.pid}", f"forget-group {child.pid}"]
