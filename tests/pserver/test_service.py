@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +20,7 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
 from flightedl.domain.pserver.life_values import Facts, State
-from flightedl.errors import FencedError, NotReadyError
+from flightedl.errors import FencedError, NotReadyError, UnavailableError
 from flightedl.kernels.compiled import Update
 from flightedl.master import resuming
 from flightedl.messages.base import decode, encode
@@ -254,3 +256,15 @@ def test_the_state_of_etcd_is_read_and_applied_under_one_lock(served: Served, mo
     monkeypatch.setattr(service, "_facts", read)
     service.look()
     assert is_locked == [True]
+
+
+@pytest.mark.parametrize("answer", [True, False, UnavailableError("etcd is away")])
+def test_a_checkpoint_is_chosen_only_after_catching_up_with_etcd(answer: bool | Exception) -> None:
+    def catch_up(key: str, _timeout_s: float) -> bool:
+        assert key == KEYS.checkpoint_latest
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    service: Any = SimpleNamespace(_directory=SimpleNamespace(catch_up=catch_up), _keys=KEYS)
+    assert PserverService._has_caught_up(service) is (answer is True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from flightedl.errors import DamagedError, MessageError
+from flightedl.errors import DamagedError, MessageError, UnavailableError
 from flightedl.kernels.compiled import finite_copy
 from flightedl.messages.parameters import Outcome
 from flightedl.wire import shared_values
@@ -276,3 +276,24 @@ def test_lent_values_are_held_until_they_are_read_and_count_towards_the_limit() 
     del view
     outbox.end()
     assert alive() is None
+
+
+def test_values_that_reach_beyond_the_store_are_copied() -> None:
+    whole, memory = np.arange(1100, dtype=np.uint16).view(np.uint8), np.zeros(4096, np.uint8)
+    outbox = Outbox(memory, 1, whole[:2000])
+    assert outbox.put([whole[1900:2100].data], 200) == 0
+    assert (memory[:200] == whole[1900:2100]).all()
+
+
+def test_gradients_are_rejected_if_they_were_revoked_while_they_were_copied() -> None:
+    memory, store, is_over = np.zeros(64, np.uint8), np.arange(64, dtype=np.uint8), [False]
+
+    def copy(target: np.ndarray, source: np.ndarray) -> bool:
+        target[:] = source
+        is_over[0] = True
+        return False
+
+    inbox = CopyingInbox(memory, copy, store, lambda: is_over[0])
+    with pytest.raises(UnavailableError, match="may have changed"):
+        inbox.take((1 << 63) + 8, 16)
+    assert bytes(inbox.take(8, 16)) == bytes(16), "values in the stream's own memory are not lent"
