@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 from pyarrow import flight
@@ -22,6 +24,7 @@ from flightedl.errors import (
 from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Limits, Routes, ServerIdentity
 from flightedl.rpc.identity import sealed, unsealed
 from flightedl.rpc.request_stream import RequestStream
+from flightedl.rpc.reuse import HeldStream, ReusableExchange
 from flightedl.rpc.routes import NO_COLUMNS
 from flightedl.testing.clock import FakeClock
 
@@ -235,3 +238,24 @@ def test_a_damaged_answer_is_requested_again(
         with pytest.raises(MessageError if message is None else DamagedError):
             requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
         assert not requests.is_open
+
+
+def test_an_old_stream_is_not_used_for_a_short_request_either() -> None:
+    """The server authorizes the caller only when a stream is opened."""
+    clock, opened = FakeClock(), []
+
+    class Opened:
+        def __enter__(self) -> Self:
+            opened.append(self)
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    connection: Any = SimpleNamespace(exchange=lambda *_, **__: Opened())
+    kept = ReusableExchange("v", NO_COLUMNS, clock, HeldStream)
+    for timeout_s, count in ((60.0, 1), (1.0, 1), (1.0, 2)):
+        kept.end(kept.begin(connection, timeout_s=timeout_s))
+        assert len(opened) == count
+        clock.advance(4.0)
+    kept.close_idle()
