@@ -695,6 +695,19 @@ def test_the_number_of_concurrent_cuts_is_limited() -> None:
     assert values_of(chunks_of(cuts[4]))[1] == [-1, -1]
 
 
+def test_a_cut_that_takes_the_place_of_an_earlier_one_leaves_later_ones_intact() -> None:
+    store = RowTables([SPEC], range(1024))
+    push(store, 1, *range(20))
+    first, second = (store.begin_cut(1, 0, is_base=True) for _ in range(2))
+    first.drop()
+    third = store.begin_cut(1, 0, is_base=True)
+    assert third.line < second.line
+    push(store, 2, *range(20))
+    former = {number: [-1, -1] for number in range(20)}
+    assert values_of(chunks_of(second)) == former
+    assert values_of(chunks_of(third)) == former
+
+
 def test_a_cut_without_memory_for_changed_rows_is_lost_alone() -> None:
     store = RowTables([SPEC], range(1024))
     push(store, 1, *range(5000))
