@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,8 +12,10 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.retries import Patience
 from flightedl.errors import DataError, InternalError, NotReadyError, UnavailableError
-from flightedl.master.indexing import DatasetIndexing, IndexedDataset
+from flightedl.formats.following import DirectoryFollower
+from flightedl.master.indexing import DatasetIndexing, IndexedDataset, look
 from flightedl.messages.declarations import DatasetDeclaration
+from flightedl.ports import FileStat
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryFiles
 
@@ -70,3 +73,33 @@ def test_a_bug_of_the_master_ends_the_declaration(files: MemoryFiles) -> None:
     files.plan.fail_at("expand", 1, KeyError("a bug"))
     with pytest.raises(InternalError, match="indexing failed by KeyError"):
         indexed(DatasetIndexing(files, SystemClock()))
+
+
+class UnfinishedFiles(MemoryFiles):
+    """Files to which a writer adds the last one and the end marker right after the first call."""
+
+    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
+        found = super().expand(patterns, may_be_empty=may_be_empty)
+        self._finish()
+        return found
+
+    def stat(self, url: str) -> FileStat | None:
+        found = super().stat(url)
+        self._finish()
+        return found
+
+    def _finish(self) -> None:
+        self.contents |= {"/d/b.parquet": b"last", "/d/_END": b""}
+
+
+def test_a_dataset_is_not_complete_before_a_file_that_was_written_while_it_was_listed() -> None:
+    files, following = UnfinishedFiles({"/d/a.parquet": b"first"}), DirectoryFollower()
+    joined: list[str] = []
+    for _ in range(3):
+        scan = look(files, following, ["/d/*.parquet"])
+        following.joined(scan.stable)
+        joined += [stat.url for stat in scan.stable]
+        if scan.is_complete:
+            break
+    assert scan.is_complete
+    assert joined == ["/d/a.parquet", "/d/b.parquet"]
