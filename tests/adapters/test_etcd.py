@@ -233,6 +233,17 @@ def test_the_granted_ttl_is_reported(shared_world: EtcdWorld) -> None:
     assert shared_world.connect().grant(1.2).ttl_s == 2.0
 
 
+def test_a_watch_that_is_far_behind_delivers_all_events(shared_world: EtcdWorld) -> None:
+    """etcd sends the events of about 1,000 revisions at a time, but each reply names the newest revision."""
+    coordinator, key = shared_world.connect(), shared_world.prefix + "a"
+    start = put(coordinator, key)
+    with ThreadPoolExecutor(16) as pool:
+        written = list(pool.map(lambda _: put(coordinator, key), range(2100)))
+    watch = coordinator.watch(shared_world.prefix, start)
+    events = collect(watch, len(written))
+    assert [event.entry.mod_revision for event in events if isinstance(event, Written)] == sorted(written)
+
+
 def test_closing_ends_calls_and_watches_of_other_threads(shared_world: EtcdWorld) -> None:
     coordinator = shared_world.connect(timeout_s=20)
     coordinator.get("a")
