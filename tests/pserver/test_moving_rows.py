@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from flightedl.domain.model.schedules import Piecewise
 from flightedl.domain.model.sharding import ShardPlan, placed, plan_for
 from flightedl.domain.tables.optimizers import RowAdam
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
-from flightedl.errors import BusyError, NotReadyError, StalePlacementError
+from flightedl.errors import BusyError, NotReadyError, StalePlacementError, UnavailableError
 from flightedl.formats.checkpoint_files import verify
 from flightedl.formats.row_batches import ROWS_OF
 from flightedl.formats.shard_files import read_rows
@@ -315,6 +315,53 @@ def test_buckets_that_are_copied_while_members_push_behave_as_if_they_had_stayed
         if chance.random() < 0.2:
             require_same_checkpoints(stayed, moved, step + 1, chance)
     assert moves > 2
+
+
+@pytest.mark.parametrize("cuts", ["checkpoint", "feed", "table"])
+def test_rows_that_have_changed_before_a_cut_of_another_kind_move_along(cuts: str) -> None:
+    stayed, moved = Cluster(Async(), [0, BUCKETS]), CopyingCluster(Async(), [0, 512, BUCKETS])
+    for batch in range(2):
+        stayed.push(0, 1, batch, 0, IDS[batch::2].tolist(), 0)
+        for index in range(2):
+            moved.push(index, 1, batch, 0, IDS[batch::2].tolist(), 0)
+        if batch == 0:
+            moved.begin(1, 100)
+    source = moved.shards[0]
+    if cuts == "checkpoint":
+        Cluster.checkpoint(moved, 1, is_published=False)
+    elif cuts == "feed":
+        for _, cut in source.feed_cuts(1, None, 1 << 20, lambda *_: None):
+            cut.drop()
+    else:
+        assert list(source.all_rows(0))
+    moved.finish()
+    assert moved.read() == stayed.read()
+    moved.check()
+
+
+@pytest.mark.parametrize(("border", "unit"), [(600, range(512, 600)), (400, range(400, 512))], ids=["first", "last"])
+def test_a_copy_fails_if_some_of_its_buckets_have_joined_other_tables(border: int, unit: range) -> None:
+    """A push may join spans while the departure is created. It moves a few buckets at the start or end of a unit."""
+    cluster = Cluster(Async(), [0, 512, BUCKETS])
+    for index in range(2):
+        cluster.push(index, 1, 0, 0, IDS.tolist(), 0)
+    cluster.move(1, border)
+    index = int(border < 512)
+    source = cluster.shards[index]
+    spans_in = source.spans_in
+
+    def spans_before_they_are_joined(numbers: range) -> Iterator[Any]:
+        yield from spans_in(numbers)
+        cluster.push(index, 1, 1, 0, IDS.tolist(), 0)
+
+    numbers = range(cluster.first + unit.start, cluster.first + unit.stop)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(source, "spans_in", spans_before_they_are_joined)
+        departure = Departure(source, numbers)
+    assert len({id(source.rows.span(number).rows) for number in numbers}) == 2, "no bucket was joined"
+    with pytest.raises(UnavailableError, match="while they were copied"):
+        list(departure.copy())
+    departure.end()
 
 
 def test_a_pserver_without_room_for_the_rows_rejects_their_copy() -> None:

@@ -67,9 +67,9 @@ class Departure:
         for rows, part, changed in self._copies:
             is_first = changed.records is None
             with self._shard.rows.lock:
+                if any(span.rows is not rows for span in self._shard.spans_in(part)):
+                    raise UnavailableError("the tables were split or joined while they were copied")
                 span = self._shard.rows.span(part.start)
-                if span.rows is not rows:
-                    raise UnavailableError("the tables were split while they were copied")
                 version = self._shard.version(part.start)
                 cut = rows.begin_copy(version, span.epoch, changed)
             try:
