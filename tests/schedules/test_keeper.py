@@ -8,7 +8,8 @@ import pytest
 
 from flightedl.coordination import keeper
 from flightedl.coordination.keeper import HeldKey
-from flightedl.ports import Absent, Delete, Put
+from flightedl.domain.tenure import RENEWALS_PER_TTL
+from flightedl.ports import Absent, Delete, ModifiedAt, Put
 from flightedl.testing import memory_coordinator
 from flightedl.testing.memory_coordinator import MemoryCoordinator, MemoryLease
 from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, swaps
@@ -153,12 +154,39 @@ def replaced(run: Run) -> None:
     assert found.value == b"rival", "the key of a successor was overwritten"
 
 
+def written(run: Run) -> None:
+    """A value that is written while the key moves is kept, and the key moves nevertheless."""
+    holder = Holder()
+    others = holder.coordinator.another()
+
+    def shorten() -> None:
+        holder.held.hold_for(3.0)
+        run.sleep(4.0)
+
+    def write() -> None:
+        # At this moment, the key moves.
+        run.sleep(TTL_S / RENEWALS_PER_TTL)
+        is_written = False
+        while not is_written:
+            found = others.get(KEY)
+            assert found is not None
+            changed = Put(KEY, b"written", found.lease_id)
+            is_written = others.transact([ModifiedAt(KEY, found.mod_revision)], [changed]).committed
+
+    run.threads(shorten, write)
+    found = others.get(KEY)
+    assert found is not None
+    assert found.value == b"written", "a value that was written while the key moved was lost"
+    assert (found.create_revision, found.lease_id) == (holder.held.generation, holder.held.lease_id)
+    assert holder.held.ttl_s == 3.0
+
+
 @pytest.mark.usefixtures("slow_renewals")
 def test_a_lease_is_trusted_from_the_moment_of_the_request() -> None:
     assert explore(losing, [keeper], deviations=1).is_complete
 
 
-@pytest.mark.parametrize("program", [releasing, moving, half_moved, replaced])
+@pytest.mark.parametrize("program", [releasing, moving, half_moved, replaced, written])
 def test_a_key_is_released_and_moved_completely(program: Any) -> None:
     assert explore(program, [keeper], deviations=1).is_complete
 
@@ -182,6 +210,17 @@ def test_a_lease_that_is_trusted_from_the_reply_is_found() -> None:
             bug(
                 "the longer time to live applies while a key moves",
                 rewrites(MOVE, "self._tenure.ttl_s = min(self.ttl_s, lease.ttl_s)", "pass"),
+            ),
+        ),
+        (
+            written,
+            bug(
+                "only the holder is compared",
+                swaps(
+                    MOVE,
+                    "ModifiedAt(self.key, found.mod_revision)",
+                    "CreatedAt(self.key, self.generation)",
+                ),
             ),
         ),
         (replaced, bug("whoever holds it", swaps(MOVE, "transact([unchanged], ", "transact([], "))),
