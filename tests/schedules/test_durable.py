@@ -1,4 +1,4 @@
-"""Every order in which requests wait for the master's state while a thread writes it, and while the master ends."""
+"""Every order in which the master's state is read, written and waited for, also while the master ends."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ from typing import Any
 
 import pytest
 
+from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.domain.master.events import Asked, LeasesSeen
+from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import NotReadyError
-from flightedl.master import durable
+from flightedl.master import durable, state
 from flightedl.master.durable import DurableState
+from flightedl.master.evaluations import EvaluationDatasets
+from flightedl.master.state import JobState
+from flightedl.messages.tasks import StopRequest
 from flightedl.testing.memory_coordinator import MemoryCoordinator
-from flightedl.testing.simulation.planted import Planted, bug, drops, swaps
+from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, swaps
 
 from .scheduler import Lock, Run, VirtualClock, explore, finds
 
 WAIT, WRITE_ON = "master.durable:DurableState.wait", "master.durable:DurableState._write_on"
+SNAPSHOT = "master.state:JobState._snapshot"
 LONG_S = 60.0
 
 
@@ -86,6 +94,25 @@ def deposed(run: Run) -> None:
     assert master.reasons == ["another master holds the lock"]
 
 
+def snapshots(run: Run) -> None:
+    """The values of the job's state belong to the revision that is returned with them."""
+    clock: Any = VirtualClock()
+    evaluations = EvaluationDatasets(lambda: pytest.fail("no evaluation was declared"), QueueSettings)
+    chosen = MasterSettings(etcd="memory:1", job="demo")
+    job = JobState(chosen, 1, 1, MemoryCoordinator(clock), JobKeys("demo"), clock, evaluations, keeps_checkpoints=False)
+    job.apply(LeasesSeen({"t": 1}, {}, 1))
+    before = job._snapshot()
+    taken: list[tuple[int, dict[str, bytes]]] = []
+
+    def change() -> None:
+        job.apply(Asked(1, StopRequest(trainer="t", generation=1, reason="enough")))
+
+    run.threads(change, lambda: taken.append(job._snapshot()))
+    after = job._snapshot()
+    assert after[0] > before[0]
+    assert taken[0] in (before, after), "the values belong to another revision"
+
+
 @pytest.mark.parametrize("program", [requests, ending, deposed])
 def test_a_request_is_answered_once_its_state_is_stored(program: Any) -> None:
     assert explore(program, [durable], deviations=1 if program is deposed else 2).is_complete
@@ -139,3 +166,35 @@ def test_a_request_is_answered_once_its_state_is_stored(program: Any) -> None:
 )
 def test_a_request_that_is_answered_too_early_or_too_late_is_found(program: Any, flaw: Planted) -> None:
     finds(flaw, program, [durable])
+
+
+def test_a_snapshot_of_the_jobs_state_is_of_one_revision() -> None:
+    assert explore(snapshots, [state]).is_complete
+
+
+@pytest.mark.parametrize(
+    "flaw",
+    [
+        bug(
+            "the revision is read after the values, outside the lock",
+            rewrites(
+                SNAPSHOT,
+                "return self.core.revision, values",
+                """
+                self.lock.release()
+                try:
+                    return self.core.revision, values
+                finally:
+                    self.lock.acquire()
+                """,
+            ),
+        ),
+        bug(
+            "an event is applied without the lock",
+            swaps("master.state:JobState.apply", "self.lock", "threading.RLock()"),
+        ),
+    ],
+    ids=lambda value: value.what,
+)
+def test_a_snapshot_with_a_wrong_revision_is_found(flaw: Planted) -> None:
+    finds(flaw, snapshots, [state])
