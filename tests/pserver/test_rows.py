@@ -436,6 +436,21 @@ def test_a_push_gets_the_rows_that_it_has_requested_although_its_message_is_over
     assert section.values.size == IDS.size
 
 
+def test_a_gradient_that_waits_for_its_round_outlives_its_message_although_the_buckets_are_split() -> None:
+    pserver = Pserver(MemoryStorage(), Sync(reduce="sum"))
+    members = [ViewMember(trainer=name, generation=1, member=n, first_round=0) for n, name in ((1, "t"), (2, "u"))]
+    view = ViewRequest(plan_hash="p", master_generation=1, serial=2, members=members)
+    pserver.shard.set_members(view)
+    pserver.push(0)
+    pserver.message[:] = bytes(len(pserver.message))
+    blocks = pserver.plan.buckets_of(0)
+    middle = blocks.start + len(blocks) // 2
+    into = [range(blocks.start, middle), range(middle, blocks.stop)]
+    pserver.shard._split(pserver.shard._protocol.split(blocks.start, into))
+    pserver.shard.set_members(msgspec.structs.replace(view, serial=3, members=members[:1]))
+    assert (pserver.read(0) == 1.0).all()
+
+
 GRADIENT = Section(Kind.GRADIENTS, 0, IDS[:2], np.ones((2, 2), np.float32))
 
 
