@@ -18,9 +18,9 @@
 * ``arena``: memory allocator for the blocks' arrays
 * ``copying``: copies of blocks for every cut in progress; ``copier``: copies for a single cut
 * ``snapshots``: checkpoint orders, and the thread that writes the copies to files
-* ``moving``: moves of blocks to and from other pservers
+* ``moving``: moves of blocks to and from other pservers, and copies for standbys
 * ``restoring``: loading of the newest readable checkpoint
-* ``reading``: reads of parameters and tables as Arrow columns; ``feed``: changes for followers
+* ``reading``: reads of parameters and tables as Arrow columns; ``feed``: changes for followers; ``kept``: cuts for both
 * ``meter``, ``metrics``: counters of pushes, steps and rounds, and Prometheus metrics
 
 A gradient's path: ``conversation`` receives a message, and ``wire.parts`` verifies its checksum. The store checks that

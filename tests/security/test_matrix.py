@@ -207,6 +207,6 @@ def test_each_role_has_exactly_its_verbs(servers: dict[str, Recorded]) -> None:
     decides = {"set_mode", "checkpoint", "retry_failed", "drop_failed", "scale"}
     assert open_to(Role.ADMIN) == {"status", "events", "stacks", "info", "pull", "read", "changes"} | decides
     assert {"push", "init", "step", "pull", "tasks", "join"} <= open_to(Role.TRAINER)
-    assert not open_to(Role.TRAINER) & {"view", "snapshot", "reload", "seal", "applied", "set_mode", "checkpoint"}
-    served = {"view", "snapshot", "applied", "reload", "seal", "status", "info", "read"}
-    assert open_to(Role.SERVER) == served | {"move", "moved", "scale"}
+    ordered = {"view", "snapshot", "cut", "applied", "reload", "seal", "copy"}
+    assert not open_to(Role.TRAINER) & (ordered | {"set_mode", "checkpoint"})
+    assert open_to(Role.SERVER) == ordered | {"status", "info", "read", "move", "moved", "scale"}

@@ -5,6 +5,7 @@
 * ``manifest``: the document that turns a set of files into a checkpoint; ``pointer``: the stored pointer to the newest
   one
 * ``chains``: increments, which contain only changed rows of tables; ``changes``: a pserver's record of changed rows
+* ``cuts``: the round of a cut of all pservers that is made on request
 * ``restoring``: the parts of a checkpoint that each pserver reads
 
 The master orders a checkpoint and agrees with the pservers on a round. When that round opens, each pserver copies its

@@ -10,7 +10,7 @@
 * ``groups``: requests from the ranks of a group, which reads the training data in rounds
 * ``members``: the membership, and the views to be sent
 * ``pservers``: the master's knowledge of the pservers; ``control``: its calls to them; ``pserver_warnings``: warnings
-* ``moves``: changes to the number of pservers, for which blocks move
+* ``moves``: changes to the number of pservers, for which blocks move; ``stored_moves``: their transactions
 * ``checkpointing``: orders of checkpoints
 * ``ending``: conditions under which an epoch ends and the job is done
 * ``requests``: a waiting request

@@ -15,8 +15,8 @@ modules of this package simulate everything around these cores:
 * ``cluster``: all processes, and the supervisor that restarts them
 * ``strikes``: random faults
 * ``account``, ``row_account``: check the invariants against everything that was assigned, done, stored and reported
-* ``planted``: bugs planted in the product's source, which ``planted_master``, ``planted_pserver``, ``planted_trainer``
-  and ``bugs`` list
+* ``planted``: bugs planted in the product's source, which ``planted_master``, ``planted_pserver``, ``planted_trainer``,
+  ``planted_moves`` and ``bugs`` list
 * ``runs``: runs many seeds in several processes
 * ``recorded``: records the simulated processes
 
