@@ -23,8 +23,12 @@ _wire_option = click.option(
 )
 
 
+_name_option = click.option("--name", metavar="NAME", help="Name of this copy in `flightedl status` [no name]")
+
+
 @click.command()
 @running_job_options
+@_name_option
 @_wire_option
 @click.option("--to", "kind", type=click.Choice(["parquet"]), default="parquet", help="Format of the files [parquet]")
 @click.option("--every-s", type=Number(min=0.1), default=60.0, show_default=True, help="Seconds between two copies.")
@@ -61,6 +65,7 @@ def follow(kind: str, every_s: float, count: int | None, increments: int, url: s
 
 @click.command()
 @running_job_options
+@_name_option
 @_wire_option
 @click.option("--bind", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Numeric address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of HTTP; 0 chooses a free one [0]")

@@ -103,6 +103,8 @@ def _keys() -> dict[str, str]:
         keys.ps_desired: "number of pservers, decimal",
         keys.pserver(0): "leased; ServerRecord; its create_revision is the pserver's generation",
         keys.trainer("id"): "leased; TrainerRecord; its create_revision is the trainer's generation",
+        keys.consumer("<name>"): "leased; ServerRecord without an address: the process that follows under this name",
+        keys.acknowledgement("<name>", 0): "leased as the name; Acknowledgement of the consumer to pserver 0",
         keys.job: "JobDeclaration",
         keys.init_params: "ElectionRecord; leased until done",
         keys.save("<url>"): "SaveRecord; leased until done",

@@ -11,7 +11,14 @@ from rich.table import Table
 
 from flightedl.domain.diagnosis.profile import in_words
 from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
-from flightedl.messages.status import USUAL_REFUSALS, ServerStatus, StatusReply, TableCounts, TrainerStatus
+from flightedl.messages.status import (
+    USUAL_REFUSALS,
+    ConsumerStatus,
+    ServerStatus,
+    StatusReply,
+    TableCounts,
+    TrainerStatus,
+)
 
 from .consoles import plain_table, table_console
 from .mode import described
@@ -83,12 +90,21 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         found.append(("time", spent))
     if reply.mode:
         found.append(("mode", described(reply.mode_settings) or reply.mode))
+    found.extend(("consumer", consumer_of(each)) for each in reply.consumers)
     found += changes_of(reply)
     if reply.checkpoint:
         age = "" if reply.checkpoint_age_s is None else f", {reply.checkpoint_age_s:.0f} s old"
         found.append(("checkpoint", reply.checkpoint + age))
     found.extend(("alarm", text) for text in alarms_of(reply))
     return found
+
+
+def consumer_of(consumer: ConsumerStatus) -> str:
+    """Describe a consumer and its lag."""
+    text = f"{consumer.name} on {consumer.host}, pid {consumer.pid}, "
+    if consumer.behind is None or consumer.age_s is None:
+        return text + "has no complete copy yet"
+    return text + f"{consumer.behind} changes and {consumer.age_s:.1f} s behind"
 
 
 def changes_of(reply: StatusReply) -> list[tuple[str, str]]:

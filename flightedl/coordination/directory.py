@@ -145,6 +145,10 @@ class Directory:
         """Return the live trainers by id. The ``generation`` of each is the create_revision of its key."""
         return dict(records(self._snapshot[0], self._keys.trainer_id, TrainerRecord))
 
+    def consumers(self) -> dict[str, ServerRecord]:
+        """Return the live consumers by name. The ``generation`` of each is the create_revision of its key."""
+        return dict(records(self._snapshot[0], self._keys.consumer_name, ServerRecord))
+
     def wait_until(self, predicate: Callable[[Directory], Result | None], timeout_s: float) -> Result | None:
         """Evaluate ``predicate`` now and after each change. Return the first result that is not None.
 

@@ -1,8 +1,8 @@
 """Layout of a job's keys in etcd.
 
 The keys shared by the processes of job J are under ``/flightedl/J/``, which all of these processes watch. A key that
-identifies a process (``launcher``, ``master/*``, ``ps/<index>``, ``standbys/<index>``, ``trainers/<id>``) is leased,
-and disappears with the process. Keys of the job itself are not leased.
+identifies a process (``launcher``, ``master/*``, ``ps/<index>``, ``standbys/<index>``, ``trainers/<id>``,
+``consumers/<name>``) is leased, and disappears with the process. Keys of the job itself are not leased.
 
 Keys that only a master's successor reads are under ``/flightedl-state/J/``. The master writes them whenever it assigns
 tasks, and etcd would otherwise send each write to every watching process.
@@ -44,6 +44,10 @@ class JobKeys:
         self.standbys = f"{prefix}standbys/"
         #: Prefix of all trainers.
         self.trainers = f"{prefix}trainers/"
+        #: Prefix of the names of consumers, which follow the model.
+        self.consumers = f"{prefix}consumers/"
+        #: Prefix of what the consumers have acknowledged.
+        self.acknowledged = f"{prefix}acknowledged/"
         #: The declaration: parameters, dataset, mode.
         self.job = f"{prefix}job"
         #: The newest ``Placement``; absent if it is the one in the declaration.
@@ -116,6 +120,19 @@ class JobKeys:
         """Return the id in a trainer's key, or None for other keys."""
         text = key.removeprefix(self.trainers)
         return text if text and text != key else None
+
+    def consumer(self, name: str) -> str:
+        """Key held by the consumer with this name; a ``ServerRecord`` without an address."""
+        return self.consumers + name
+
+    def consumer_name(self, key: str) -> str | None:
+        """Return the name in a consumer's key, or None for other keys."""
+        text = key.removeprefix(self.consumers)
+        return text if text and text != key else None
+
+    def acknowledgement(self, name: str, index: int) -> str:
+        """Key of this consumer's ``Acknowledgement`` to the pserver with this index. It has the consumer's lease."""
+        return f"{self.acknowledged}{name}/{index}"
 
     def arrival(self, number: int) -> str:
         """Key of an ``ArrivalRecord``, written once, together with the queue that contains the arrival's tasks."""

@@ -32,9 +32,16 @@ from flightedl.master.pservers import PserverLinks
 from flightedl.master.reading import ModelLocations
 from flightedl.master.recovery import RecoveredState
 from flightedl.master.state import JobState, queue_settings_of
-from flightedl.master.status import describe
+from flightedl.master.status import consumer_status, describe
 from flightedl.master.tasks import Tasks
-from flightedl.messages.status import EventsReply, EventsRequest, StacksReply, StacksRequest, StatusReply
+from flightedl.messages.status import (
+    ConsumerStatus,
+    EventsReply,
+    EventsRequest,
+    StacksReply,
+    StacksRequest,
+    StatusReply,
+)
 from flightedl.messages.tasks import LogReply, LogRequest
 from flightedl.ports import Clock, Coordinator, Files, Instruments, Storage
 from flightedl.recording.writer import Recorder
@@ -246,8 +253,17 @@ class MasterService:
                 dataset_alarm=state.dataset_alarm,
                 events=state.journal.counts,
                 refused_calls=self.refusals(),
+                consumers=self._consumers(state.core.pservers.count),
                 now=now,
             )
+
+    def _consumers(self, pservers: int) -> list[ConsumerStatus]:
+        found, keys = [], self._keys
+        for name, record in sorted(self._directory.consumers().items()):
+            _, entries = self._directory.entries(*(keys.acknowledgement(name, index) for index in range(pservers)))
+            values = [None if entry is None else entry.value for entry in entries]
+            found.append(consumer_status(name, record, values, self._state.clock.wall_time()))
+        return found
 
     @property
     def journal(self) -> Journal:

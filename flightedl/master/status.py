@@ -16,8 +16,11 @@ from flightedl.master.failures import failed_piece
 from flightedl.master.groups import with_group
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress, TrainerProgress
+from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration
+from flightedl.messages.feed import Acknowledgement
 from flightedl.messages.status import (
+    ConsumerStatus,
     PserverFigures,
     PserverStatusReply,
     RunningPiece,
@@ -31,6 +34,18 @@ from flightedl.process.host import host_facts
 
 #: Maximum number of running pieces that the status lists.
 _RUNNING_COUNT = 5
+
+
+def consumer_status(
+    name: str, record: ServerRecord, acknowledged: Sequence[bytes | None], wall_time: float
+) -> ConsumerStatus:
+    """Return the status of a consumer, from the values of its keys for all pservers; None if there is no value."""
+    known = [decode(value, Acknowledgement) for value in acknowledged if value is not None]
+    behind, age_s = None, None
+    if known and len(known) == len(acknowledged) and all(each.as_of_s for each in known):
+        behind = max(each.behind for each in known)
+        age_s = max(wall_time - min(each.as_of_s for each in known), 0.0)
+    return ConsumerStatus(name=name, host=record.name, pid=record.pid, behind=behind, age_s=age_s)
 
 
 def describe(
@@ -47,6 +62,7 @@ def describe(
     dataset_alarm: str,
     events: Mapping[str, int],
     refused_calls: Mapping[str, int],
+    consumers: list[ConsumerStatus],
     now: float,
 ) -> StatusReply:
     """Return the reply to ``status``.
@@ -120,6 +136,7 @@ def describe(
         placement=0 if model is None or model.placement is None else model.placement.version,
         scaling=None if (change := core.moves.reply()).is_done else change,
         tables=_tables(pservers),
+        consumers=consumers,
         checkpoint=f"c-{core.checkpointing.latest}" if core.checkpointing.latest else "",
         checkpoint_age_s=core.checkpointing.age_s(now),
         is_growing=queue is not None and queue.is_growing,

@@ -8,6 +8,9 @@ import msgspec
 
 from flightedl.messages.base import Natural, OfPlan, Reply, Request
 
+#: Pattern of the names of consumers; the empty name stands for no name.
+CONSUMER_NAME = "^[A-Za-z0-9._-]{0,64}$"
+
 
 class Position(Request, frozen=True, kw_only=True):
     """A position in the feed of one pserver."""
@@ -23,6 +26,16 @@ class Position(Request, frozen=True, kw_only=True):
     number: Natural
 
 
+class Acknowledgement(Reply, frozen=True, kw_only=True):
+    """A position whose changes a named consumer has applied; stored in etcd under the consumer's lease."""
+
+    position: Position
+    #: Number of later changes when the consumer acknowledged the position.
+    behind: Natural = 0
+    #: Time at which the position had the pserver's newest state, in seconds since 1970; 0 if unknown.
+    as_of_s: float = 0.0
+
+
 class ChangesTicket(OfPlan, frozen=True, kw_only=True):
     """Ticket of DoGet: requests a pserver's changes since a position, or a base, which contains everything."""
 
@@ -35,6 +48,9 @@ class ChangesTicket(OfPlan, frozen=True, kw_only=True):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
     #: Type to which float32 values of parameters and rows are rounded for sending; empty to send them unchanged.
     wire: Literal["", "bfloat16", "float16"] = ""
+    #: Name of the consumer that acknowledges ``since``, and create_revision of its key; empty if it has no name.
+    consumer: Annotated[str, msgspec.Meta(pattern=CONSUMER_NAME)] = ""
+    consumer_generation: Natural = 0
 
 
 class ChangesHeader(Reply, frozen=True, kw_only=True):

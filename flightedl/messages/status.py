@@ -205,6 +205,18 @@ class GroupStatus(Reply, frozen=True, kw_only=True):
     incarnation: int
 
 
+class ConsumerStatus(Reply, frozen=True, kw_only=True):
+    """A live consumer with a name, which follows the model."""
+
+    name: str
+    host: str = ""
+    pid: int = 0
+    #: Maximum over all pservers: number of changes that the consumer had not applied when it last acknowledged a
+    #: position, and seconds since its copy was up to date. None until it has acknowledged a position to each pserver.
+    behind: int | None = None
+    age_s: float | None = None
+
+
 class StatusReply(Reply, frozen=True, kw_only=True):
     """The job's status. ``flightedl status --json`` prints it unchanged."""
 
@@ -251,6 +263,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     scaling: ScaleReply | None = None
     #: Sums over all pservers' most recent reports.
     tables: list[TableCounts] = []
+    #: Live consumers with names.
+    consumers: list[ConsumerStatus] = []
     checkpoint: str = ""
     checkpoint_age_s: float | None = None
     #: Problem that prevents checkpoints; empty if there is none.

@@ -27,6 +27,7 @@ from flightedl.kernels.half_precision import shortened
 from flightedl.messages.base import encode
 from flightedl.messages.feed import ChangesHeader, ChangesTicket
 from flightedl.ports import Clock
+from flightedl.pserver.consumers import ConsumerPositions
 from flightedl.pserver.kept import KEPT_S, KeptCut, KeptRows
 from flightedl.pserver.rows.span import RowSpan
 from flightedl.pserver.rows.tables import RowCut
@@ -59,12 +60,22 @@ class PserverFeed:
         life: Election of the model's initial values.
         generation: Generation of the process.
         clock: Clock for waits.
+        consumers: Stores what named consumers acknowledge; None to disable it.
     """
 
-    def __init__(self, shard: Shard, plan: ShardPlan, life: int, generation: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        plan: ShardPlan,
+        life: int,
+        generation: int,
+        clock: Clock,
+        consumers: ConsumerPositions | None = None,
+    ) -> None:
         self._shard = shard
         self._plan = plan
         self._clock = clock
+        self._consumers = consumers
         self._feed = ServerFeed(life, generation)
         self._lock = threading.Lock()
         self._answers = threading.BoundedSemaphore(_ANSWERS)
@@ -114,12 +125,15 @@ class PserverFeed:
         """
         if ticket.marks:
             self._marks_wanted = self._clock.now()
+        if self._consumers is not None and ticket.since is not None and self._feed.has(ticket.since):
+            self._consumers.acknowledged(ticket, ticket.since, self._feed.number)
         self._wait(ticket, call)
         if not self._answers.acquire(blocking=False):
             raise BusyError(f"this pserver sends its changes to {_ANSWERS} others: try again later")
         answer = _Answer(self._plan, self._answers, ticket.wire)
         shard, feed = self._shard, self._feed
         with self._lock, shard.placing:
+            began = self._clock.now()
             start = feed.start_of(ticket.since)
             mark = self._mark_for(ticket)
             if mark is not None and mark[1].is_complete.is_set():
@@ -128,7 +142,7 @@ class PserverFeed:
                     header = answer.begin_mark(mark[1], mark[0], feed, start)
                 except MemoryError:
                     raise BusyError(_NO_MEMORY) from None
-                return Outgoing(CHANGES_SCHEMA.with_metadata({HEADER_KEY: encode(header)}), answer.messages())
+                return self._outgoing(ticket, header, answer, mark[2])
             if start != feed.number or self._is_behind():
                 feed.note(shard.states())
                 try:
@@ -143,6 +157,12 @@ class PserverFeed:
                 wire=ticket.wire,
                 leaving=[(numbers.start, numbers.stop) for numbers in shard.leaving],
             )
+        return self._outgoing(ticket, header, answer, began)
+
+    def _outgoing(self, ticket: ChangesTicket, header: ChangesHeader, answer: _Answer, as_of: float) -> Outgoing:
+        """Return an answer whose state is not older than the instant ``as_of``."""
+        if self._consumers is not None:
+            self._consumers.answered(ticket, header.position.number, as_of)
         schema = CHANGES_SCHEMA.with_metadata({HEADER_KEY: encode(header)})
         return Outgoing(schema, answer.messages())
 

@@ -34,6 +34,7 @@ from flightedl.errors import (
 )
 from flightedl.ports import Absent, Condition, Coordinator, CreatedAt, Delete, Operation
 from flightedl.process.tuning import avoid_preemption
+from flightedl.pserver.consumers import ConsumerPositions
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import MEASURES
 from flightedl.pserver.metrics import figures
@@ -81,6 +82,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 Connector(Caller("pserver", self._settings.job), Role.SERVER, self._settings.tls_dir),
             ),
             retire=lambda: self.end(0, "the job has fewer pservers now"),
+            consumers=ConsumerPositions(coordinator, directory, self._keys, self._clock),
         )
         server = self._server(PserverFlight(service, self._clock, shares_memory=shares_memory).routes())
         service.refusals = lambda: server.refusals

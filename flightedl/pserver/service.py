@@ -60,6 +60,7 @@ from flightedl.process.host import host_facts
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.building import kernels_of
+from flightedl.pserver.consumers import ConsumerPositions
 from flightedl.pserver.feed import PserverFeed
 from flightedl.pserver.kept import RequestedCuts
 from flightedl.pserver.meter import Meter
@@ -101,6 +102,7 @@ class PserverService:
         shares_memory: True to place values in memory that trainers on the same host can map.
         peers: Access to the other pservers, for moves; None if blocks never move.
         retire: Called to end the process, because the job no longer has a pserver with this index.
+        consumers: Stores what named consumers acknowledge; None to disable it.
     """
 
     def __init__(
@@ -117,10 +119,12 @@ class PserverService:
         shares_memory: bool = False,
         peers: Peers | None = None,
         retire: Callable[[], None] = lambda: None,
+        consumers: ConsumerPositions | None = None,
     ) -> None:
         self._shares_memory = shares_memory
         self._peers = peers
         self._retire = retire
+        self._consumers = consumers
         #: Moves of the blocks; None until the blocks are allocated, and in jobs without a stored placement.
         self._mover: Mover | None = None
         self._row_bytes = row_bytes
@@ -265,6 +269,8 @@ class PserverService:
     def close(self) -> None:
         self._is_closing.set()
         self.end_standby()
+        if self._consumers is not None:
+            self._consumers.close()
         if self._mover is not None:
             self._mover.close()
         self._work.put(None)
@@ -539,7 +545,11 @@ class PserverService:
         with self._lock:
             if self._feed is None:
                 life = self._life
-                self._feed = PserverFeed(shard, self._plan, life.election or 0, life.generation, self._clock)
+                if self._consumers is not None:
+                    self._consumers.start(life.index)
+                self._feed = PserverFeed(
+                    shard, self._plan, life.election or 0, life.generation, self._clock, self._consumers
+                )
                 assert self._snapshots is not None, "there are values without blocks"
                 self._snapshots.feed = self._feed
             return self._feed

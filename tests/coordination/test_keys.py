@@ -17,6 +17,8 @@ def test_the_layout_is_the_documented_one() -> None:
         KEYS.ps_desired: "ps_desired",
         KEYS.pserver(3): "ps/3",
         KEYS.trainer("t-1"): "trainers/t-1",
+        KEYS.consumer("serving"): "consumers/serving",
+        KEYS.acknowledgement("serving", 3): "acknowledged/serving/3",
         KEYS.job: "job",
         KEYS.init_params: "init_params",
         KEYS.checkpoint_latest: "checkpoint/latest",
@@ -48,5 +50,8 @@ def test_parsing_a_key_returns_its_parts() -> None:
     assert KEYS.trainer_id(KEYS.trainer("host-1")) == "host-1"
     assert KEYS.trainer_id(KEYS.trainers) is None
     assert KEYS.trainer_id(KEYS.pserver(1)) is None
+    assert KEYS.consumer_name(KEYS.consumer("serving")) == "serving"
+    assert KEYS.consumer_name(KEYS.consumers) is None
+    assert KEYS.consumer_name(KEYS.acknowledgement("serving", 1)) is None
     assert JobKeys("other").pserver_index(KEYS.pserver(1)) is None
     assert JobKeys("other").trainer_id(KEYS.trainer("a")) is None

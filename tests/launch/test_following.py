@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -22,8 +23,16 @@ import pytest
 from ml_dtypes import bfloat16
 
 import flightedl as fe
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.client.following.follower import Follower
+from flightedl.coordination.keys import JobKeys
 from flightedl.errors import DeadlineError, NotFoundError, UsageError
+from flightedl.messages.base import decode
+from flightedl.messages.feed import Acknowledgement
+from flightedl.messages.status import ConsumerStatus
+from flightedl.ports import Coordinator, Entry
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.processes import closed_port
 from flightedl_tools.main import run_command_line
@@ -119,6 +128,86 @@ def test_followers_may_receive_float32_rounded_to_16_bits(cluster: fe.LocalClust
                     np.testing.assert_array_equal(follower.tables["short"].lookup(ids), short.pull(ids))
     with pytest.raises(UsageError, match="wire is 'int8', but it can be bfloat16, float16"):
         fe.Follower(**options, wire="int8")
+
+
+def consumers_of(cluster: fe.LocalCluster) -> dict[str, ConsumerStatus]:
+    with cluster.status() as status:
+        return {each.name: each for each in status.read(5.0).consumers}
+
+
+def test_a_named_follower_is_shown_with_its_lag_and_is_the_only_one_of_its_name(
+    cluster: fe.LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"etcd": cluster.etcd_address, "job": cluster.job, "lease_ttl_s": 1.0}
+    with cluster.connect() as job, contextlib.closing(coordinator_of(cluster)) as etcd:
+        data = iter(job.dataset(data_of(tmp_path, 6), batch_size=1))
+        model = job.parameters({"w": VECTOR}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())
+
+        def step() -> None:
+            next(data)
+            model.step({"w": np.ones_like(VECTOR)})
+
+        with fe.Follower(**options, name="serving") as follower:
+            step()
+            follower.catch_up(20.0)
+            eventually(lambda: consumers_of(cluster)["serving"].age_s is not None, 20.0)
+            found = consumers_of(cluster)["serving"]
+            assert (found.pid, found.behind) == (os.getpid(), 0)
+            assert 0 <= (found.age_s or 0.0) < 20
+            assert run_command_line(["status", "--etcd", cluster.etcd_address, "--job", cluster.job]) == 0
+            assert f"serving on {found.host}, pid {os.getpid()}, 0 changes and" in capsys.readouterr().out
+            with pytest.raises(
+                UsageError, match=rf"'serving' already follows job .* as process {os.getpid()} on .*: end"
+            ):
+                fe.Follower(**options, name="serving")
+
+            # What etcd has is never newer than what was applied.
+            keys = JobKeys(cluster.job)
+            for _ in range(3):
+                step()
+                follower.catch_up(20.0)
+            for server in range(2):
+                entry = etcd.get(keys.acknowledgement("serving", server))
+                assert entry is not None
+                stored = decode(entry.value, Acknowledgement).position
+                applied = follower.model().positions()[server]
+                assert (stored.life, stored.generation) == (applied.life, applied.generation)
+                assert stored.number <= applied.number
+                eventually(
+                    lambda server=server, number=applied.number: acknowledged(etcd, keys, server) == number, 20.0
+                )
+
+            # A lost name is claimed again, and positions are stored under the new lease.
+            former = etcd.get(keys.consumer("serving"))
+            assert former is not None
+            assert follower._consumer is not None
+            follower._consumer._held._lease.revoke()
+            eventually(lambda: is_held_anew(etcd, keys, former), 20.0)
+            eventually(lambda: consumers_of(cluster)["serving"].age_s is not None, 20.0)
+        assert consumers_of(cluster) == {}
+        assert not etcd.list(keys.acknowledged).entries
+        for wrong in ("", "a/b", "x" * 65):
+            with pytest.raises(UsageError, match="needs 1 to 64 letters"):
+                fe.Follower(**options, name=wrong)
+        with fe.Follower(**options, name="serving") as follower:
+            model.pull()
+            np.testing.assert_array_equal(follower.catch_up(20.0)["w"], model["w"])
+        for _ in data:
+            pass
+
+
+def acknowledged(etcd: Coordinator, keys: JobKeys, server: int) -> int | None:
+    entry = etcd.get(keys.acknowledgement("serving", server))
+    return None if entry is None else decode(entry.value, Acknowledgement).position.number
+
+
+def is_held_anew(etcd: Coordinator, keys: JobKeys, former: Entry) -> bool:
+    entry = etcd.get(keys.consumer("serving"))
+    return entry is not None and entry.create_revision > former.create_revision
+
+
+def coordinator_of(cluster: fe.LocalCluster) -> EtcdCoordinator:
+    return EtcdCoordinator(EtcdAccess(cluster.etcd_address), clock=SystemClock())
 
 
 @pytest.mark.parametrize(
@@ -335,7 +424,7 @@ def test_a_copy_is_kept_in_files_and_served(cluster: fe.LocalCluster, tmp_path: 
             table.push(np.array([3, -17]), -np.arange(4, dtype=np.float32).reshape(2, 2))
         model.step({"w": np.ones((2, 3), np.float32)})
         model.pull()
-        assert run_command_line(["follow", str(tmp_path / "copy"), "--count", "1", *options]) == 0
+        assert run_command_line(["follow", str(tmp_path / "copy"), "--count", "1", "--name", "files", *options]) == 0
         assert pq.read_table(tmp_path / "copy" / "w.parquet")["value"].to_pylist() == model["w"].tolist()
         for name, table in (("users", users), ("sh%2Fort", short)):
             found = pq.read_table(tmp_path / "copy" / name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flightedl.messages.status import GroupStatus, ServerStatus, StatusReply, TableCounts, TrainerStatus
+from flightedl.messages.status import ConsumerStatus, GroupStatus, ServerStatus, StatusReply, TableCounts, TrainerStatus
 from flightedl_tools.status import facts, processes, rows_of
 
 
@@ -78,3 +78,15 @@ def test_the_start_of_a_group_is_shown() -> None:
     reply = StatusReply(job="demo", state="training", group=group)
     assert ("group", "4 ranks, running, start 2") in facts(reply)
     assert "group" not in dict(facts(StatusReply(job="demo", state="training")))
+
+
+def test_consumers_are_shown_with_their_lag() -> None:
+    found = [
+        ConsumerStatus(name="serving", host="h", pid=31, behind=2, age_s=0.44),
+        ConsumerStatus(name="files", host="k", pid=5),
+    ]
+    shown = facts(StatusReply(job="demo", state="training", consumers=found))
+    assert [value for name, value in shown if name == "consumer"] == [
+        "serving on h, pid 31, 2 changes and 0.4 s behind",
+        "files on k, pid 5, has no complete copy yet",
+    ]

@@ -21,6 +21,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.client.connections import Servers
+from flightedl.client.following.consumer import ConsumerName
 from flightedl.client.following.copy import FollowedModel
 from flightedl.client.tables.ids import found_ids
 from flightedl.config import CommonSettings, settings
@@ -110,13 +111,22 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         etcd: ``host:port`` of etcd. The default is ``FLIGHTEDL_ETCD``.
         job: The job's name. The default is ``FLIGHTEDL_JOB``.
         wire: "bfloat16" or "float16" to receive float32 values rounded to 16 bits, which halves the network traffic.
+        name: Name of this follower as a consumer of the job, for ``flightedl status``. Only one live process has it.
         **more: Other fields of :class:`flightedl.config.CommonSettings`, for example ``tls_dir``.
 
     Raises:
-        UsageError: a setting is invalid.
+        UsageError: a setting is invalid, or another live process holds the name.
+        UnavailableError: etcd, which stores the name, cannot be reached.
     """
 
-    def __init__(self, etcd: str | None = None, job: str | None = None, wire: str | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        etcd: str | None = None,
+        job: str | None = None,
+        wire: str | None = None,
+        name: str | None = None,
+        **more: Any,
+    ) -> None:
         process_tuning.apply()
         self._wire: Any = wire or ""
         check_kind(self._wire)
@@ -139,6 +149,13 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         #: Pservers from which no changes are requested for now.
         self._stopped: set[int] = set()
         self._coordinator = JobCoordinator(EtcdCoordinator(EtcdAccess.of(chosen), clock=self._clock), self._keys)
+        self._consumer: ConsumerName | None = None
+        if name is not None:
+            try:
+                self._consumer = ConsumerName(self._coordinator, self._clock, self._keys, name, chosen.lease_ttl_s)
+            except BaseException:
+                self._coordinator.close()
+                raise
         self._directory = Directory(self._coordinator, self._keys, self._clock).start()
         self._servers = Servers(chosen.job, self._directory, connector)
         self._directory.subscribe(self._look)
@@ -242,6 +259,8 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         for thread in threads:
             thread.join()
         self._servers.close()
+        if self._consumer is not None:
+            self._consumer.close()
         self._coordinator.close()
 
     def __enter__(self) -> Self:
@@ -312,8 +331,15 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
         asked = self._clock.now()
         is_stopping = self._is_stopping
         wait_s = _MARK_WAIT_S if is_stopping else _WAIT_S
+        generation = None if self._consumer is None else self._consumer.generation
         ticket = ChangesTicket(
-            plan_hash=model.plan.hash, since=since, marks=is_stopping, wait_s=wait_s, wire=self._wire
+            plan_hash=model.plan.hash,
+            since=since,
+            marks=is_stopping,
+            wait_s=wait_s,
+            wire=self._wire,
+            consumer="" if self._consumer is None or generation is None else self._consumer.name,
+            consumer_generation=generation or 0,
         )
         with connection.get(encode(ticket), timeout_s=_ANSWER_S, schema=CHANGES_SCHEMA) as stream:
             header = decode((stream.schema.metadata or {}).get(HEADER_KEY, b""), ChangesHeader)

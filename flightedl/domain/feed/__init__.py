@@ -2,6 +2,7 @@
 
 * ``server``: a pserver's numbering of its changes, and its choice between an increment and a base
 * ``follower``: a client's decision about which messages it applies
+* ``consumers``: what named clients have acknowledged to a pserver
 
 A pserver *numbers* its changes. Each number stands for the changes to blocks and rows since the previous number. A
 block keeps only the number of its last change. An *increment* after number s thus contains the current content of

@@ -91,9 +91,13 @@ class ServerFeed:
 
     def start_of(self, since: Position | None) -> int | None:
         """Return the number after which changes must be sent to a client; None if the client needs a base."""
+        return since.number if since is not None and self.has(since) and self._floor <= since.number else None
+
+    def has(self, since: Position | None) -> bool:
+        """True if a position is in this feed, even if an increment can no longer follow it."""
         if since is None or (since.life, since.generation) != (self.life, self.generation):
-            return None
-        return since.number if self._floor <= since.number <= self.number else None
+            return False
+        return since.number <= self.number
 
     def changed_after(self, number: int | None) -> list[int]:
         """Return the blocks that changed after a number, in ascending order; all blocks if the number is None."""

@@ -1,0 +1,132 @@
+"""What named consumers acknowledge is stored under their leases, and never delays an answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keeper import HeldKey
+from flightedl.coordination.keys import JobKeys
+from flightedl.messages.base import decode, encode
+from flightedl.messages.feed import Acknowledgement, ChangesTicket, Position
+from flightedl.ports import Put
+from flightedl.pserver import consumers as of_pserver
+from flightedl.pserver.consumers import ConsumerPositions
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.memory import MemoryCoordinator
+
+KEYS = JobKeys("demo")
+KEY = KEYS.acknowledgement("serving", 0)
+
+
+def at(number: int, generation: int = 5) -> Position:
+    return Position(life=3, generation=generation, placement=0, number=number)
+
+
+class World:
+    """A pserver's store of acknowledgements, and a consumer that holds its name."""
+
+    def __init__(self) -> None:
+        clock = SystemClock()
+        self.etcd = MemoryCoordinator(clock)
+        self.of_pserver = self.etcd.another()
+        self.directory = Directory(self.etcd.another(), KEYS, clock).start()
+        held = HeldKey.claim(self.etcd, clock, KEYS.consumer("serving"), b'{"address": ""}', 5.0)
+        assert held is not None
+        self.held = held
+        assert self.directory.wait_until(lambda d: d.consumers() or None, 5.0)
+        self.positions = ConsumerPositions(self.of_pserver, self.directory, KEYS, clock)
+        self.positions.start(0)
+
+    def acknowledge(self, number: int) -> None:
+        ticket = ChangesTicket(plan_hash="p", consumer="serving", consumer_generation=self.held.generation)
+        self.positions.acknowledged(ticket, at(number), number)
+
+    @property
+    def stored(self) -> Position | None:
+        entry = self.etcd.get(KEY)
+        return None if entry is None else decode(entry.value, Acknowledgement).position
+
+    def close(self) -> None:
+        self.positions.close()
+        self.held.release()
+        self.directory.close()
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(of_pserver, "_PAUSE_S", 0.01)
+    made = World()
+    yield made
+    made.close()
+
+
+def test_a_position_is_stored_as_long_as_its_consumer_lives(world: World) -> None:
+    for number in (4, 6):
+        world.acknowledge(number)
+        eventually(lambda number=number: world.stored == at(number))
+    entry = world.etcd.get(KEY)
+    assert entry is not None
+    assert entry.lease_id == world.held.lease_id
+    world.held.release()
+    assert world.stored is None
+    world.acknowledge(7)
+    world.positions.close()
+    world.positions._thread.join(5.0)  # type: ignore[union-attr]
+    assert world.stored is None
+
+
+@pytest.mark.parametrize(("former", "expected"), [(at(90, 4), at(7)), (at(3, 6), at(3, 6))], ids=["older", "newer"])
+def test_a_position_of_the_pservers_other_process_is_replaced_if_it_is_older(
+    world: World, former: Position, expected: Position
+) -> None:
+    world.etcd.transact([], [Put(KEY, encode(Acknowledgement(position=former)), world.held.lease_id)])
+    tried: list[Any] = []
+    transact = world.of_pserver.transact
+
+    def counted(*arguments: Any) -> Any:
+        tried.append(arguments)
+        return transact(*arguments)
+
+    world.of_pserver.transact = counted  # type: ignore[method-assign]
+    for count in range(3):
+        world.acknowledge(5 + count)
+        eventually(lambda count=count: len(tried) > count)
+    eventually(lambda: world.stored == expected)
+
+
+def test_a_write_that_fails_is_dropped_and_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.of_pserver.disconnect()
+    with caplog.at_level(logging.WARNING):
+        for number in (4, 5):
+            world.acknowledge(number)
+            eventually(lambda: not world.positions._is_needed.is_set())
+    eventually(lambda: "the position of consumer serving could not be stored" in caplog.text)
+    world.of_pserver.reconnect()
+    world.acknowledge(6)
+    eventually(lambda: world.stored == at(6))
+    assert caplog.text.count("could not be stored") == 1
+
+
+def test_an_acknowledgement_does_not_wait_for_etcd(world: World) -> None:
+    begun, going_on = threading.Event(), threading.Event()
+    transact = world.of_pserver.transact
+
+    def blocked(*arguments: Any) -> Any:
+        begun.set()
+        assert going_on.wait(20.0)
+        return transact(*arguments)
+
+    world.of_pserver.transact = blocked  # type: ignore[method-assign]
+    world.acknowledge(4)
+    assert begun.wait(5.0)
+    world.acknowledge(5)
+    assert world.stored is None
+    going_on.set()
+    eventually(lambda: world.stored == at(5))
