@@ -99,7 +99,7 @@ def _function(place: str) -> FunctionType:
     for owner in owners:
         found = getattr(found, owner)
     found = inspect.getattr_static(found, name, None)
-    found = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
+    found = inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", None) or found)
     if not isinstance(found, FunctionType):
         raise StalePatchError(f"there is no function {place}")
     return found
