@@ -52,8 +52,8 @@ def rows_of(table: Any) -> dict[int, list[float]]:
     return dict(zip(ids.tolist(), values.tolist(), strict=True))
 
 
-def follow(cluster: fe.LocalCluster) -> Follower:
-    return fe.Follower(etcd=cluster.etcd_address, job=cluster.job)
+def follow(cluster: fe.LocalCluster, name: str | None = None) -> Follower:
+    return fe.Follower(etcd=cluster.etcd_address, job=cluster.job, name=name)
 
 
 @pytest.fixture
@@ -194,6 +194,12 @@ def test_a_named_follower_is_shown_with_its_lag_and_is_the_only_one_of_its_name(
             np.testing.assert_array_equal(follower.catch_up(20.0)["w"], model["w"])
         for _ in data:
             pass
+
+
+def up_to_date(cluster: fe.LocalCluster) -> list[ConsumerStatus]:
+    """Return the consumers whose copies were up to date less than 10 seconds ago."""
+    found = consumers_of(cluster).values()
+    return [each for each in found if each.age_s is not None and each.age_s < 10.0]
 
 
 def acknowledged(etcd: Coordinator, keys: JobKeys, server: int) -> int | None:
@@ -525,7 +531,7 @@ def test_followers_survive_deaths_of_the_master_a_pserver_and_another_follower(t
     with (
         fe.local(pservers=2, checkpoint=checkpoint, checkpoint_every_s=1.5, lease_ttl_s=2.0) as cluster,
         cluster.connect() as job,
-        follow(cluster) as follower,
+        follow(cluster, "serving") as follower,
     ):
         options = ["--etcd", cluster.etcd_address, "--job", cluster.job]
         evict = fe.Evict(norm_below=1e-3, unused_versions=25)
@@ -539,7 +545,7 @@ def test_followers_survive_deaths_of_the_master_a_pserver_and_another_follower(t
             model.step({"w": np.full_like(VECTOR, -1.0)})
             if step == 4:
                 sleeping = _begin_reading(cluster)
-                copying = ["follow", str(tmp_path / "copy"), "--every-s", "0.1", *options]
+                copying = ["follow", str(tmp_path / "copy"), "--every-s", "0.1", "--name", "copy", *options]
                 other = subprocess.Popen([sys.executable, "-m", "flightedl", *copying], stdout=subprocess.DEVNULL)
             if step in {8, 20, 28}:
                 follower.catch_up(30.0)
@@ -549,8 +555,11 @@ def test_followers_survive_deaths_of_the_master_a_pserver_and_another_follower(t
                 other.kill()
                 other.wait()
         assert eventually(lambda: _is_same(follower, model, users), 40.0)
-        with follow(cluster) as successor:
+        # The lease of the process that died has ended, so its name is free.
+        with follow(cluster, "copy") as successor:
             assert eventually(lambda: _is_same(successor.wait(), model, users), 40.0)
+            expected = {"serving": os.getpid(), "copy": os.getpid()}
+            eventually(lambda: {each.name: each.pid for each in up_to_date(cluster)} == expected, 40.0)
         sleeping.cancel()
 
 
