@@ -210,13 +210,17 @@ def _filtered(
 
 
 def _part(file: pq.ParquetFile, number: int, columns: list[str] | None, start: int, count: int) -> pa.Table:
-    """Return ``count`` records of a row group, starting at ``start``. Later records are not decoded."""
+    """Return ``count`` records of a row group, starting at ``start``. Later records are not decoded.
+
+    Everything is decoded by this thread. Threads of Arrow would release memory of Python after the result is complete,
+    and abort the process if Python exits at that moment.
+    """
     end = start + count
     if end == file.metadata.row_group(number).num_rows:
-        return file.read_row_group(number, columns=columns).slice(start)
+        return file.read_row_group(number, columns=columns, use_threads=False).slice(start)
     batches: list[pa.RecordBatch] = []
     decoded = 0
-    for batch in file.iter_batches(batch_size=min(end, _DECODED_RECORDS), row_groups=[number], columns=columns):
+    for batch in file.iter_batches(min(end, _DECODED_RECORDS), [number], columns, use_threads=False):
         batches.append(batch)
         decoded += batch.num_rows
         if decoded >= end:
