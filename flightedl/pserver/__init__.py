@@ -20,7 +20,8 @@
 * ``snapshots``: checkpoint orders, and the thread that writes the copies to files
 * ``moving``: moves of blocks to and from other pservers, and copies for standbys
 * ``restoring``: loading of the newest readable checkpoint
-* ``reading``: reads of parameters and tables as Arrow columns; ``feed``: changes for followers; ``kept``: cuts for both
+* ``reading``: reads of parameters and tables as Arrow columns; ``kept``: cuts
+* ``feed``: changes for followers; ``consumers``: what named followers acknowledge
 * ``meter``, ``metrics``: counters of pushes, steps and rounds, and Prometheus metrics
 
 A gradient's path: ``conversation`` receives a message, and ``wire.parts`` verifies its checksum. The store checks that

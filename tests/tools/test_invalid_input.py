@@ -56,6 +56,7 @@ INVALID_TEXTS: dict[str, list[str]] = {
     "--job": JOBS,
     "--etcd": ["host", "host:x", "host:99999", "a:1,b"],
     "--log-level": ["LOUD", ""],
+    "--name": ["a b", "a/b", ""],
     "--tls-dir": [ABSENT],
     "url": [ABSENT, "nonsense://x"],
     "follow url": ["nonsense://x"],
