@@ -105,7 +105,8 @@ class OnceNames(TrainerNames):
 
     #: True if the script has tried to claim a name, with or without success.
     is_used: bool = field(init=False, default=False)
-    _won: set[str] = field(init=False, default_factory=set)
+    #: Generations of the names that were won, by the key.
+    _won: dict[str, int] = field(init=False, default_factory=dict)
 
     def claim(self, name: str) -> Once:
         """Claim the name if it is free. The result is also truthy if this trainer already holds the name."""
@@ -114,7 +115,7 @@ class OnceNames(TrainerNames):
         value = self.registration.trainer.encode()
 
         def attempt(held: HeldKey) -> int:
-            result = self.coordinator.transact([Absent(key)], [Put(key, value, held.lease_id)])
+            result = self.coordinator.transact([Absent(key)], [held.attached(key, value)])
             if result.committed:
                 return result.revision
             entry = result.entries.get(key)
@@ -122,7 +123,7 @@ class OnceNames(TrainerNames):
 
         generation = persistently(self.waiting(), lambda: self.registration.under_lease(attempt))
         if generation:
-            self._won.add(key)
+            self._won[key] = generation
         return Once(name, generation, lambda generation: self._holds(key, generation))
 
     def _holds(self, key: str, generation: int) -> bool:
@@ -131,13 +132,8 @@ class OnceNames(TrainerNames):
 
     def keep(self) -> None:
         """Make all held names permanent. Called when the session ends cleanly."""
-        held = self.registration.held
-        for key in sorted(self._won):
+        for key, generation in self._won.items():
             try:
-                entry = self.coordinator.get(key)
-                if entry is not None and entry.lease_id == held.lease_id:
-                    self.coordinator.transact(
-                        [CreatedAt(key, entry.create_revision)], [Put(key, self.registration.trainer.encode())]
-                    )
+                self.coordinator.transact([CreatedAt(key, generation)], [Put(key, self.registration.trainer.encode())])
             except FlightedlError:
                 return

@@ -9,6 +9,7 @@ Rules:
 * A process that starts slowly requests a longer time to live at first, and the usual one when it is ready
   (``hold_for``): the key moves to another lease and keeps its create_revision. Otherwise, a starting process on a busy
   machine might not renew for seconds, and its restart would make the machine even busier.
+* Other keys may be on the same lease (``attached``). They stay on it when the key moves, so it is then renewed as well.
 * A process that has lost its key may claim it again, and then has a new generation.
 * A separate thread renews the lease. It holds no lock while it waits for etcd.
 
@@ -19,10 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 
-from flightedl.domain.tenure import Tenure
+from flightedl.domain.tenure import RENEWALS_PER_TTL, Tenure
 from flightedl.errors import FencedError, FlightedlError, OutcomeUnknownError, UnavailableError
 from flightedl.marks import sometimes
 from flightedl.ports import (
@@ -64,10 +66,13 @@ class HeldKey:
     ) -> None:
         self.key = key
         self.generation = generation
-        self.lease_id = lease.id
         self._coordinator = coordinator
         self._clock = clock
         self._lease = lease
+        #: True if other keys may be on the lease.
+        self._has_attached = False
+        #: Former leases that other keys may be on.
+        self._former: list[Lease] = []
         #: Requested time to live; None if no change is requested.
         self._target_ttl_s: float | None = None
         #: Leases, by id, to which the key may have been moved.
@@ -176,11 +181,25 @@ class HeldKey:
         return self._tenure.ttl_s
 
     @property
+    def lease_id(self) -> int:
+        """Id of the key's lease at this moment. Use ``attached`` to write other keys on it."""
+        return self._lease.id
+
+    @property
     def slack_s(self) -> float:
         """Seconds for which this process may still act if no further renewal succeeds."""
         now = self._clock.now()
         with self._lock:
             return self._tenure.left_s(now)
+
+    def attached(self, key: str, value: bytes) -> Put:
+        """Return the operation that writes another key on this key's lease.
+
+        The other key is deleted when this key is lost or released. ``hold_for`` does not change its time to live.
+        """
+        with self._lock:
+            self._has_attached = True
+            return Put(key, value, self._lease.id)
 
     def write(self, operations: Sequence[Operation], extra_conditions: Sequence[Condition] = ()) -> TransactionResult:
         """Execute a transaction on condition that this process still holds the key.
@@ -233,7 +252,7 @@ class HeldKey:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         # Ignore errors: if etcd is unreachable, the lease expires by itself.
-        for lease in (self._lease, *self._tried.values()):
+        for lease in (self._lease, *self._former, *self._tried.values()):
             with contextlib.suppress(FlightedlError):
                 lease.revoke()
 
@@ -251,6 +270,7 @@ class HeldKey:
                 self._note_renewed(sent_at)
                 if self._target_ttl_s is not None:
                     self._move(self._target_ttl_s)
+                self._renew_former()
             except LeaseLostError:
                 self.has_lost()
             except FlightedlError as error:
@@ -269,6 +289,14 @@ class HeldKey:
         now = self._clock.now()
         with self._lock:
             self._tenure.renewed(sent_at, now)
+
+    def _renew_former(self) -> None:
+        for lease in tuple(self._former):
+            try:
+                lease.renew()
+            except LeaseLostError:
+                _log.warning("keys were lost with a former lease of another key key=%s", self.key)
+                self._former.remove(lease)
 
     def _move(self, ttl_s: float) -> None:
         """Move the key to a lease with this time to live.
@@ -299,7 +327,11 @@ class HeldKey:
                 raise UnavailableError(f"{self.key} was written by another process at the same time")
         unused = [each for each in (self._lease, *self._tried.values()) if each is not lease]
         with self._lock:
-            self._lease, self.lease_id, self._tenure.ttl_s = lease, lease.id, lease.ttl_s
+            if self._has_attached:
+                unused.remove(self._lease)
+                self._former.append(self._lease)
+                self._has_attached = False
+            self._lease, self._tenure.ttl_s = lease, lease.ttl_s
             self._tried, self._target_ttl_s = {}, None
         self._note_renewed(sent_at)
         for each in unused:
@@ -308,8 +340,9 @@ class HeldKey:
 
     def _pause_s(self, *, is_troubled: bool) -> float:
         now = self._clock.now()
+        limits_s = [lease.ttl_s / RENEWALS_PER_TTL for lease in self._former]
         with self._lock:
-            return self._tenure.pause_s(now, is_troubled=is_troubled)
+            return min(self._tenure.pause_s(now, is_troubled=is_troubled), *limits_s, math.inf)
 
 
 def _claimed_after_all(coordinator: Coordinator, key: str, lease_id: int) -> int | None:

@@ -127,7 +127,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
     def _publish(self, held: HeldKey, port: int) -> None:
         is_rollback = self._settings.recovery == "rollback"
         record = self._record(port, held.generation, refuses_standbys=is_rollback)
-        result = held.write([Put(self._keys.master_address, record, held.lease_id)])
+        result = held.write([held.attached(self._keys.master_address, record)])
         if not result.committed:
             raise FencedError("the lock was lost before the address was published")
 

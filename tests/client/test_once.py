@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,18 +17,21 @@ from flightedl.client.waiting import Waiting
 from flightedl.coordination.checkpoint_places import write_file
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FencedError
-from flightedl.ports import Entry
+from flightedl.ports import TransactionResult
+from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator
+from tests.coordination.process_clock import ProcessClock
 
 KEYS = JobKeys("demo")
+TTL_S = 0.6
 
 
 class Trainer:
     """One trainer's claims of names and of requests to save."""
 
-    def __init__(self, store: MemoryCoordinator) -> None:
+    def __init__(self, store: MemoryCoordinator, ttl_s: float = 60.0) -> None:
         self.coordinator = store.another()
-        self.registration = Registration(self.coordinator, SystemClock(), KEYS, 60.0)
+        self.registration = Registration(self.coordinator, store._store.clock, KEYS, ttl_s)
         self.life = 0
         self.names = OnceNames(self.coordinator, KEYS, self.registration, self._waiting, lambda: self.life)
         self.saves = ModelSaves(self.coordinator, KEYS, self.registration, self._waiting, lambda: self.life)
@@ -91,20 +95,38 @@ def test_a_name_that_is_claimed_during_a_clean_end_stays_with_its_holder(
 ) -> None:
     one, other = trainers
     assert one.names.claim("report")
-    get, taken = one.coordinator.get, []
+    transact, taken = one.coordinator.transact, []
 
-    def get_and_lose(key: str) -> Entry | None:
-        found = get(key)
+    def lose_and_transact(*arguments: Any) -> TransactionResult:
         if not taken:
             one.frozen()
             taken.append(other.names.claim("report"))
-        return found
+        return transact(*arguments)
 
-    monkeypatch.setattr(one.coordinator, "get", get_and_lose)
+    monkeypatch.setattr(one.coordinator, "transact", lose_and_transact)
     one.end()
     taken[0].require()
     other.frozen()
     assert not other.coordinator.list(KEYS.once).entries
+
+
+def test_a_name_outlives_a_change_of_its_holders_time_to_live() -> None:
+    clock = ProcessClock()
+    store = MemoryCoordinator(clock)
+    one, other = Trainer(store, TTL_S), Trainer(store)
+    try:
+        won = one.names.claim("report")
+        held = one.registration.held
+        held.hold_for(60.0)
+        eventually(lambda: held.ttl_s == 60.0)
+        clock.pass_time(2 * TTL_S)
+        won.require()
+        one.end()
+        assert not other.names.claim("report")
+    finally:
+        one.registration.close()
+        other.registration.close()
+        clock.close()
 
 
 def test_an_expired_lease_raises_no_error_in_the_script(trainers: tuple[Trainer, Trainer]) -> None:

@@ -17,6 +17,7 @@ from flightedl.testing.simulation.planted import Planted, bug, drops, rewrites, 
 from .scheduler import Run, VirtualClock, explore, finds, running
 
 KEY, TTL_S = "lock", 6.0
+OTHER = "other"
 KEEP, MOVE, RELEASE = (f"coordination.keeper:HeldKey.{name}" for name in ("_keep", "_move", "release"))
 
 
@@ -181,12 +182,34 @@ def written(run: Run) -> None:
     assert holder.held.ttl_s == 3.0
 
 
+def accompanied(run: Run) -> None:
+    """A key on the lease of a held key exists until the held key is released, even if the held key moves."""
+    holder = Holder()
+    held, store = holder.held, holder.coordinator._store
+
+    def lengthen() -> None:
+        held.hold_for(60.0)
+
+    def write() -> None:
+        # At this moment, the key moves.
+        run.sleep(TTL_S / RENEWALS_PER_TTL)
+        holder.coordinator.transact([], [held.attached(OTHER, b"")])
+
+    run.threads(lengthen, write)
+    run.sleep(20.0)
+    assert held.ttl_s == 60.0
+    assert holder.coordinator.get(OTHER) is not None, "a key was lost because another key had moved"
+    held.release()
+    assert not store.leases
+    assert not store.entries
+
+
 @pytest.mark.usefixtures("slow_renewals")
 def test_a_lease_is_trusted_from_the_moment_of_the_request() -> None:
     assert explore(losing, [keeper], deviations=1).is_complete
 
 
-@pytest.mark.parametrize("program", [releasing, moving, half_moved, replaced, written])
+@pytest.mark.parametrize("program", [releasing, moving, half_moved, replaced, written, accompanied])
 def test_a_key_is_released_and_moved_completely(program: Any) -> None:
     assert explore(program, [keeper], deviations=1).is_complete
 
@@ -225,6 +248,26 @@ def test_a_lease_that_is_trusted_from_the_reply_is_found() -> None:
         ),
         (replaced, bug("whoever holds it", swaps(MOVE, "transact([unchanged], ", "transact([], "))),
         (moving, bug("former leases stay", drops(MOVE, "each.revoke()"))),
+        (accompanied, bug("former leases end", drops(MOVE, "unused.remove(self._lease)"))),
+        (accompanied, bug("former leases expire", drops(KEEP, "self._renew_former()"))),
+        (
+            accompanied,
+            bug(
+                "former leases are renewed too rarely",
+                swaps(
+                    "coordination.keeper:HeldKey._pause_s",
+                    "min(self._tenure.pause_s(now, is_troubled=is_troubled), *limits_s, math.inf)",
+                    "self._tenure.pause_s(now, is_troubled=is_troubled)",
+                ),
+            ),
+        ),
+        (
+            accompanied,
+            bug(
+                "former leases outlive the key",
+                swaps(RELEASE, "(self._lease, *self._former, *self._tried.values())", "(self._lease,)"),
+            ),
+        ),
     ],
     ids=lambda value: getattr(value, "what", ""),
 )

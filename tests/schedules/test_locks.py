@@ -242,6 +242,7 @@ def held_key(stack: ExitStack) -> Case:
         "slack": lambda: made.slack_s,
         "write": lambda: made.write([]),
         "lose": made.has_lost,
+        "attach": lambda: made.attached("other", b""),
     }
 
 

@@ -134,7 +134,7 @@ class _Driver:
     def _stand(self) -> None:
         key, record = self._keys.init_params, encode(ElectionRecord(trainer=self._registration.trainer))
         self._registration.under_lease(
-            lambda held: self._coordinator.transact([Absent(key)], [Put(key, record, held.lease_id)])
+            lambda held: self._coordinator.transact([Absent(key)], [held.attached(key, record)])
         )
 
     def _upload(self, index: int, election: int) -> tuple[int, InitReply]:

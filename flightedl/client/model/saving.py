@@ -98,7 +98,7 @@ class ModelSaves(TrainerNames):
                 return None
         condition = Absent(key) if entry is None else ModifiedAt(key, entry.mod_revision)
         result = self.registration.under_lease(
-            lambda held: self.coordinator.transact([condition], [Put(key, encode(request), held.lease_id)])
+            lambda held: self.coordinator.transact([condition], [held.attached(key, encode(request))])
         )
         return True if result.committed else None
 
