@@ -1,7 +1,8 @@
 """Names that only one trainer of a job can claim, for work that is done once, such as writing the final report.
 
 A name is a key in etcd on the lease of the trainer that claimed it; the key's create_revision is the *generation* of
-the claim. A session that ends cleanly first detaches the key from the lease, so that no other trainer repeats the work.
+the claim. A session that ends cleanly, without an exception of the script, first detaches the key from the lease, so
+that no other trainer repeats the work.
 
 A name belongs to one life of the model (``domain.recovery.lives``). A name that is claimed before the trainer has
 declared a model belongs to the job.
@@ -9,9 +10,9 @@ declared a model belongs to the job.
 Guarantees of ``once``:
 
 * According to etcd, at most one trainer holds the name at any time. After a clean end, no other trainer gets it.
-* A holder loses the name if it dies before its session ends, or if it is frozen or disconnected for longer than its
-  lease. Another trainer may then claim the name and repeat the work. So the work is done *at least* once if the job
-  succeeds, and should be idempotent.
+* A holder loses the name if it dies or its script fails before its session ends, or if it is frozen or disconnected
+  for longer than its lease. Another trainer may then claim the name and repeat the work. So the work is done *at least*
+  once if the job succeeds, and should be idempotent.
 * A trainer is not notified when it loses a name. ``require`` asks etcd, and so do ``publish`` and
   ``save_model(once=...)`` after writing, just before the file appears. So a trainer that has lost the name does not
   replace a file.

@@ -587,9 +587,9 @@ class Job:
             if won := job.once("report"):
                 won.publish(job.output_dir / "report.json", report)
 
-        A trainer loses its name if it dies before its session ends cleanly, or if it is frozen or disconnected for
-        longer than its lease. Another trainer may then claim the name and repeat the work. A frozen trainer is not
-        notified when it continues: ``won.require()`` raises FencedError, and ``won.publish`` and
+        A trainer loses its name if it dies or raises an exception before its session ends, or if it is frozen or
+        disconnected for longer than its lease. Another trainer may then claim the name and repeat the work. A frozen
+        trainer is not notified when it continues: ``won.require()`` raises FencedError, and ``won.publish`` and
         ``save_model(once=won)`` do not replace the new holder's files. Other side effects are unprotected and should be
         idempotent.
         """
@@ -658,12 +658,15 @@ class Job:
             return
         self._closed = f"this session is over: {why}; connect again to continue"
         atexit.unregister(self._leave_at_exit)
+        is_clean = False
         try:
             self._data.leave_group(error)
+            is_clean = error is None or (isinstance(error, SystemExit) and error.code in {None, 0})
         finally:
             self._data.close()
             self._model.close(self._closed)
-            self._once.keep()
+            if is_clean:
+                self._once.keep()
             self._process.close()
 
 

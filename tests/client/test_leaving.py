@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flightedl.client.session import Job
-from flightedl.errors import FencedError
+from flightedl.errors import FencedError, UnavailableError
 
 
 class Session:
@@ -22,7 +23,7 @@ class Session:
         self.job._closed = ""
         self.job._data = SimpleNamespace(leave_group=self.leave, close=lambda: None)
         self.job._model = SimpleNamespace(close=lambda _: None)
-        self.job._once = SimpleNamespace(keep=lambda: None)
+        self.job._once = SimpleNamespace(keep=lambda: self.calls.append("names kept"))
         self.job._process = SimpleNamespace(close=lambda: self.calls.append("closed"))
         self._error = error
 
@@ -37,7 +38,7 @@ def test_a_script_that_ends_leaves_cleanly(monkeypatch: pytest.MonkeyPatch) -> N
     session = Session()
     session.job._leave_at_exit()
     session.job.close()
-    assert session.calls == [None, "closed"]
+    assert session.calls == [None, "names kept", "closed"]
 
 
 def test_a_script_that_raises_does_not_leave_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +47,29 @@ def test_a_script_that_raises_does_not_leave_cleanly(monkeypatch: pytest.MonkeyP
     session = Session()
     session.job._leave_at_exit()
     assert session.calls == [error, "closed"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_kept"),
+    [
+        (None, True),
+        (SystemExit(), True),
+        (SystemExit(0), True),
+        (SystemExit(1), False),
+        (UnavailableError("the disk is full"), False),
+        (KeyboardInterrupt(), False),
+    ],
+    ids=repr,
+)
+def test_names_are_free_again_if_the_work_under_them_may_be_unfinished(
+    error: BaseException | None, is_kept: bool
+) -> None:
+    session = Session()
+    with pytest.raises(type(error)) if error is not None else nullcontext(), session.job:
+        if error is not None:
+            raise error
+    assert ("names kept" in session.calls) == is_kept
+    assert session.calls[-1] == "closed"
 
 
 def test_a_rank_whose_start_is_over_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
