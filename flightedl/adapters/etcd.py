@@ -68,6 +68,7 @@ _QUIET_S = 2.0
 #: Minimum timeout of a renewal in seconds. Prevents the loss of short leases on a busy machine.
 _RENEWAL_FLOOR_S = 0.5
 _REOPEN_PAUSE_S = 0.2
+_CLOSED = "the connection to etcd was closed by this process"
 _NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving ")
 
 #: Returns a connection's stub method, to be called with a request and a ``timeout``.
@@ -136,6 +137,8 @@ class EtcdCoordinator:
             self._access, prefix, after_revision, self._timeout_s, self._clock, self._history, self._forget
         )
         with self._lock:
+            if self._is_closed:
+                raise UnavailableError(_CLOSED)
             self._watches.add(watch)
         return watch
 
@@ -195,14 +198,14 @@ class EtcdCoordinator:
                     continue
                 raise _meaning(error, self._endpoints[index], timeout_s, is_repeatable=is_repeatable) from None
             except ValueError:  # gRPC raises ValueError on a closed channel.
-                raise UnavailableError("the connection to etcd was closed by this process") from None
+                raise UnavailableError(_CLOSED) from None
             self._history.saw(before, reply.header, is_current=is_current)
             return reply
 
     def _connection(self) -> tuple[int, _Connection]:
         with self._lock:
             if self._is_closed:
-                raise UnavailableError("the connection to etcd was closed by this process")
+                raise UnavailableError(_CLOSED)
             index = self._current
             if index not in self._connections:
                 self._connections[index] = _Connection(self._access, self._endpoints[index], self._timeout_s)
