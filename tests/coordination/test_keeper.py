@@ -549,7 +549,10 @@ def test_a_lease_to_which_a_key_had_moved_unnoticed_is_renewed_before_it_is_trus
     held.release()
 
 
-def test_a_key_that_becomes_free_before_it_is_watched_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_key_that_becomes_free_before_it_is_watched_is_claimed(
+    monkeypatch: pytest.MonkeyPatch, is_compacted: bool
+) -> None:
     clock = FakeClock()
     coordinator = MemoryCoordinator(clock)
     coordinator.transact([], [Put(KEY, b"you")])
@@ -557,6 +560,8 @@ def test_a_key_that_becomes_free_before_it_is_watched_is_claimed(monkeypatch: py
 
     def watch_later(key: str, after_revision: int) -> object:
         coordinator.transact([], [Delete(KEY)])
+        if is_compacted:
+            coordinator.compact()
         return watch(key, after_revision)
 
     monkeypatch.setattr(coordinator, "watch", watch_later)

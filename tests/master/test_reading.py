@@ -138,6 +138,43 @@ def test_a_split_row_is_read_from_all_its_owners_in_order(job: Job) -> None:
         job.locations.read(encode(ReadTicket(plan_hash=PLAN.hash, name="matrix", kind="parameter", stop=3)))
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "more"),
+    [("users", "table", {}), ("matrix", "parameter", {"checkpoint": 1}), ("matrix", "parameter", {"is_flat": True})],
+)
+def test_the_master_reads_only_split_rows_of_parameters(job: Job, name: str, kind: Any, more: dict[str, Any]) -> None:
+    ticket = ReadTicket(plan_hash=PLAN.hash, name=name, kind=kind, start=1, stop=2, **more)
+    with pytest.raises(MessageError, match="only rows"):
+        job.locations.read(encode(ticket))
+    assert not job.reads
+
+
+def test_a_name_is_looked_up_among_parameters_and_tables(job: Job) -> None:
+    for kind in ("", "parameter", "table"):
+        with pytest.raises(NotFoundError, match="no 'unknown'"):
+            job.look_up("unknown", kind=kind)
+    with pytest.raises(NotFoundError, match="no 'users'"):
+        job.look_up("users", kind="parameter")
+    with pytest.raises(NotFoundError, match="no 'matrix'"):
+        job.look_up("matrix", kind="table")
+
+
+def test_a_cut_is_abandoned_when_its_caller_has_left(job: Job) -> None:
+    def leave() -> None:
+        raise UnavailableError("the caller has left")
+
+    job.answer = lambda _, request: taken(request, "waiting")
+    call = job.call()
+    call.check = leave
+    with pytest.raises(UnavailableError, match="has left"):
+        job.locations.endpoints(encode(ReadCommand(name="matrix", cut="new")), call)
+    call = job.call()
+    call.deadline = job.clock.now() + 1.0
+    with pytest.raises(NotReadyError, match="in time"):
+        job.locations.endpoints(encode(ReadCommand(name="matrix", cut="new")), call)
+    assert job.clock.now() < call.deadline + 1.0
+
+
 def test_a_cut_is_complete_once_all_pservers_have_made_it(job: Job) -> None:
     asked = {0: 0, 1: 0}
 
