@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings
+from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
-from flightedl.errors import FlightedlError
 from flightedl.ports import Clock
 
-_POLL_S = 0.5
+_SLICE_S = 0.5
 
 
 class DesiredPservers:
@@ -39,21 +40,20 @@ class DesiredPservers:
 
     def _run(self) -> None:
         # Imported in this thread, because the import is slow and the processes can start in the meantime.
-        if self._stop.wait(_POLL_S):
+        if self._stop.wait(_SLICE_S):
             return
         from flightedl.adapters.etcd import EtcdCoordinator
 
-        key = JobKeys(self._chosen.job).ps_desired
-        coordinator = EtcdCoordinator(EtcdAccess.of(self._chosen), clock=self._clock)
-        try:
-            while not self._stop.wait(_POLL_S):
-                try:
-                    entry = coordinator.get(key)
-                except FlightedlError:
-                    continue
-                count = self._count if entry is None else int(entry.value)
-                if count != self._count:
+        with (
+            contextlib.closing(EtcdCoordinator(EtcdAccess.of(self._chosen), clock=self._clock)) as coordinator,
+            Directory(coordinator, JobKeys(self._chosen.job), self._clock) as directory,
+        ):
+            while not self._stop.is_set():
+                count = directory.wait_until(self._changed, _SLICE_S)
+                if count is not None:
                     self._count = count
                     self._resize(count)
-        finally:
-            coordinator.close()
+
+    def _changed(self, directory: Directory) -> int | None:
+        count = directory.ps_desired()
+        return None if count == self._count else count
