@@ -31,7 +31,7 @@ _LOG_FORMATS = ("text", "json")
 INTEGRITIES = ("auto", "always", "never")
 SAME_HOST = ("auto", "never")
 #: Sources of notices that a machine is about to end (see ``domain.notices``).
-NOTICES = ("aws", "gcp", "azure", "kubernetes")
+NOTICES = ("aws", "aws-rebalance", "gcp", "azure", "kubernetes")
 #: Trainers report finished batches far more often than this, so no trainer seems stuck between two reports.
 STUCK_FLOOR_S = 5.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -113,8 +113,9 @@ class CommonSettings:
     integrity: str = "auto"
     #: Shared memory for values between a trainer and a pserver of the same user on the same host: "auto" or "never".
     same_host: str = "auto"
-    #: Source of notices that this machine is about to end: aws, gcp, azure or kubernetes; empty for none. A notice has
-    #: the effect of SIGTERM. Used by servers, ``flightedl run`` and ``python -m flightedl.launch.trainer``.
+    #: Source of notices that this machine is about to end: aws, aws-rebalance, gcp, azure or kubernetes; empty for
+    #: none. A notice has the effect of SIGTERM. Used by servers, ``flightedl run`` and ``python -m
+    #: flightedl.launch.trainer``.
     notice: str = ""
     #: URL of the cloud's metadata service, for tests.
     notice_url: str = "http://169.254.169.254"

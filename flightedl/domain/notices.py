@@ -3,7 +3,9 @@
 ``identification`` and ``questions`` return requests to the cloud's metadata service. From the answers, ``notice_in``
 decides whether this machine is about to end:
 
-* aws: interruption of a spot instance, two minutes ahead, or a rebalance recommendation, usually earlier
+* aws: interruption of a spot instance, two minutes ahead
+* aws-rebalance: the same, or a rebalance recommendation. The latter only reports an elevated risk, and the instance may
+  keep running for days. It is a notice for users whose machines are replaced because of it.
 * gcp: preemption, 30 s ahead, or host maintenance that ends the machine. A live migration is no notice.
 * azure: Preempt, 30 s ahead, and Terminate events that name this machine
 * kubernetes: taints by which autoscalers and termination handlers mark a node, see ``notice_of_node``
@@ -66,13 +68,17 @@ class _AzureEvents(msgspec.Struct, rename="pascal"):
 
 _AZURE = {"Metadata": "true"}
 _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_AWS_TOKEN = MetadataRequest("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
 _IDENTIFICATIONS = {
-    "aws": MetadataRequest("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT"),
+    "aws": _AWS_TOKEN,
+    "aws-rebalance": _AWS_TOKEN,
     "azure": MetadataRequest(_NAME, _AZURE),
 }
 _AWS, _GCP = "/latest/meta-data", "/computeMetadata/v1/instance"
+_INTERRUPTION, _REBALANCE = f"{_AWS}/spot/instance-action", f"{_AWS}/events/recommendations/rebalance"
 _PATHS = {
-    "aws": (f"{_AWS}/spot/instance-action", f"{_AWS}/events/recommendations/rebalance"),
+    "aws": (_INTERRUPTION,),
+    "aws-rebalance": (_INTERRUPTION, _REBALANCE),
     "gcp": (f"{_GCP}/preempted", f"{_GCP}/maintenance-event"),
     "azure": (_AZURE_EVENTS,),
 }
@@ -85,7 +91,8 @@ def identification(cloud: str) -> MetadataRequest | None:
 
 def questions(cloud: str, identity: str) -> tuple[MetadataRequest, ...]:
     """Return the requests whose answers contain the notices."""
-    headers = {"aws": {"X-aws-ec2-metadata-token": identity}, "gcp": {"Metadata-Flavor": "Google"}, "azure": _AZURE}
+    token = {"X-aws-ec2-metadata-token": identity}
+    headers = {"aws": token, "aws-rebalance": token, "gcp": {"Metadata-Flavor": "Google"}, "azure": _AZURE}
     return tuple(MetadataRequest(path, headers[cloud]) for path in _PATHS[cloud])
 
 
@@ -96,7 +103,7 @@ def notice_in(cloud: str, identity: str, answers: Sequence[str]) -> Notice | Non
         ValueError: an answer has an unknown form.
     """
     match cloud:
-        case "aws":
+        case "aws" | "aws-rebalance":
             return _notice_of_aws(*answers)
         case "gcp":
             preempted, maintenance = (answer.strip() for answer in answers)
@@ -107,7 +114,7 @@ def notice_in(cloud: str, identity: str, answers: Sequence[str]) -> Notice | Non
             return _notice_of_azure(identity.strip(), *answers)
 
 
-def _notice_of_aws(spot: str, rebalance: str) -> Notice | None:
+def _notice_of_aws(spot: str, rebalance: str = "") -> Notice | None:
     if spot:
         found = from_json(spot, _SpotAction)
         return Notice(f"spot interruption: {found.action} at {found.time}")

@@ -27,10 +27,11 @@ def events(*events: tuple[str, str, str]) -> str:
 @pytest.mark.parametrize(
     ("cloud", "answers", "reason"),
     [
-        ("aws", ["", ""], None),
-        ("aws", [SPOT, ""], "spot interruption: terminate at 2026-11-26T08:22:00Z"),
-        ("aws", ["", REBALANCE], "the spot instance is at elevated risk of interruption"),
-        ("aws", [SPOT, REBALANCE], "spot interruption: terminate at 2026-11-26T08:22:00Z"),
+        ("aws", [""], None),
+        ("aws", [SPOT], "spot interruption: terminate at 2026-11-26T08:22:00Z"),
+        ("aws-rebalance", ["", ""], None),
+        ("aws-rebalance", ["", REBALANCE], "the spot instance is at elevated risk of interruption"),
+        ("aws-rebalance", [SPOT, REBALANCE], "spot interruption: terminate at 2026-11-26T08:22:00Z"),
         ("gcp", ["FALSE", "NONE"], None),
         ("gcp", ["FALSE", "MIGRATE_ON_HOST_MAINTENANCE"], None),
         ("gcp", ["TRUE\n", "NONE"], "the instance is being preempted"),
@@ -57,17 +58,18 @@ def test_an_event_is_acknowledged_by_its_id() -> None:
     assert notice.acknowledgement == MetadataRequest(question.path, {"Metadata": "true"}, "POST", body)
 
 
-@pytest.mark.parametrize(("cloud", "answers"), [("aws", ["<html>", ""]), ("aws", ["{}", ""]), ("azure", ["[]"])])
+@pytest.mark.parametrize(("cloud", "answers"), [("aws", ["<html>"]), ("aws", ["{}"]), ("azure", ["[]"])])
 def test_an_answer_of_an_unknown_form_is_no_notice(cloud: str, answers: list[str]) -> None:
     with pytest.raises(ValueError, match=r"JSON is malformed|Object missing|Expected"):
         notice_in(cloud, "me", answers)
 
 
-def test_a_token_is_requested_before_the_questions() -> None:
-    first = identification("aws")
+@pytest.mark.parametrize("cloud", ["aws", "aws-rebalance"])
+def test_a_token_is_requested_before_the_questions(cloud: str) -> None:
+    first = identification(cloud)
     assert first is not None
     assert (first.method, first.path) == ("PUT", "/latest/api/token")
-    assert all(each.headers == {"X-aws-ec2-metadata-token": "token"} for each in questions("aws", "token"))
+    assert all(each.headers == {"X-aws-ec2-metadata-token": "token"} for each in questions(cloud, "token"))
     assert identification("gcp") is None
 
 

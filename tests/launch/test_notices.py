@@ -47,6 +47,18 @@ def test_a_service_is_asked_as_the_cloud_requires(cloud: str) -> None:
         assert server.posted == ([{"StartRequests": [{"EventId": "f020ba2e"}]}] if cloud == "azure" else [])
 
 
+def test_a_rebalance_recommendation_is_a_notice_only_on_request() -> None:
+    with metadata_server("aws") as server:
+        server.documents["/latest/meta-data/events/recommendations/rebalance"] = (
+            '{"noticeTime": "2026-11-26T08:16:04Z"}'
+        )
+        assert MetadataService("aws", server.url).look() is None
+        notice = MetadataService("aws-rebalance", server.url).look()
+        assert notice == Notice("the spot instance is at elevated risk of interruption")
+        server.announce()
+        assert MetadataService("aws", server.url).look() == MetadataService("aws-rebalance", server.url).look()
+
+
 def test_answers_of_an_unknown_form_are_errors() -> None:
     with metadata_server("azure") as server:
         server.documents = dict.fromkeys(server.documents, "<html>")
