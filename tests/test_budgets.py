@@ -18,22 +18,22 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (22_464, 16_000, ("flightedl/domain",)),
+    "domain": (22_478, 16_000, ("flightedl/domain",)),
     "client, torch": (13_065, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (13_325, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (6_408, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "pserver, kernels": (13_327, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "rpc, wire, messages": (6_410, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
-        9_005,
+        9_017,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
     "formats": (5_748, 4_700, ("flightedl/formats",)),
-    "launch": (6_700, 4_800, ("flightedl/launch",)),
+    "launch": (6_743, 4_800, ("flightedl/launch",)),
     "recording": (2_512, 1_500, ("flightedl/recording",)),
     "testing": (10_809, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_436, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
-        8_220,
+        8_227,
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import click
@@ -15,15 +16,13 @@ from flightedl.domain.scaling.marginal import MarginalScaling, ScalingLimits
 from flightedl.domain.scaling.pservers import PserverScaling
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes import scaling
-from flightedl.launch.kubernetes.resizing import resize
+from flightedl.launch.kubernetes.resizing import grow
 from flightedl.launch.status import JobStatus
-from flightedl.messages.scaling import ScaleRequest
 
 from .clusters import cluster_of, cluster_options
 from .options import Number, running_job_options
 
 _TIMEOUT_S = 5.0
-_RESIZE_S = 3600.0
 
 
 @click.command()
@@ -66,10 +65,8 @@ def autoscale(
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     cluster = cluster_of(given)
 
-    def resized(count: int) -> str:
-        return resize(cluster, values.job, ScaleRequest(pservers=count), _RESIZE_S, clock).text
-
-    pservers = scaling.PserverLoop(PserverScaling(pservers_max), resized) if pservers_max else None
+    growing = partial(grow, cluster, values.job, clock=clock)
+    pservers = scaling.PserverLoop(PserverScaling(pservers_max), growing) if pservers_max else None
     with JobStatus(values, clock) as asked:
         scaling.run(
             cluster,

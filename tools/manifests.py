@@ -59,6 +59,10 @@ COMPONENTS: Mapping[str, Component] = {
     "autoscale": Component(
         "With tls: an autoscaler that adds and removes trainers, and the Secret train-reader.", _SCALING, on=_TLS
     ),
+    "standby": Component(
+        "A standby for each of the two pservers: it copies the pserver's blocks, and takes over if the pserver dies.",
+        {"standby_pservers": 2},
+    ),
     "small": Component(
         "For a laptop: one master, no spare pserver, little memory.",
         {"masters": 1, "spares": 0, "server_resources": _SMALL, "trainer_resources": _SMALL},

@@ -142,6 +142,8 @@ def processes(reply: StatusReply) -> Table:
             state = server.state
             if server.standby_lag_s is not None:
                 state += f", standby {server.standby_lag_s:.1f} s behind"
+            elif server.standby:
+                state += ", standby without a copy"
             table.add_row(f"pserver-{index}", _where(server), str(server.generation), state, _versions(server))
     for trainer in sorted(reply.trainers, key=lambda each: (each.name or each.trainer, each.trainer)):
         state = f"waiting for {trainer.waiting_for}" if trainer.waiting_for else f"holds {trainer.holding} tasks"

@@ -42,6 +42,7 @@ _SAME = (
         "image",
         "pservers",
         "spares",
+        "standby_pservers",
         "masters",
         "checkpoint",
         "etcd",
@@ -56,6 +57,7 @@ _SAME = (
 _DEFAULTS: dict[str, Any] = {"trainers": "2", "pservers": 2, "spares": 1}
 #: Defaults with ``--nproc-per-node``.
 _OF_GROUPS = {"trainers": "1", "pservers": 0, "spares": 0}
+_STANDBY_HELP = "Pservers that each copy the blocks of one pserver, and take over without loading a checkpoint [0]"
 _IN_EVERY_IMAGE = "flightedl."
 _EGRESS_HELP = "Port that pods may reach on any host, in addition to 443 and the ports of URLs in options."
 _FILE_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
@@ -96,6 +98,7 @@ class _SubmitCommand(ScriptCommand):
 @click.option(
     "--spares", type=int, default=_DEFAULTS["spares"], show_default=True, help="Spare pservers, ready to take over."
 )
+@click.option("--standby-pservers", type=int, default=0, help=_STANDBY_HELP)
 @click.option("--masters", type=int, default=2, show_default=True, help="One master leads, the others stand by.")
 @click.option("--checkpoint", metavar="URL", default="", help="Location of the checkpoints [no checkpoints]")
 @resume_option

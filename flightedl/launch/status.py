@@ -190,7 +190,7 @@ def follow_change(
     while True:
         try:
             reply = ask()
-        except UnavailableError:
+        except (UnavailableError, DeadlineError):
             # Another master takes over, and continues the change.
             if clock.now() >= deadline:
                 raise

@@ -246,6 +246,7 @@ class MasterService:
                 indexed=state.dataset,
                 trainer_records=self._directory.trainers(),
                 records=self._directory.pservers(),
+                standbys=self._directory.standbys(),
                 pservers=self._links.statuses,
                 master=self._directory.master(),
                 progress=state.progress,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.domain.consistency.membership import Membership
@@ -55,6 +56,7 @@ def describe(
     indexed: IndexedDataset | None,
     trainer_records: Mapping[str, TrainerRecord],
     records: Mapping[int, ServerRecord],
+    standbys: Mapping[int, ServerRecord],
     pservers: Sequence[PserverStatusReply | None],
     master: ServerRecord | None,
     progress: JobProgress,
@@ -67,9 +69,9 @@ def describe(
 ) -> StatusReply:
     """Return the reply to ``status``.
 
-    ``trainer_records`` are the trainers' records in etcd, ``records`` the records of live pservers by index, and
-    ``pservers`` the latest status of each pserver. ``indexing`` describes the progress of indexing (empty if nothing is
-    being indexed).
+    ``trainer_records`` are the trainers' records in etcd, ``records`` and ``standbys`` the records of live pservers and
+    their standbys by index, and ``pservers`` the latest status of each pserver. ``indexing`` describes the progress of
+    indexing (empty if nothing is being indexed).
     """
     declaration, trainers = core.declaration, core.trainers
     queue = None if core.work is None else core.work.queue
@@ -114,7 +116,9 @@ def describe(
             facts=host_facts(),
         ),
         pservers=[
-            _server(index, records[index], pservers[index], membership) for index in sorted(records) if index < desired
+            _server(index, records[index], standbys.get(index), pservers[index], membership)
+            for index in sorted(records)
+            if index < desired
         ],
         pservers_desired=desired,
         trainers=[
@@ -199,18 +203,25 @@ def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
 
 
 def _server(
-    index: int, record: ServerRecord, said: PserverStatusReply | None, membership: Membership | None
+    index: int,
+    record: ServerRecord,
+    standby: ServerRecord | None,
+    said: PserverStatusReply | None,
+    membership: Membership | None,
 ) -> ServerStatus:
-    if said is None:
-        return ServerStatus(
-            index=index, address=record.address, generation=record.generation, state="not reached", pid=record.pid
-        )
-    return ServerStatus(
+    found = ServerStatus(
         index=index,
         address=record.address,
         generation=record.generation,
-        state=said.state if not said.waiting_for else f"waiting for {said.waiting_for}",
+        state="not reached",
         pid=record.pid,
+        standby="" if standby is None else standby.address,
+    )
+    if said is None:
+        return found
+    return replace(
+        found,
+        state=said.state if not said.waiting_for else f"waiting for {said.waiting_for}",
         waits_for=[]
         if membership is None
         else sorted(each.trainer for each in membership.members if each.member_id in said.waits_for),

@@ -57,6 +57,8 @@ class ServerStatus(PserverFigures, frozen=True, kw_only=True):
     pid: int = 0
     #: Trainers that this server's rounds are waiting for.
     waits_for: list[str] = []
+    #: Address of the pserver's standby; empty if it has none.
+    standby: str = ""
 
 
 class TrainerStatus(Reply, frozen=True, kw_only=True):

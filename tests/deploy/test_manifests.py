@@ -271,6 +271,20 @@ def test_the_manifests_have_a_spare_pserver_and_a_standby_master() -> None:
     assert replicas == {"demo-master": 2, "demo-pserver": FULL.pservers + 1, "demo-autoscaler": 1}
 
 
+def test_standby_pservers_are_further_pods_that_may_all_follow_a_pserver() -> None:
+    job = replace(FULL, standby_pservers=2)
+    (found,) = (
+        each["spec"]
+        for each in render(job)
+        if each["metadata"]["name"] == "demo-pserver" and "replicas" in each.get("spec", {})
+    )
+    assert found["replicas"] == FULL.pservers + FULL.spares + 2
+    assert pods(render(job))["pserver"]["spec"]["containers"][0]["args"] == ["pserver", "--standby"]
+    assert pods(render(FULL))["pserver"]["spec"]["containers"][0]["args"] == ["pserver"]
+    with pytest.raises(UsageError, match="standby pservers cannot be used with FLIGHTEDL_RECOVERY=rollback"):
+        replace(job, variables={"FLIGHTEDL_RECOVERY": "rollback"})
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -281,6 +295,7 @@ def test_the_manifests_have_a_spare_pserver_and_a_standby_master() -> None:
         {"etcd_members": 2},
         {"insecure": True},
         {"trainers": -1},
+        {"standby_pservers": -1},
     ],
     ids=str,
 )
@@ -303,6 +318,6 @@ def test_torchrun_starts_the_ranks_of_a_group_in_one_pod() -> None:
     assert container["args"] == ["--nproc-per-node=4", "--max-restarts=1000", "/code/train.py", "--fast"]
     module = replace(JOBS["group"], target="package.train")
     assert "--module" in pods(render(module))["trainer"]["spec"]["containers"][0]["args"]
-    for more in ({"trainers": 2}, {"pservers": 1}, {"spares": 1}, {"scaling": Scaling(1, 2)}):
+    for more in ({"trainers": 2}, {"pservers": 1}, {"spares": 1}, {"standby_pservers": 1}, {"scaling": Scaling(1, 2)}):
         with pytest.raises(UsageError, match="leave out trainers and pservers"):
             replace(JOBS["group"], **more)

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import flightedl as fe
+from flightedl.adapters.clock import SystemClock
 from flightedl.errors import UsageError
 from flightedl.launch.programs import TrainerProgram
-from flightedl.launch.status import JobStatus
+from flightedl.launch.status import JobStatus, follow_change
+from flightedl.messages.scaling import ScaleReply, ScaleRequest
 from flightedl.messages.status import ServerStatus
 from flightedl.testing.contracts.coordinator import eventually
 
@@ -58,6 +60,64 @@ def test_standbys_take_over_and_nothing_is_lost(tmp_path: Path, mode: str) -> No
     assert logged("0 lost, 0 double") == 1
     assert logged("took over the blocks") == 3
     assert not logged("values are lost") + logged("values were lost")
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_standbys_follow_while_pservers_leave_are_drained_and_removed(tmp_path: Path) -> None:
+    arguments = ("--data", str(tmp_path / "data"), "--tables", "--records", "16000", "--epochs", "3", "--pause", "0.05")
+    program = TrainerProgram("flightedl.examples.ledger", arguments, 2)
+    with (
+        fe.local(
+            pservers=2,
+            standby_pservers=2,
+            standby_lag_s=0.2,
+            leave_s=60.0,
+            output_dir=tmp_path / "out",
+            trainers=program,
+        ) as cluster,
+        cluster.status() as status,
+    ):
+
+        def has_standbys(indexes: set[int]) -> bool:
+            """True if exactly these pservers have a standby with a recent copy."""
+            found = status.read(5.0).pservers
+            recent = {each.index for each in found if each.standby_lag_s is not None and each.standby_lag_s < 5.0}
+            return recent == indexes == {each.index for each in found if each.standby}
+
+        def end(index: int, number: signal.Signals) -> ServerStatus:
+            """Send a signal to a pserver. Return its successor."""
+            before = eventually(partial(_pserver, status, index, 0), timeout_s=_WAIT_S)
+            os.kill(before.pid, number)
+            return eventually(partial(_pserver, status, index, before.generation), timeout_s=_WAIT_S)
+
+        def blocks_of(index: int) -> int:
+            found = _pserver(status, index, 0)
+            return 0 if found is None else found.blocks + found.buckets
+
+        eventually(lambda: status.read(5.0).tasks.done > 2 and has_standbys({0, 1}), timeout_s=_WAIT_S)
+        end(1, signal.SIGTERM)
+        eventually(lambda: blocks_of(0) and blocks_of(1) and has_standbys({0, 1}), timeout_s=_WAIT_S)
+
+        status.change("scale", ScaleRequest(drain=[1]), ScaleReply, 10.0)
+        assert follow_change(status.scaling, _WAIT_S, SystemClock()).drained == [1]
+        eventually(lambda: has_standbys({0, 1}), timeout_s=_WAIT_S)
+        end(1, signal.SIGKILL)
+        assert blocks_of(1) == 0
+
+        cluster.scale(1)
+        eventually(lambda: has_standbys({0}), timeout_s=_WAIT_S)
+        end(0, signal.SIGKILL)
+        eventually(lambda: has_standbys({0}), timeout_s=_WAIT_S)
+        outcome = cluster.outcome(_WAIT_S)
+    assert outcome is not None
+    logs = "".join(path.read_text() for path in (tmp_path / "out" / "logs").glob("*.log"))
+    assert logs.count("0 lost, 0 double") == 1
+    assert "released blocks" in logs
+    assert "took over the blocks of pserver 0" in logs
+    assert "values are lost" not in logs
+    assert "values were lost" not in logs
 
 
 def test_rollback_and_standby_pservers_exclude_each_other() -> None:

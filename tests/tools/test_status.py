@@ -30,6 +30,8 @@ def test_rejected_calls_are_counted_by_code_except_usual_ones() -> None:
 def test_the_lag_of_a_standby_is_shown() -> None:
     server = ServerStatus(index=0, address="h:1", generation=7, state="serving", standby_lag_s=0.44)
     assert shown(server)[3] == "serving, standby 0.4 s behind"
+    server = ServerStatus(index=0, address="h:1", generation=7, state="serving", standby="h:2")
+    assert shown(server)[3] == "serving, standby without a copy"
 
 
 def test_a_trainer_is_shown_with_its_launcher_name_and_process() -> None:

@@ -7,6 +7,7 @@ sends a message to each pserver. Therefore, more pservers do not help if message
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 #: Smallest share of the trainers' time, and smallest mean number of busy cores of a pserver, at which pservers limit a
@@ -16,6 +17,8 @@ _TIME, _CORES = 0.4, 0.8
 _MESSAGE_BYTES = 128 << 10
 #: The load must last this long before the number changes.
 _LASTS_S = 60.0
+#: Seconds until the next attempt after one has failed, for example because the cluster is full.
+_RETRY_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +53,12 @@ class PserverScaling:
 
     maximum: int
     _since: float | None = None
+    _not_before: float = -math.inf
 
     def look(self, load: PserverLoad, now: float) -> int | None:
         """Return the number of pservers to which the job should be scaled now; None to leave the number unchanged."""
         wanted = min(load.wanted, self.maximum)
-        if wanted <= load.pservers:
+        if wanted <= load.pservers or now < self._not_before:
             self._since = None
         elif self._since is None:
             self._since = now
@@ -62,3 +66,7 @@ class PserverScaling:
             self._since = None
             return wanted
         return None
+
+    def failed(self, now: float) -> None:
+        """Record that pservers could not be added."""
+        self._not_before = now + _RETRY_S

@@ -78,10 +78,12 @@ def render(job: ClusterJob) -> list[Object]:
     found += policies(job)
     if job.own_etcd:
         found += [*etcd(job), etcd_policy(job)]
-    # One master leads while the others are on standby. Spare pservers wait for a free index.
+    # One master leads while the others are on standby. Spare pservers wait for a free index. Standby pservers are in
+    # the same Deployment, because the pod of a pserver that dies becomes the standby of its successor.
     found += _servers(job, "master", job.masters)
     if job.pservers:
-        found += _servers(job, "pserver", job.pservers + job.spares)
+        more = ["--standby"] if job.standby_pservers else []
+        found += _servers(job, "pserver", job.pservers + job.spares + job.standby_pservers, *more)
     if job.scaling is not None:
         found += _autoscaler(job, job.scaling)
     return with_templates(found, job.templates)
@@ -162,7 +164,7 @@ def _program(job: ClusterJob) -> tuple[list[str], list[str]]:
     return ["python", "-m", "torch.distributed.run"], [*options, *module, job.target, *job.arguments]
 
 
-def _servers(job: ClusterJob, role: str, replicas: int) -> list[Object]:
+def _servers(job: ClusterJob, role: str, replicas: int, *options: str) -> list[Object]:
     numbers = {"flight": FLIGHT_PORT, "health": HEALTH_PORT, "metrics": METRICS_PORT}
     own = {
         "FLIGHTEDL_PORT": str(FLIGHT_PORT),
@@ -173,7 +175,7 @@ def _servers(job: ClusterJob, role: str, replicas: int) -> list[Object]:
         job,
         role,
         ["flightedl"],
-        [role],
+        [role, *options],
         [variable_of_pod("FLIGHTEDL_BIND", "status.podIP"), *variables(own), *common_variables()],
         job.server_resources,
         container={

@@ -1,8 +1,9 @@
 """Change the number of a job's pservers on a cluster: the master moves blocks, and a Deployment provides the pods.
 
 Pods are added before blocks move to them, and removed after their blocks have moved away. When pods are removed, the
-cluster deletes those first that have no index, as their annotations ask. If it deletes another pod nevertheless, this
-pod drains, and a spare pserver takes its index.
+cluster deletes those first that have neither an index nor a copy of a pserver's blocks, and standbys before pservers
+with an index, as their annotations ask. If it deletes another pod nevertheless, this pod drains, and a standby or spare
+takes its index.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from flightedl.ports import Clock, Cluster
 
 _TIMEOUT_S = 30.0
 _POLL_S = 1.0
+#: Maximum number of seconds that ``grow`` waits for new pods.
+_GROW_S = 600.0
 _COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -66,7 +69,8 @@ def resize(
     replicas, before = deployment["spec"]["replicas"], ask(cluster, job, ScaleRequest())
     spares = max(replicas - max(before.pservers, before.wanted), 0)
     if request.pservers + spares > replicas:
-        _set_replicas(cluster, job, request.pservers + spares)
+        replicas = request.pservers + spares
+        _set_replicas(cluster, job, replicas)
 
     def progress() -> ScaleReply:
         clock.sleep(_POLL_S)
@@ -78,24 +82,49 @@ def resize(
     except KeyboardInterrupt:
         reply = ask(cluster, job, ScaleRequest(is_cancelled=True))
     except FlightedlError:
-        _set_replicas(cluster, job, replicas)
+        # The master may have begun the change although its reply was lost. Then the new pods are needed.
+        with contextlib.suppress(FlightedlError):
+            _fit(cluster, job, ask(cluster, job, ScaleRequest()), spares, replicas)
         raise
-    if reply.is_done:
-        wanted = max(reply.pservers, reply.wanted) + spares
-        if wanted < max(replicas, request.pservers + spares):
-            _prefer_spares(cluster, job)
-        _set_replicas(cluster, job, wanted)
+    _fit(cluster, job, reply, spares, replicas)
     return reply
 
 
+def grow(cluster: Cluster, job: str, pservers: int, clock: Clock) -> ScaleReply:
+    """Add pservers. Cancel the change if the cluster has no room for their pods. Return the last reply.
+
+    Raises:
+        FlightedlError: as ``resize``.
+    """
+    reply = resize(cluster, job, ScaleRequest(pservers=pservers), _GROW_S, clock)
+    if reply.is_done or reply.moved:
+        return reply
+    return resize(cluster, job, ScaleRequest(is_cancelled=True), _TIMEOUT_S, clock)
+
+
+def _fit(cluster: Cluster, job: str, reply: ScaleReply, spares: int, replicas: int) -> None:
+    """Set the number of pods, of which there are ``replicas``, to the number needed after a change that has ended."""
+    if not reply.is_done:
+        return
+    wanted = max(reply.pservers, reply.wanted) + spares
+    if wanted < replicas:
+        _prefer_spares(cluster, job)
+    _set_replicas(cluster, job, wanted)
+
+
 def _prefer_spares(cluster: Cluster, job: str) -> None:
-    """Make the cluster delete pods without an index first. Skipped if the user may not change pods."""
+    """Make the cluster delete spares first, and standbys next. Skipped if the user may not change pods."""
     status = status_of(cluster, job)
-    serving = set() if status is None else {each.address.rpartition(":")[0] for each in status.pservers}
+    servers = [] if status is None else status.pservers
+    costs = {_host(each.standby): "0" for each in servers} | {_host(each.address): "100" for each in servers}
     with contextlib.suppress(AuthenticationError):
         for pod in cluster.list("Pod", labels_of(job, "pserver")):
-            cost = "100" if pod.get("status", {}).get("podIP") in serving else "-100"
+            cost = costs.get(pod.get("status", {}).get("podIP"), "-100")
             cluster.patch("Pod", pod["metadata"]["name"], {"metadata": {"annotations": {_COST: cost}}})
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def _set_replicas(cluster: Cluster, job: str, count: int) -> None:

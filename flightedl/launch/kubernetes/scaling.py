@@ -14,6 +14,7 @@ from flightedl.domain.scaling.pservers import PserverScaling
 from flightedl.errors import FlightedlError
 from flightedl.launch.kubernetes.submitting import find, scale
 from flightedl.launch.kubernetes.views import is_being_evicted, labels_of
+from flightedl.messages.scaling import ScaleReply
 from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock, Cluster
 
@@ -48,12 +49,12 @@ class PserverLoop:
 
     Args:
         scaling: Decides when pservers are added.
-        resize: Changes the number of pservers, and returns the outcome as a sentence.
+        grow: Adds pservers, and returns the outcome.
     """
 
-    def __init__(self, scaling: PserverScaling, resize: Callable[[int], str]) -> None:
+    def __init__(self, scaling: PserverScaling, grow: Callable[[int], ScaleReply]) -> None:
         self._scaling = scaling
-        self._resize = resize
+        self._grow = grow
         self._profile: dict[str, float] = {}
 
     def look(self, status: StatusReply, now: float) -> str:
@@ -68,7 +69,10 @@ class PserverLoop:
         wanted = None if load is None or status.scaling is not None else self._scaling.look(load, now)
         if load is None or wanted is None:
             return ""
-        return f"{load.pservers} -> {wanted} pservers, because they limit the throughput: {self._resize(wanted)}"
+        reply = self._grow(wanted)
+        if reply.is_given_up:
+            self._scaling.failed(now)
+        return f"{load.pservers} -> {wanted} pservers, because they limit the throughput: {reply.text}"
 
 
 def run(

@@ -83,6 +83,8 @@ class ClusterJob:
     pservers: int = 2
     #: Number of spare pservers, which take over immediately if a pserver dies.
     spares: int = 1
+    #: Number of further pservers. If it is not 0, all pservers without an index follow one that has no standby yet.
+    standby_pservers: int = 0
     #: Number of masters: one leads, the others are on standby.
     masters: int = 2
     #: URL for checkpoints. If it is empty, none are written, and training starts from scratch if a pserver dies.
@@ -144,12 +146,18 @@ class ClusterJob:
             raise UsageError("a queue admits a fixed number of trainers: give --trainers N with --queue, not N..M")
         if self.resume and not self.checkpoint:
             raise UsageError("--resume needs the URL of the checkpoints (--checkpoint)")
+        if self.standby_pservers and self.variables.get("FLIGHTEDL_RECOVERY") == "rollback":
+            raise UsageError(
+                "standby pservers cannot be used with FLIGHTEDL_RECOVERY=rollback, which resets all pservers to one "
+                "checkpoint: leave out --standby-pservers, or this variable"
+            )
         if self.tls and self.insecure:
             raise UsageError("--tls and --insecure exclude each other")
 
     def _require_counts(self) -> None:
-        counts = ("trainers", "spares", "keep_s", "backoff_limit", "deadline_s", "leave_s")
-        if self.ranks and (self.trainers != 1 or self.pservers or self.spares or self.scaling):
+        counts = ("trainers", "spares", "standby_pservers", "keep_s", "backoff_limit", "deadline_s", "leave_s")
+        servers = self.pservers + self.spares + self.standby_pservers
+        if self.ranks and (self.trainers != 1 or servers or self.scaling):
             raise UsageError(
                 "the ranks of --nproc-per-node train a model of their own: leave out trainers and pservers"
             )

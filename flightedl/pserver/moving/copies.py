@@ -109,7 +109,9 @@ class Copies:
     def _begin(self, ticket: CopyTicket, election: int) -> tuple[CopyId, SnapshotCopier]:
         shard, begun = self._shard, list[tuple[CopyId, SnapshotCopier]]()
         newest = self._source.newest
-        if ticket.has is not None and newest is not None and ticket.has == newest.copy:
+        if ticket.has is None:
+            self._has_at = None
+        elif newest is not None and ticket.has == newest.copy:
             self._has_at = self._copied_at
 
         def begin(versions: Mapping[int, int], highest_open_round: int) -> SnapshotCopier:

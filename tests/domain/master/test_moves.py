@@ -412,6 +412,24 @@ def test_a_failed_attempt_is_repeated() -> None:
     assert set(cluster.shares) == {0}
 
 
+def test_a_change_ends_after_many_failed_attempts() -> None:
+    """For example, if the new pserver has too little memory, or runs another version."""
+    cluster = Cluster(2)
+    cluster.acknowledges = False
+    cluster.scale(drain=[1])
+    for failures in range(20):
+        assert not cluster.scale().is_done, failures
+        cluster.tick(25)
+        assert cluster.stored is not None, failures
+        cluster.stored, cluster.revision = None, cluster.revision + 1
+        cluster.apply(events.MovesRead(cluster.placement, None, cluster.revision))
+    assert cluster.scale().text == (
+        "the job has 2 pservers; the last change ended early: 20 attempts to move blocks have failed in a row; "
+        "see the pservers' logs"
+    )
+    assert cluster.placement is None, "no block has moved"
+
+
 def test_a_move_is_committed_when_all_pservers_have_answered_the_newest_view() -> None:
     cluster = Cluster(2)
     cluster.acknowledges = False

@@ -29,3 +29,11 @@ def test_pservers_are_added_once_they_have_limited_the_job_for_a_minute():
     assert found == [None] * 10 + [3]
     assert scaling.look(PserverLoad(**(BUSY | {"pservers": 3})), 200.0) is None
     assert scaling.look(PserverLoad(**(BUSY | {"pservers": 3})), 300.0) is None
+
+
+def test_a_failed_attempt_is_repeated_after_half_an_hour():
+    scaling, busy = PserverScaling(maximum=4), PserverLoad(**BUSY)
+    assert [scaling.look(busy, now) for now in (0.0, 60.0)] == [None, 4]
+    scaling.failed(100.0)
+    found = [scaling.look(busy, now) for now in range(120, 2100, 60)]
+    assert found == [None] * 31 + [4, None]

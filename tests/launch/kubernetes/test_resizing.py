@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from flightedl.errors import UnavailableError, UsageError
+from flightedl.errors import DeadlineError, UnavailableError, UsageError
 from flightedl.launch.kubernetes.objects import render
-from flightedl.launch.kubernetes.resizing import ask, resize
+from flightedl.launch.kubernetes.resizing import ask, grow, resize
 from flightedl.launch.kubernetes.submitting import submit
 from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
@@ -30,6 +30,9 @@ class Master(MemoryCluster):
         super().__init__()
         self.reply = ScaleReply(wanted=pservers, pservers=pservers)
         self.error: BaseException | None = None
+        self.pservers_if_cancelled = 3
+        #: Index of a pserver -> address of its standby.
+        self.standbys = ["", "", "", ""]
         self.log: list[object] = []
         self._left = polls
         submit(self, render(JOB), FakeClock(jumps=True))
@@ -45,8 +48,10 @@ class Master(MemoryCluster):
         assert pod == "demo-master-a"
         if "status" in command:
             servers = [
-                ServerStatus(index=index, address=f"10.0.0.{index}:7070", generation=1, state="serving")
-                for index in range(self.reply.pservers)
+                ServerStatus(
+                    index=index, address=f"10.0.0.{index}:7070", generation=1, state="serving", standby=standby
+                )
+                for index, standby in enumerate(self.standbys[: self.reply.pservers])
             ]
             return msgspec.json.encode(StatusReply(job="demo", state="training", pservers=servers)).decode()
         assert list(command[:5]) == ["flightedl", "scale", "pservers", "--json", "--no-wait"]
@@ -55,13 +60,17 @@ class Master(MemoryCluster):
     def _answer(self, arguments: list[str]) -> ScaleReply:
         if arguments == ["--cancel"]:
             self.log.append("cancel")
-            self.reply = ScaleReply(wanted=2, pservers=3, is_given_up=True, waiting_for="the change was cancelled")
+            count = self.pservers_if_cancelled
+            self.reply = ScaleReply(wanted=2, pservers=count, is_given_up=True, waiting_for="the change was cancelled")
         elif arguments:
             self.log.append(" ".join(arguments))
-            if self.error is not None:
+            is_lost = isinstance(self.error, DeadlineError)
+            if self.error is not None and not is_lost:
                 raise self.error
             wanted = int(arguments[0]) if arguments[0].isdigit() else self.reply.pservers
             self.reply = msgspec.structs.replace(self.reply, wanted=wanted, is_done=False)
+            if is_lost:
+                raise DeadlineError("kubectl did not finish within 30 s")
         elif not self.reply.is_done:
             self._left -= 1
             if self._left <= 0:
@@ -98,6 +107,18 @@ def test_pods_are_removed_after_blocks_have_moved_and_spares_first() -> None:
     assert costs == ["100", "-100", "-100"]
 
 
+def test_pods_with_copies_are_removed_after_spares_and_before_pservers() -> None:
+    """Pod 2 was a standby and has taken over index 0, whose former pod is now its standby."""
+    cluster = Master()
+    addresses = ["10.0.0.1", "10.0.0.9", "10.0.0.0", "10.0.0.8", ""]
+    cluster.standbys = ["10.0.0.9:7070", "10.0.0.8:7070"]
+    pods = [pod(f"demo-pserver-{place}", "pserver", podIP=address) for place, address in enumerate(addresses)]
+    cluster.apply([*pods[:4], pod("demo-pserver-4", "pserver")])
+    assert changed(cluster, ScaleRequest(pservers=1)).pservers == 1
+    costs = [cluster.objects["Pod", f"demo-pserver-{place}"]["metadata"]["annotations"][COST] for place in range(5)]
+    assert costs == ["-100", "0", "100", "-100", "-100"]
+
+
 def test_draining_keeps_all_pods() -> None:
     cluster = Master()
     changed(cluster, ScaleRequest(drain=[1]))
@@ -112,11 +133,27 @@ def test_a_rejected_change_takes_the_new_pods_back() -> None:
     assert cluster.log == [10, "9", 3]
 
 
+def test_the_new_pods_remain_if_only_the_reply_to_the_request_is_lost() -> None:
+    cluster = Master(polls=5)
+    cluster.error = DeadlineError()
+    with pytest.raises(DeadlineError, match="did not finish"):
+        changed(cluster, ScaleRequest(pservers=4))
+    assert cluster.log == [5, "4"]
+
+
 def test_an_interrupted_change_is_cancelled_and_keeps_the_pods_that_may_have_blocks() -> None:
     cluster = Master()
     cluster.error = KeyboardInterrupt()
     assert changed(cluster, ScaleRequest(pservers=4)).is_given_up
     assert cluster.log == [5, "4", "cancel", 4]
+
+
+def test_pservers_for_which_the_cluster_has_no_room_are_not_added() -> None:
+    cluster = Master(polls=10_000)
+    cluster.pservers_if_cancelled = 2
+    reply = grow(cluster, "demo", 4, FakeClock(jumps=True))
+    assert reply.text == "the job has 2 pservers; the last change ended early: the change was cancelled"
+    assert cluster.log == [5, "4", "cancel", 3]
 
 
 def test_a_change_that_is_too_slow_keeps_all_pods() -> None:

@@ -17,6 +17,7 @@ from flightedl.launch.kubernetes.submitting import submit
 from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
 from flightedl.messages.hosts import HostFacts
+from flightedl.messages.scaling import ScaleReply
 from flightedl.messages.status import ServerStatus, StatusReply, TaskCounts, TrainerStatus
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory_cluster import MemoryCluster
@@ -125,11 +126,11 @@ def test_the_loop_adds_pservers_that_limit_the_job() -> None:
         profile = {"script": min(now, 100.0), "push": max(now - 100.0, 0.0), "pull": 0.0, "wait": 0.0, "data": 0.0}
         return replace_struct(status(2, 7), profile=profile, pservers=servers, pservers_desired=count)
 
-    def resize(count: int) -> str:
+    def grow(count: int) -> ScaleReply:
         resized.append(count)
-        return f"the job has {count} pservers"
+        return ScaleReply(wanted=count, pservers=count)
 
-    loop = PserverLoop(PserverScaling(5), resize)
+    loop = PserverLoop(PserverScaling(5), grow)
     scaling = MarginalScaling(ScalingLimits(minimum=2, maximum=2))
     run(cluster, "demo", read, scaling, clock, Looks(clock, 16), decisions.append, 10.0)
     assert not resized, "the autoscaler was not told to change the pservers"
