@@ -7,6 +7,7 @@ acquires the lock, also for those whose races do harm too rarely to be explored.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import socket
 from collections.abc import Callable, Iterator
@@ -21,13 +22,17 @@ import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.etcd import EtcdCoordinator, EtcdWatch, _History
+from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.client.connections import Servers
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.read_queue import ReadQueue
 from flightedl.client.following.copy import FollowedModel
 from flightedl.client.model.lending import Lending
-from flightedl.client.progress import ProgressReporter
+from flightedl.client.progress import LoggedValues, ProgressReporter
 from flightedl.client.registration import Registration
+from flightedl.client.waiting import Waiting
+from flightedl.config import TrainerSettings
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
@@ -38,15 +43,19 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.domain.moving.server import State
+from flightedl.domain.recovery.lives import name_in
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import NotReadyError, UnavailableError
 from flightedl.launch.policy import Limits, Role, Slot
 from flightedl.launch.processes import Children
 from flightedl.launch.supervisor import Outcome, Supervisor
 from flightedl.master.durable import DurableState
+from flightedl.master.exporting import ModelExports
 from flightedl.master.growing import Growing
 from flightedl.master.journal import Journal
+from flightedl.master.reading import ModelLocations
 from flightedl.messages.base import encode
+from flightedl.messages.checkpoints import SaveModelRequest
 from flightedl.messages.feed import ChangesHeader, Position
 from flightedl.messages.status import EventsRequest
 from flightedl.messages.tasks import LogReply, TasksReply
@@ -261,6 +270,67 @@ def job_coordinator(_: ExitStack) -> Case:
     return made._lock, {"read the life": lambda: made.get("x"), "look again": made.look_again}
 
 
+def etcd_coordinator(stack: ExitStack) -> Case:
+    made = EtcdCoordinator("127.0.0.1:1", clock=CLOCK)
+    stack.callback(made.close)
+    watch = made.watch("k", 0)
+    return made._lock, {
+        "connect": made._connection,
+        "switch": lambda: made._switch_from(0, NOTHING, is_stuck=False),
+        "watch": lambda: made.watch("k", 0),
+        "close a watch": watch.close,
+        "close": made.close,
+    }
+
+
+def etcd_history(_: ExitStack) -> Case:
+    made, header = _History(), SimpleNamespace(cluster_id=1, revision=1)
+    return made._lock, {"see": lambda: made.saw(None, header, is_current=True)}
+
+
+def etcd_watch(_: ExitStack) -> Case:
+    made = EtcdWatch(EtcdAccess("127.0.0.1:1"), "k", 0, 1.0, CLOCK, _History(), lambda _: None)
+    made._reopen_at = math.inf
+    former: Any = Double()
+    return made._condition, {
+        "next": lambda: made.next(0.0),
+        "receive": lambda: made._received(former, NOTHING),
+        "end": lambda: made._ended(former),
+        "close": made.close,
+    }
+
+
+def locations(_: ExitStack) -> Case:
+    model = SimpleNamespace(plan_hash="h")
+    state: Any = SimpleNamespace(core=SimpleNamespace(declaration=SimpleNamespace(model=model)))
+    made = ModelLocations(state, "j", 1, NOTHING, NOTHING)
+    made._known = Double(hash="h")  # type: ignore[assignment]
+    return made._lock, {"plan": made._plan}
+
+
+def exports(_: ExitStack) -> Case:
+    storage: Any = SimpleNamespace()
+    made = ModelExports(storage, "j", NOTHING, NOTHING, CLOCK)
+    made._exports[name_in(0, "m.npz")] = Double(result=lambda: None)  # type: ignore[assignment]
+    return made._lock, {"ask": lambda: made.ask(SaveModelRequest(url="m.npz"))}
+
+
+def waiting(_: ExitStack) -> Case:
+    made = Waiting(CLOCK, 0.0, 60.0, lambda _: None)
+    return made._lock, {
+        "look": made.look,
+        "because": lambda: made.because("x"),
+        "patiently": lambda: made.patiently("x"),
+        "withdraw": made.withdraw,
+    }
+
+
+def logged_values(_: ExitStack) -> Case:
+    chosen = TrainerSettings(job="j", etcd="e:1", output_dir=str(_place[-1]))
+    made = LoggedValues(chosen, "t", CLOCK)
+    return made._lock, {"add": lambda: made.add({"loss": 1.0}, 1.0, 0, 1, 1), "write": made.write}
+
+
 def durable(stack: ExitStack) -> Case:
     coordinator = MemoryCoordinator(CLOCK)
     held = HeldKey.claim(coordinator, CLOCK, "k", b"", 600.0)
@@ -334,7 +404,8 @@ def background_file(stack: ExitStack) -> Case:
 CASES: list[Callable[[ExitStack], Case]] = [
     *(journal, lines, admission, line_loop, reusable, arena, copier, changes, meter, mover, task_feed, read_queue),
     *(lending, progress, registration, held_key, directory, job_coordinator, durable, growing, followed_model),
-    *(servers, supervisor, child, background_file),
+    *(servers, supervisor, child, background_file, etcd_coordinator, etcd_history, etcd_watch, locations, exports),
+    *(waiting, logged_values),
 ]
 #: Directory of the current test.
 _place: list[Path] = []
