@@ -19,7 +19,7 @@ import msgspec
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import TrainerRecord
-from flightedl.errors import NotReadyError, UnavailableError
+from flightedl.errors import FencedError, NotReadyError, UnavailableError
 from flightedl.ports import Clock, Coordinator, LeaseLostError
 
 Result = TypeVar("Result")
@@ -41,6 +41,7 @@ class Registration:
         self._lock = threading.Lock()
         #: True if ``renewed`` has not reported the current generation yet.
         self._is_news = False
+        self._is_closed = False
         self._held = self._claim()
 
     def _claim(self) -> HeldKey:
@@ -73,6 +74,7 @@ class Registration:
 
         Raises:
             UnavailableError: etcd is unreachable, or the old key still exists. Call this again.
+            FencedError: this trainer has left the job.
         """
         with self._lock:
             self._renew()
@@ -84,6 +86,7 @@ class Registration:
 
         Raises:
             UnavailableError: as for ``renewed``, or the lease ended before ``act`` could use it. Call this again.
+            FencedError: as for ``renewed``.
         """
         with self._lock:
             self._renew()
@@ -96,6 +99,8 @@ class Registration:
 
     def _renew(self) -> None:
         if not self._held.is_held:
+            if self._is_closed:
+                raise FencedError(f"trainer {self.trainer} has left the job")
             self._held.release()
             self._held = self._claim()
             self._is_news = True
@@ -103,4 +108,5 @@ class Registration:
     def close(self) -> None:
         """End the lease, so that other processes notice immediately that this trainer has left."""
         with self._lock:
+            self._is_closed = True
             self._held.release()
