@@ -4,6 +4,10 @@
 training: when a client requests changes, versions show which blocks have changed, and the bits that cuts maintain show
 which rows. When a number is assigned, values are borrowed and rows are cut, so the answer has the state of that moment,
 however slowly it is read. If the client reads too slowly, the cut is lost, and the client must repeat the request.
+The same happens if it has stopped reading while another client needs its place.
+
+The memory kept for clients that are away is limited: ids of removed rows (``ServerFeed``, ``RowTables``), the copies
+of values that change before they are sent, and the copies for one checkpoint.
 
 If a client wants to stop at checkpoints, the copies for the next checkpoint's file have a ``KeptCut`` as a companion.
 Answers that end at the checkpoint have its content.
@@ -11,8 +15,11 @@ Answers that end at the checkpoint have its content.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
+import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -41,6 +48,8 @@ Array = npt.NDArray[np.generic]
 
 #: Maximum number of answers being sent at the same time. The remaining cuts are reserved for checkpoints and readers.
 _ANSWERS = 2
+#: Seconds after which a client that accepts no message may lose its place to another client.
+_STALLED_S = 10.0
 #: Seconds after a request with ``marks`` for which checkpoints are marked.
 _MARKED_S = 20.0
 #: Interval in seconds between two checks for changes.
@@ -48,7 +57,6 @@ _LOOK_S = 0.02
 #: Memory for the old content of a table's rows that change before they are sent.
 _UNDO_BYTES = 256 << 20
 _CHUNK_BYTES = 1 << 20
-_NO_MEMORY = "this pserver has no memory left to send its changes"
 
 
 class PserverFeed:
@@ -78,7 +86,9 @@ class PserverFeed:
         self._consumers = consumers
         self._feed = ServerFeed(life, generation)
         self._lock = threading.Lock()
-        self._answers = threading.BoundedSemaphore(_ANSWERS)
+        self._admission = threading.Lock()
+        #: Cuts and values of the answers that are being sent. Guarded by ``_admission``.
+        self._sending: list[_Sending] = []
         #: Number and cut of the newest checkpoint that clients can stop at, and the time when it was ordered.
         self._mark: tuple[int, KeptCut, float] | None = None
         #: Time of the newest request with ``marks``.
@@ -98,7 +108,9 @@ class PserverFeed:
             self._mark = checkpoint, cut, self._clock.now()
 
     def expire(self) -> None:
-        """Drop a mark that has been kept for long enough."""
+        """Drop a mark that has been kept for long enough, and the cuts of answers that were never sent."""
+        with self._admission:
+            self._end_unsent()
         with self._lock:
             now = self._clock.now()
             if self._mark is not None and (now - self._mark[2] > KEPT_S or now - self._marks_wanted > _MARKED_S):
@@ -128,9 +140,42 @@ class PserverFeed:
         if self._consumers is not None and ticket.since is not None and self._feed.has(ticket.since):
             self._consumers.acknowledged(ticket, ticket.since, self._feed.number)
         self._wait(ticket, call)
-        if not self._answers.acquire(blocking=False):
-            raise BusyError(f"this pserver sends its changes to {_ANSWERS} others: try again later")
-        answer = _Answer(self._plan, self._answers, ticket.wire)
+        answer = self._admitted(ticket)
+        try:
+            header, as_of = self._begin(answer, ticket)
+            answer.sending.moved = self._clock.now()
+        except BaseException as error:
+            answer.sending.end()
+            if isinstance(error, MemoryError):
+                raise BusyError("this pserver has no memory left to send its changes") from None
+            raise
+        if self._consumers is not None:
+            self._consumers.answered(ticket, header.position.number, as_of)
+        schema = CHANGES_SCHEMA.with_metadata({HEADER_KEY: encode(header)})
+        return Outgoing(schema, answer.messages())
+
+    def _admitted(self, ticket: ChangesTicket) -> _Answer:
+        """Return an empty answer. If there is no place for it, it takes the place of a client that does not read."""
+        with self._admission:
+            self._end_unsent()
+            stalled = (each for each in self._sending if self._clock.now() - each.moved > _STALLED_S)
+            if len(self._sending) >= _ANSWERS and (other := next(stalled, None)) is not None:
+                other.end()
+                self._sending.remove(other)
+            if len(self._sending) >= _ANSWERS:
+                raise BusyError(f"this pserver sends its changes to {_ANSWERS} others: try again later")
+            answer = _Answer(self._plan, ticket.wire, self._clock)
+            self._sending.append(answer.sending)
+            return answer
+
+    def _end_unsent(self) -> None:
+        for each in self._sending:
+            if each.answer() is None:
+                each.end()
+        self._sending = [each for each in self._sending if not each.is_over]
+
+    def _begin(self, answer: _Answer, ticket: ChangesTicket) -> tuple[ChangesHeader, float]:
+        """Capture an answer's state. Return its header, and an instant that is not later than the state."""
         shard, feed = self._shard, self._feed
         with self._lock, shard.placing:
             began = self._clock.now()
@@ -138,17 +183,10 @@ class PserverFeed:
             mark = self._mark_for(ticket)
             if mark is not None and mark[1].is_complete.is_set():
                 feed.note(shard.states())
-                try:
-                    header = answer.begin_mark(mark[1], mark[0], feed, start)
-                except MemoryError:
-                    raise BusyError(_NO_MEMORY) from None
-                return self._outgoing(ticket, header, answer, mark[2])
+                return answer.begin_mark(mark[1], mark[0], feed, start), mark[2]
             if start != feed.number or self._is_behind():
                 feed.note(shard.states())
-                try:
-                    answer.begin(shard, feed, start)
-                except MemoryError:
-                    raise BusyError(_NO_MEMORY) from None
+                answer.begin(shard, feed, start)
             header = ChangesHeader(
                 position=feed.position(shard.placement),
                 since=start,
@@ -157,19 +195,12 @@ class PserverFeed:
                 wire=ticket.wire,
                 leaving=[(numbers.start, numbers.stop) for numbers in shard.leaving],
             )
-        return self._outgoing(ticket, header, answer, began)
-
-    def _outgoing(self, ticket: ChangesTicket, header: ChangesHeader, answer: _Answer, as_of: float) -> Outgoing:
-        """Return an answer whose state is not older than the instant ``as_of``."""
-        if self._consumers is not None:
-            self._consumers.answered(ticket, header.position.number, as_of)
-        schema = CHANGES_SCHEMA.with_metadata({HEADER_KEY: encode(header)})
-        return Outgoing(schema, answer.messages())
+        return header, began
 
     def _is_behind(self) -> bool:
         """True if anything has changed since the most recent number."""
-        shard = self._shard
-        return self._feed.is_behind(shard.states()) or any(each.rows.removed for each in distinct(shard.rows.spans))
+        shard, spans = self._shard, distinct(self._shard.rows.spans)
+        return self._feed.is_behind(shard.states()) or any(each.rows.removed_count for each in spans)
 
     def _wait(self, ticket: ChangesTicket, call: Call) -> None:
         """Wait as long as the client already has all changes."""
@@ -185,26 +216,61 @@ class PserverFeed:
             call.closing.wait(_LOOK_S)
 
 
+class _Sending:
+    """Cuts and values that an answer holds while it is being sent. Thread-safe.
+
+    Args:
+        answer: The answer. If it is garbage, nothing more is sent.
+    """
+
+    def __init__(self, answer: _Answer) -> None:
+        self.answer = weakref.ref(answer)
+        self.cuts: list[tuple[RowSpan | KeptRows, RowCut]] = []
+        self._values: deque[tuple[int, Array, int]] = deque()
+        #: Time at which the newest message was handed to the transport; infinite while the state is being captured.
+        self.moved = math.inf
+        #: Set before a cut is dropped, because a dropped cut looks like one that was read to the end.
+        self.is_over = False
+
+    def add_values(self, first: int, values: Array, version: int) -> None:
+        self._values.append((first, values, version))
+
+    def next_values(self) -> tuple[int, Array, int] | None:
+        with contextlib.suppress(IndexError):
+            return self._values.popleft()
+        return None
+
+    def end(self) -> None:
+        """Drop the cuts and values."""
+        self.is_over = True
+        self._values.clear()
+        cuts = list(self.cuts)
+        self.cuts.clear()
+        for span, cut in cuts:
+            with span.lock:
+                cut.drop()
+
+
 class _Answer:
-    """A base or increment being sent. Its cuts are always dropped at the end, even if nothing was sent.
+    """A base or increment being sent. Its cuts are dropped at the end, even if nothing was sent.
 
     Args:
         plan: Plan of the model.
-        place: Released at the end.
         wire: See ``ChangesTicket``.
+        clock: Clock that measures how long the client has not accepted a message.
     """
 
-    def __init__(self, plan: ShardPlan, place: threading.BoundedSemaphore, wire: str) -> None:
+    def __init__(self, plan: ShardPlan, wire: str, clock: Clock) -> None:
         self._plan = plan
         self._wire = wire
-        self._place: threading.BoundedSemaphore | None = place
-        self._values: list[tuple[int, Array, int]] = []
-        self._cuts: list[tuple[RowSpan | KeptRows, RowCut]] = []
+        self._clock = clock
+        self.sending = _Sending(self)
         self._removed: Sequence[Removed] = ()
 
     def begin(self, shard: Shard, feed: ServerFeed, start: int | None) -> None:
         """Capture the current state. Raises MemoryError if there is not enough memory for it."""
-        self._cuts = list(shard.feed_cuts(feed.number, start, _UNDO_BYTES, feed.remove))
+        for begun in shard.feed_cuts(feed.number, start, _UNDO_BYTES, feed.remove):
+            self.sending.cuts.append(begun)
         self._removed = feed.removed_after(start)
         blocks = [number for number in feed.changed_after(start) if number < shard.first_bucket]
         place = 0
@@ -213,18 +279,19 @@ class _Answer:
             while end < len(blocks) and blocks[end] == blocks[place] + end - place:
                 end += 1
             values, version, count = shard.values(range(blocks[place], blocks[place] + end - place))
-            self._values.append((blocks[place], values, version))
+            self.sending.add_values(blocks[place], values, version)
             place += count
 
     def begin_mark(self, kept: KeptCut, checkpoint: int, feed: ServerFeed, start: int | None) -> ChangesHeader:
         """Capture the state of a kept cut. Raises MemoryError if there is not enough memory to read it."""
         values, unchanged = kept.values, feed.unchanged_after(start)
         for begun in kept.begin_reading(range(len(self._plan.tables)), after=start):
-            self._cuts = [*self._cuts, begun]
+            self.sending.cuts.append(begun)
         removed = [each for each in feed.removed_after(start) if each.number <= kept.number]
         waiting = [] if start is None else [each for rows in kept.rows for each in rows.removed]
         self._removed = [*removed, *(Removed(kept.number, table, ids.tobytes()) for table, ids in waiting)]
-        self._values = [(number, *values[number]) for number in sorted(values) if number not in unchanged]
+        for number in sorted(values.keys() - unchanged):
+            self.sending.add_values(number, *values[number])
         position = feed.position(kept.placement)
         return ChangesHeader(
             position=replace(position, number=kept.number),
@@ -240,22 +307,28 @@ class _Answer:
         try:
             for changes in self._changes():
                 count += len(changes)
-                yield encode_changes(changes), None
-            yield encode_changes([Change("end", block=count)]), None
+                yield self._message(changes)
+            yield self._message([Change("end", block=count)])
         finally:
-            self._end()
+            self.sending.end()
+
+    def _message(self, changes: list[Change]) -> Message:
+        if self.sending.is_over:
+            raise BusyError(f"this client has accepted no changes for {_STALLED_S:g} s, and others wait: ask again")
+        self.sending.moved = self._clock.now()
+        return encode_changes(changes), None
 
     def _changes(self) -> Iterator[list[Change]]:
-        while self._values:
-            yield list(self._blocks(*self._values.pop(0)))
-        tables = self._plan.tables
-        for span, cut in self._cuts:
+        while (values := self.sending.next_values()) is not None:
+            yield list(self._blocks(*values))
+        tables, cuts = self._plan.tables, self.sending.cuts
+        for span, cut in cuts:
             ranges = [span.buckets] if cut.is_base else _ranges(cut.complete)
             if ranges:
                 yield [Change("clear", start=each.start, stop=each.stop) for each in ranges]
         if self._removed:
             yield [Change("removed", tables[each.table].name, ids=each.ids) for each in self._removed]
-        for span, cut in self._cuts:
+        for span, cut in cuts:
             yield from self._rows(span, cut)
             expiry = list(self._expiry(span, cut))
             if expiry:
@@ -307,24 +380,6 @@ class _Answer:
                     epoch=state.oldest_epoch,
                     versions=np.ascontiguousarray(oldest),
                 )
-
-    def _end(self) -> None:
-        cuts, place = self._cuts, self._place
-        self._cuts, self._values, self._place = [], [], None
-        if place is not None:
-            _drop(cuts, place)
-
-    def __del__(self) -> None:
-        if self._place is not None:
-            # The answer was never sent. The thread running the garbage collector may hold a span's lock.
-            threading.Thread(target=_drop, args=(self._cuts, self._place), name="flightedl-feed-end").start()
-
-
-def _drop(cuts: Sequence[tuple[RowSpan | KeptRows, RowCut]], place: threading.BoundedSemaphore) -> None:
-    for span, cut in cuts:
-        with span.lock:
-            cut.drop()
-    place.release()
 
 
 def _ranges(buckets: Sequence[int]) -> list[range]:

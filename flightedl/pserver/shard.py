@@ -473,21 +473,19 @@ class Shard:
 
     def feed_cuts(
         self, number: int, after: int | None, most_bytes: int, note_removed: Callable[[int, bytes], None]
-    ) -> list[tuple[RowSpan, RowCut]]:
-        """Cut the rows whose last change has a higher number in the feed; see ``RowTables.begin_feed_cut``.
+    ) -> Iterator[tuple[RowSpan, RowCut]]:
+        """Yield cuts of rows whose last change has a higher number in the feed; see ``RowTables.begin_feed_cut``.
 
         ``note_removed`` is called with the tables and ids of rows that cuts have removed.
         """
-        found: list[tuple[RowSpan, RowCut]] = []
         for span in distinct(self.rows.spans):
             with span.lock:
                 self._soundness.require()
                 version = self._protocol.version(span.numbers.start)
-                found.append((span, span.rows.begin_feed_cut(version, span.epoch, number, after, most_bytes)))
-                for table, ids in span.rows.removed:
+                cut = span.rows.begin_feed_cut(version, span.epoch, number, after, most_bytes)
+                for table, ids in span.rows.take_removed():
                     note_removed(table, ids.tobytes())
-                span.rows.removed.clear()
-        return found
+            yield span, cut
 
     def all_rows(
         self, table: int, buckets: range = range(BUCKETS), kept: KeptCut | None = None

@@ -1,28 +1,36 @@
-"""Answers of a pserver's feed: each has a place and cuts of the rows, which are free again however the answer ends."""
+"""Answers of a pserver's feed: each has a place and cuts of the rows, which are free again however the answer ends.
+
+What the pserver keeps for a follower that sleeps does not depend on the time that it sleeps.
+"""
 
 from __future__ import annotations
 
 import gc
 import math
 import threading
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flightedl.adapters.clock import SystemClock
+from flightedl.client.following.copy import FollowedModel
 from flightedl.domain.consistency.modes import Async
-from flightedl.errors import BusyError
+from flightedl.domain.feed.server import ServerFeed
+from flightedl.errors import BusyError, UnavailableError
 from flightedl.messages.feed import ChangesTicket
-from flightedl.pserver.feed import _ANSWERS, PserverFeed
+from flightedl.pserver.feed import _ANSWERS, _STALLED_S, PserverFeed
+from flightedl.pserver.rows import tables
 from flightedl.pserver.rows.tables import MAX_CUTS
+from flightedl.pserver.stores import distinct
 from flightedl.rpc.routes import Outgoing
-from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.clock import FakeClock
+from flightedl.testing.faults import FaultPlan
 from flightedl.testing.memory import MemoryStorage
 
+from .test_feed_marks import Bench, content_of
 from .test_rows import Pserver
 
 CALL: Any = SimpleNamespace(deadline=math.inf, check=lambda: None, closing=threading.Event())
@@ -34,7 +42,8 @@ class Followed:
     def __init__(self) -> None:
         self.pserver = Pserver(MemoryStorage(), Async())
         self.pserver.push(0)
-        self.feed = PserverFeed(self.pserver.shard, self.pserver.plan, 1, 1, SystemClock())
+        self.clock = FakeClock(100.0)
+        self.feed = PserverFeed(self.pserver.shard, self.pserver.plan, 1, 1, self.clock)
 
     def ask(self) -> Outgoing:
         self.pserver.push(self.pserver.shard.version_range()[1] + 1)
@@ -68,16 +77,112 @@ def test_an_answer_that_has_ended_makes_room_for_others(followed: Followed, end:
 
 def test_an_answer_that_is_never_sent_makes_room_for_others(followed: Followed) -> None:
     for _ in range(2 * MAX_CUTS):
-        found: list[Outgoing] = []
+        answers = [followed.ask() for _ in range(_ANSWERS)]
+        del answers
+        gc.collect()
 
-        def ask(found: list[Outgoing] = found) -> bool:
+
+def test_what_an_answer_that_is_never_sent_holds_is_dropped_soon(followed: Followed) -> None:
+    answer = followed.ask()
+    assert kept_cuts(followed.pserver) == 1
+    del answer
+    gc.collect()
+    followed.feed.expire()
+    assert (kept_cuts(followed.pserver), followed.feed._sending) == (0, [])
+
+
+def test_an_answer_that_could_not_begin_holds_nothing(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, expected in ((MemoryError(), BusyError), (UnavailableError("lost"), UnavailableError)):
+        with monkeypatch.context() as patch:
+            patch.setattr(followed.pserver.shard, "values", raising(error))
+            with pytest.raises(expected):
+                followed.ask()
+        assert kept_cuts(followed.pserver) == 0
+    send_all(followed.ask())
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def kept_cuts(pserver: Pserver) -> int:
+    spans = distinct(pserver.shard.rows.spans)
+    return sum(not cut.is_over for span in spans for cut in span.rows._cuts.values())
+
+
+def test_a_client_that_stopped_reading_loses_its_place_to_another_one(followed: Followed) -> None:
+    sleeping, reading = (iter(followed.ask().messages) for _ in range(_ANSWERS))
+    for answer in (sleeping, reading):
+        next(answer)
+    followed.clock.advance(_STALLED_S - 1)
+    next(reading)
+    with pytest.raises(BusyError, match="to 2 others"):
+        followed.ask()
+    followed.clock.advance(2)
+    other = followed.ask()
+    assert kept_cuts(followed.pserver) == 2
+    assert list(reading)
+    send_all(other)
+    with pytest.raises(BusyError, match="accepted no changes for 10 s"):
+        list(sleeping)
+    send_all(followed.ask())
+
+
+def test_a_client_that_stopped_reading_keeps_its_place_as_long_as_nobody_needs_it(followed: Followed) -> None:
+    answer = iter(followed.ask().messages)
+    next(answer)
+    followed.clock.advance(10 * _STALLED_S)
+    send_all(followed.ask())
+    followed.feed.expire()
+    assert list(answer)
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "with another follower"])
+@pytest.mark.parametrize("is_marked", [False, True], ids=["changes", "marks"])
+def test_what_is_kept_for_a_sleeping_follower_does_not_grow(
+    others: bool, is_marked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_MOST_REMOVED", 4_000)
+    monkeypatch.setattr(ServerFeed.__init__, "__defaults__", (4_000,))
+    bench = Bench()
+    sleeping, awake = bench.followers
+    large, small = list(range(2_000)), list(range(2_000, 2_500))
+    bench.train(large, 1.0)
+    bench.ask(sleeping, is_marked=is_marked)
+    found = []
+    tracemalloc.start()
+    try:
+        for _ in range(4):
+            for _ in range(15):
+                bench.train(large, -0.9)
+                bench.train(small, 0.1)
+                # All rows are small now.
+                bench.checkpoint()
+                bench.train(large, 1.0)
+                bench.storage.files.clear()
+                bench.storage.plan = FaultPlan()
+                bench.clock.advance(2.0)
+                bench.feed.expire()
+                if others:
+                    bench.ask(awake, is_marked=is_marked)
             gc.collect()
-            with suppress(BusyError):
-                found.append(followed.ask())
-            return bool(found)
-
-        eventually(ask)
-        found.clear()
+            found.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    # The ids of the rows that are removed between two measurements take 300 kB.
+    assert max(found[2:]) < found[1] + 100_000, found
+    (rows,) = (span.rows for span in distinct(bench.shard.rows.spans))
+    removed = bench.feed._feed._removed
+    assert sum(ids.size for _, ids in rows.removed) + sum(len(each.ids) // 8 for each in removed) <= 8_000
+    header = bench.ask(sleeping, is_marked=False)
+    # If the other follower has received the ids, they have been dropped since. Otherwise all buckets are complete.
+    assert (header.since is None) == (others and not is_marked)
+    fresh = FollowedModel(bench.plan)
+    bench.ask(fresh, is_marked=False)
+    assert content_of(sleeping) == content_of(fresh)
 
 
 @pytest.mark.parametrize("lock", ["answers", "placing"])

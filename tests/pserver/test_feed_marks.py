@@ -25,6 +25,7 @@ from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember,
 from flightedl.messages.feed import ChangesHeader, ChangesTicket
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.feed import PserverFeed
+from flightedl.pserver.rows import tables
 from flightedl.pserver.rows.tables import TableGradients
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
@@ -52,7 +53,8 @@ class Bench:
         self.shard = Shard(self.plan, 0, SGD(lr=1.0), Async(), on_lost=pytest.fail)
         member = ViewMember(trainer="t1", generation=1, member=1, first_round=0)
         self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=[member]))
-        self.snapshots = Snapshots(self.shard.copying, MemoryStorage(), "j", 0, 1, self.clock)
+        self.storage = MemoryStorage()
+        self.snapshots = Snapshots(self.shard.copying, self.storage, "j", 0, 1, self.clock)
         self.feed = self.snapshots.feed = PserverFeed(self.shard, self.plan, 1, 5, self.clock)
         self.followers = [FollowedModel(self.plan) for _ in range(2)]
         self.version = self.number = 0
@@ -80,15 +82,18 @@ class Bench:
             rows.update([TableGradients(0, as_ids(np.array(ids)), gradients)], version=self.version, epoch=0, number=0)
 
     def save(self) -> None:
+        self.checkpoint()
+        everyone = FollowedModel(self.plan)
+        self.ask(everyone, is_marked=False)
+        self.expected = content_of(everyone)
+
+    def checkpoint(self) -> None:
         self.number += 1
         order = OrderNumber(1, self.number, 1)
         self.snapshots.order(SnapshotRequest(order, None, f"c-{self.number}/a.arrow", plan_hash="p"))
         waited = threading.Event()
         while (progress := self.snapshots.progress) is None or progress.state != "written":
             waited.wait(0.002)
-        everyone = FollowedModel(self.plan)
-        self.ask(everyone, is_marked=False)
-        self.expected = content_of(everyone)
 
     def ask(self, model: FollowedModel, *, is_marked: bool) -> ChangesHeader:
         ticket = ChangesTicket(plan_hash="p", since=model.since(0), marks=is_marked, wait_s=0.0)
@@ -117,9 +122,16 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.parametrize("most_removed", [3, 1000], ids=["few ids are kept", "all ids are kept"])
 @settings(deadline=None, max_examples=40)
 @given(steps=st.lists(STEPS, max_size=15))
-def test_a_follower_at_a_mark_has_the_content_of_the_checkpoint(steps: list[Any]) -> None:
+def test_a_follower_at_a_mark_has_the_content_of_the_checkpoint(most_removed: int, steps: list[Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "_MOST_REMOVED", most_removed)
+        _follow(steps)
+
+
+def _follow(steps: list[Any]) -> None:
     bench = Bench()
     bench.train([1, 2, 3], 1.0)
     for follower in bench.followers:

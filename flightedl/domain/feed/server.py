@@ -117,4 +117,4 @@ class ServerFeed:
         assert all(0 < changed <= self.number for changed in self._changed.values())
         assert self._floor <= self.number
         assert all(removed.number > self._floor for removed in self._removed)
-        assert self._removed_count == sum(len(removed.ids) for removed in self._removed) // _ID_BYTES
+        assert sum(len(each.ids) for each in self._removed) // _ID_BYTES == self._removed_count <= self._most_removed

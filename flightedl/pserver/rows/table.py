@@ -292,6 +292,11 @@ class RowTable:
         dirty = self.rows.dirty[: bit_words(self.rows)].view(np.uint8)
         self._numbers[np.flatnonzero(np.unpackbits(dirty, count=high, bitorder="little"))] = number
 
+    def note_all_changed(self, number: int) -> None:
+        """Assign a feed number to all rows."""
+        self._numbers = None
+        self.note_changes(number)
+
     def changed_after(self, number: int) -> npt.NDArray[np.uint64]:
         """Return one bit per row, set if the row's last change has a higher feed number; see ``note_changes``."""
         assert self._numbers is not None, "changes are noted first"

@@ -68,6 +68,8 @@ __all__ = ["ChangedSince", "CutTable", "RowChunk", "RowCounts", "RowCut", "RowTa
 
 _NO_IDS: Ids = np.empty(0, np.uint64)
 _NO_BITS = np.empty(0, np.uint64)
+#: Maximum number of removed ids that wait for the feed to be read.
+_MOST_REMOVED = 1 << 20
 
 
 @dataclass(slots=True)
@@ -116,8 +118,10 @@ class RowTables:
         self.feed_number = 0
         #: (buckets,) Feed number at which the bucket arrived on this pserver with all of its rows.
         self.arrived = np.zeros(BUCKETS, np.int64)
-        #: (table, ids) of rows that cuts have removed since the feed was last read.
+        #: (table, ids) of rows that cuts have removed since the feed was last read, and the number of these rows. The
+        #: list is empty if there were more than ``_MOST_REMOVED``.
         self.removed: list[tuple[int, Ids]] = []
+        self.removed_count = 0
 
     def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
         """Read the rows of (n,) ids into ``out``, (n, dim) float32. For ids without a row see ``spec.unknown``.
@@ -297,12 +301,27 @@ class RowTables:
             for copy in self._copies:
                 copy.note_removed(removed)
             if self.feed_number:
-                self.removed += [(number, ids) for number, ids in enumerate(removed) if ids.size]
+                self._note_removed(removed)
             changes = self._changes.cut(file, after, changes_of(self._tables, removed, self._adopted))
             self._adopted = np.zeros(BUCKETS, np.bool_)
         cut = RowCut(self._tables, line, version, epoch, None if is_base else changes, most_bytes, only)
         self._begin(cut, is_for_file=bool(file))
         return cut
+
+    def _note_removed(self, removed: Sequence[Ids]) -> None:
+        """Keep the ids for the feed. If there are too many, the next increments contain all rows instead."""
+        self.removed += [(number, ids) for number, ids in enumerate(removed) if ids.size]
+        self.removed_count += sum(ids.size for ids in removed)
+        if self.removed_count > _MOST_REMOVED:
+            self.removed = []
+            self.arrived[self.buckets] = self.feed_number
+            for each in self._tables:
+                each.note_all_changed(self.feed_number)
+
+    def take_removed(self) -> Sequence[tuple[int, Ids]]:
+        """Return ``removed``, which starts over."""
+        found, self.removed, self.removed_count = self.removed, [], 0
+        return found
 
     def keep_cut(self, version: int, epoch: int, number: int = 0) -> RowCut:
         """Cut all rows for readers that use ``begin_again``, as long as the cut is not dropped.

@@ -20,6 +20,8 @@ BLOCKS = range(4)
 SERVERS = range(3)
 #: Versions after which a row without updates expires.
 UNUSED = 3
+#: Maximum number of removed rows that wait for the feed to be read.
+MOST_PENDING = 2
 
 
 def packed(ids: list[int]) -> bytes:
@@ -202,6 +204,11 @@ class FeedMachine(RuleBasedStateMachine):
             if content.rows.pop(number, None) is not None:
                 found.pending.append(packed([number]))
                 found.dirty.discard((block, number))
+        if len(found.pending) > MOST_PENDING:
+            # Too many ids wait for the feed to be read. The next increment has all rows instead.
+            found.pending.clear()
+            found.arrived.update(dict.fromkeys(found.blocks, found.feed.number + 1))
+            found.dirty |= {(block, row) for block, content in found.blocks.items() for row in content.rows}
         self.saved = [copy.deepcopy(self.owned_by(each)) for each in SERVERS]
 
     @rule(server=st.sampled_from(SERVERS))
