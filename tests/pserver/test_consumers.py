@@ -17,7 +17,7 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.feed import Acknowledgement, ChangesTicket, Position
 from flightedl.ports import Put
 from flightedl.pserver import consumers as of_pserver
-from flightedl.pserver.consumers import ConsumerPositions
+from flightedl.pserver.consumers import _TOGETHER, ConsumerPositions
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator
 
@@ -130,3 +130,77 @@ def test_an_acknowledgement_does_not_wait_for_etcd(world: World) -> None:
     assert world.stored is None
     going_on.set()
     eventually(lambda: world.stored == at(5))
+
+
+@pytest.mark.parametrize("generation", [0, 1 << 62], ids=["older", "newer"])
+def test_only_the_holder_of_a_name_acknowledges_under_it(world: World, generation: int) -> None:
+    ticket = ChangesTicket(plan_hash="p", consumer="serving", consumer_generation=generation)
+    for number in (4, 5):
+        world.acknowledge(number)
+        world.positions.acknowledged(ticket, at(9), 9)
+        world.positions.answered(ticket, 9, 1.0)
+        eventually(lambda number=number: world.stored == at(number))
+    for each in range(1000):
+        stranger = ChangesTicket(plan_hash="p", consumer=f"name-{each}", consumer_generation=generation)
+        world.positions.acknowledged(stranger, at(9), 9)
+    assert set(world.positions._consumers.known) <= {"serving"}
+
+
+@pytest.fixture
+def many(world: World) -> Iterator[dict[str, HeldKey]]:
+    """Names that this process holds besides that of the world's consumer."""
+    clock, found = SystemClock(), {}
+    for number in range(_TOGETHER + 5):
+        name = f"name-{number}"
+        held = HeldKey.claim(world.etcd, clock, KEYS.consumer(name), b'{"address": ""}', 5.0)
+        assert held is not None
+        found[name] = held
+    assert world.directory.wait_until(lambda d: found.keys() <= d.consumers().keys() or None, 5.0)
+    yield found
+    for held in found.values():
+        held.release()
+
+
+def acknowledge_all(world: World, names: dict[str, HeldKey], number: int) -> None:
+    for name, held in names.items():
+        ticket = ChangesTicket(plan_hash="p", consumer=name, consumer_generation=held.generation)
+        with world.positions._lock:
+            world.positions._consumers.acknowledged(name, ticket.consumer_generation, at(number), number)
+    world.positions._is_needed.set()
+
+
+def stored_numbers(world: World, names: dict[str, HeldKey]) -> set[int]:
+    entries = [world.etcd.get(KEYS.acknowledgement(name, 0)) for name in names]
+    return {-1 if entry is None else decode(entry.value, Acknowledgement).position.number for entry in entries}
+
+
+def test_the_positions_of_all_consumers_are_stored_together(world: World, many: dict[str, HeldKey]) -> None:
+    revisions = set()
+    for number in (4, 5):
+        before = world.etcd.list(KEYS.prefix).revision
+        acknowledge_all(world, many, number)
+        eventually(lambda number=number: stored_numbers(world, many) == {number})
+        revisions.add(world.etcd.list(KEYS.prefix).revision - before)
+    # The thread may take the first acknowledgements before it has seen the others.
+    assert max(revisions) <= 3
+
+
+@pytest.mark.parametrize("how", ["a lease has ended", "a key is newer"])
+def test_a_position_that_is_refused_does_not_keep_the_others_from_being_stored(
+    world: World, many: dict[str, HeldKey], how: str
+) -> None:
+    first = many["name-0"]
+    others = {name: held for name, held in many.items() if held is not first}
+    if how == "a lease has ended":
+        # The pserver has not seen yet that the name is free.
+        world.directory.close()
+        first.release()
+    else:
+        newer = Acknowledgement(position=at(3, generation=6))
+        world.etcd.transact([], [Put(KEYS.acknowledgement("name-0", 0), encode(newer), first.lease_id)])
+    for number in (4, 5):
+        acknowledge_all(world, many, number)
+        eventually(lambda number=number: stored_numbers(world, others) == {number})
+    entry = world.etcd.get(KEYS.acknowledgement("name-0", 0))
+    expected = None if how == "a lease has ended" else at(3, generation=6)
+    assert (None if entry is None else decode(entry.value, Acknowledgement).position) == expected

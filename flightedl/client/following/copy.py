@@ -7,21 +7,21 @@ position in that pserver's feed. Arrays are replaced, never changed, so a reader
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.client.following.tables import FollowedTables
+from flightedl.client.following.tables import FollowedTables, array_of
 from flightedl.domain.feed.follower import FollowedFeeds, Use
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.errors import MessageError
-from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype, widened
+from flightedl.kernels.half_precision import KINDS, array_dtype, widened
 from flightedl.messages.feed import ChangesHeader, Position
 from flightedl.pserver.rows.tables import RowTables
-from flightedl.wire.changes import Buffer, Change
+from flightedl.wire.changes import Change
 
 Array = npt.NDArray[Any]
 
@@ -29,22 +29,18 @@ Array = npt.NDArray[Any]
 class Received:
     """A base or increment that is being received."""
 
-    def __init__(
-        self, header: ChangesHeader, tables: FollowedTables, asked: float, floats: Collection[tuple[str, str]]
-    ) -> None:
+    def __init__(self, model: FollowedModel, header: ChangesHeader, asked: float) -> None:
         self.header = header
-        #: Kinds and names of changes whose values are float32, unless they were rounded for sending.
-        self._floats = floats if header.wire else ()
         self.asked = asked
-        self._tables = tables
+        self._model = model
         #: New store for the rows of a base; None for an increment, or if the base has no buckets.
-        self.store: RowTables | None = tables.begin() if header.since is None and header.buckets else None
+        self.store: RowTables | None = model.tables.begin() if header.since is None and header.buckets else None
         self.changes: list[Change] = []
         self._count = 0
         self.is_complete = False
 
     def add(self, changes: Iterable[Change]) -> None:
-        """Add the content of a batch. Raises MessageError if changes are missing."""
+        """Add the content of a batch. Raises MessageError if changes are missing, or do not match the model."""
         for change in changes:
             if change.kind == "end":
                 if change.block != self._count:
@@ -52,19 +48,20 @@ class Received:
                 self.is_complete = True
                 return
             self._count += 1
-            if (change.kind, change.name) in self._floats:
-                change = change._replace(values=_widened(change.values, self.header.wire))  # noqa: PLW2901
+            if self.header.wire and (change.kind, change.name) in self._model.floats:
+                change = _widened(change, self.header.wire)  # noqa: PLW2901
             if change.kind == "rows" and self.store is not None:
-                self._tables.add(self.store, change)
+                self._model.tables.add(self.store, change)
             else:
+                self._model.check(change)
                 self.changes.append(change)
 
 
-def _widened(values: Buffer, kind: str) -> Array:
-    data = memoryview(values).cast("B")
-    found = np.empty(data.nbytes // ITEM_BYTES, np.float32)
-    widened(data, kind, found)
-    return found
+def _widened(change: Change, kind: str) -> Change:
+    bits = array_of(change.values, np.uint16, change.name)
+    values = np.empty(bits.size, np.float32)
+    widened(bits.data, kind, values)
+    return change._replace(values=values)
 
 
 class FollowedModel:
@@ -86,8 +83,9 @@ class FollowedModel:
         self._shapes = {spec.name: spec.shape for spec in plan.parameters}
         self._missing = set(range(plan.block_count))
         self.tables = FollowedTables(plan.tables)
-        self._floats = {("values", spec.name) for spec in plan.parameters if spec.dtype == "float32"}
-        self._floats |= {("rows", spec.name) for spec in plan.tables if spec.dtype == "float32"}
+        #: Kinds and names of changes whose values are float32, unless they were rounded for sending.
+        self.floats = {("values", spec.name) for spec in plan.parameters if spec.dtype == "float32"}
+        self.floats |= {("rows", spec.name) for spec in plan.tables if spec.dtype == "float32"}
 
     def since(self, server: int) -> Position | None:
         """Return the position after which a pserver's changes are needed; None to request a base."""
@@ -100,8 +98,30 @@ class FollowedModel:
             return self._feeds.positions()
 
     def begin(self, header: ChangesHeader, asked: float) -> Received:
-        """Return an empty message, to be filled and passed to ``apply``. ``asked``: the instant of the request."""
-        return Received(header, self.tables, asked, self._floats)
+        """Return an empty message, to be filled and passed to ``apply``.
+
+        Args:
+            header: The message's header.
+            asked: Instant of the request.
+
+        Raises:
+            MessageError: the header names other blocks, buckets or types of numbers than those of the model.
+        """
+        limits = (header.blocks, self.plan.block_count), (header.buckets, BUCKETS), (header.leaving, self._count)
+        for ranges, count in limits:
+            is_known = all(0 <= start <= stop <= count for start, stop in ranges)
+            if not is_known or sum(stop - start for start, stop in ranges) > count:
+                raise MessageError("a message of the feed names blocks that the job does not have")
+        if header.wire not in KINDS:
+            raise MessageError(f"a message of the feed has numbers of the unknown type {header.wire!r:.40}")
+        return Received(self, header, asked)
+
+    def check(self, change: Change) -> None:
+        """Raise MessageError if a change does not match the model."""
+        if change.kind == "values":
+            self._values_of(change)
+        else:
+            self.tables.check(change)
 
     def apply(self, server: int, received: Received) -> Use:
         """Apply a pserver's complete message unless it is outdated or does not match; see ``FollowedFeeds``."""
@@ -130,18 +150,21 @@ class FollowedModel:
         """Return new arrays for the parameters whose values have changed."""
         found: dict[str, Array] = {}
         for change in values:
-            known = self._arrays.get(change.name)
-            if known is None or not 0 <= change.start <= change.stop <= known.size:
-                raise MessageError(f"the job has no such elements of {change.name!r:.80}")
-            data = np.frombuffer(change.values, known.dtype)
-            if data.size != change.stop - change.start:
-                raise MessageError(f"values of {change.name!r:.80} have another size than declared")
             if change.name not in found:
-                found[change.name] = known.copy()
-            found[change.name][change.start : change.stop] = data
+                found[change.name] = self._arrays[change.name].copy()
+            found[change.name][change.start : change.stop] = self._values_of(change)
         for array in found.values():
             array.flags.writeable = False
         return found
+
+    def _values_of(self, change: Change) -> Array:
+        known = self._arrays.get(change.name)
+        if known is None or not 0 <= change.start <= change.stop <= known.size:
+            raise MessageError(f"the job has no such elements of {change.name!r:.80}")
+        data = array_of(change.values, known.dtype, change.name)
+        if data.size != change.stop - change.start:
+            raise MessageError(f"values of {change.name!r:.80} have another size than declared")
+        return data
 
     @property
     def is_complete(self) -> bool:

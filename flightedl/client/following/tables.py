@@ -21,7 +21,7 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import BusyError, MessageError
 from flightedl.pserver.rows.tables import RowTables
 from flightedl.pserver.rows.values import RowChunk
-from flightedl.wire.changes import Change
+from flightedl.wire.changes import Buffer, Change
 
 Ids = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
@@ -39,6 +39,14 @@ def followed(spec: TableSpec) -> TableSpec:
         unused = [_NEVER if needed else None for needed in (evict.needs_version, evict.needs_epoch)]
         evict = None if unused == [None, None] else Evict(unused_versions=unused[0], unused_epochs=unused[1])
     return replace(spec, optimizer=SGD(lr=1.0), admit_after=1, evict=evict, first_rows="")
+
+
+def array_of(data: Buffer, dtype: npt.DTypeLike, name: str) -> npt.NDArray[Any]:
+    """Return the numbers in some bytes of a change. Raises MessageError if the last number is incomplete."""
+    try:
+        return np.frombuffer(data, dtype)
+    except ValueError:
+        raise MessageError(f"a change of {name!r:.80} ends in the middle of a number") from None
 
 
 class FollowedTables:
@@ -59,21 +67,40 @@ class FollowedTables:
         """Return a store without rows."""
         return RowTables(self._specs, range(BUCKETS))
 
+    def check(self, change: Change) -> None:
+        """Raise MessageError if a change does not match the tables."""
+        if change.kind in {"clear", "expiry"} and not 0 <= change.start <= change.stop <= BUCKETS:
+            raise MessageError(f"the job has no buckets {change.start} to {change.stop}")
+        match change.kind:
+            case "removed":
+                self._number(change.name)
+                array_of(change.ids, np.uint64, change.name)
+            case "rows":
+                self._chunk(change)
+            case "expiry":
+                self._number(change.name)
+                if array_of(change.versions, np.int64, change.name).size != change.stop - change.start:
+                    raise MessageError(f"the ages of table {change.name!r:.80} are not those of its buckets")
+
     def add(self, store: RowTables, change: Change) -> None:
         """Add the rows of a change to a store. Raises MessageError if they do not match the table."""
+        chunk = self._chunk(change)
+        store.restore(chunk, _ALL)
+        if store.counts(chunk.table).refused:
+            raise BusyError(f"this process has no memory left for the rows of table {change.name!r:.80}")
+
+    def _chunk(self, change: Change) -> RowChunk:
         number = self._number(change.name)
         spec = self._specs[number]
-        ids = np.frombuffer(change.ids, np.uint64)
-        values: npt.NDArray[Any] = np.frombuffer(change.values, _ITEM_TYPES[spec.dtype])
-        versions, epochs = (np.frombuffer(each, np.uint32) for each in (change.versions, change.epochs))
+        ids = array_of(change.ids, np.uint64, change.name)
+        values = array_of(change.values, _ITEM_TYPES[spec.dtype], change.name)
+        versions, epochs = (array_of(each, np.uint32, change.name) for each in (change.versions, change.epochs))
         if values.size != ids.size * spec.dim or {versions.size, epochs.size} != {ids.size}:
             raise MessageError(f"rows of table {spec.name!r:.80} have another size than declared")
         nothing = np.zeros(ids.size, np.uint32)
         slots = np.empty((ids.size, 0), np.float32)
         values = values.reshape(ids.size, spec.dim)
-        store.restore(RowChunk(number, False, ids, nothing, versions, epochs, slots, values), _ALL)
-        if store.counts(number).refused:
-            raise BusyError(f"this process has no memory left for the rows of table {spec.name!r:.80}")
+        return RowChunk(number, False, ids, nothing, versions, epochs, slots, values)
 
     def apply(
         self, server: int, changes: Sequence[Change], store: RowTables | None, owned: npt.NDArray[np.bool_]
