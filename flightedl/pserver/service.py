@@ -297,7 +297,8 @@ class PserverService:
                 raise NotReadyError("the model is not declared yet")
             plan = plan_of(model)
             models[:] = [model]
-            return Followed(plan.hash, _layout_of(model, plan, index), peers.source(index))
+            is_moving = self._directory.entry(self._keys.moving) is not None
+            return Followed(plan.hash, _layout_of(model, plan, index), peers.source(index), is_moving)
 
         def build() -> Shard:
             self._load_kernels(models[0])

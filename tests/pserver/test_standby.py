@@ -102,14 +102,15 @@ class Pair:
     def __init__(self, mode: Mode) -> None:
         self.source, self.target = Pserver(MemoryStorage(), mode), Pserver(MemoryStorage(), mode)
         self.carrier = Carrier(self.source)
-        self.layout = "first"
+        self.layout, self.placement, self.is_moving = "first", "", False
         self.standby = Standby(0, 9, self._followed, self._build, 1000.0, _CLOCK)
         self.copy()
 
     def _followed(self) -> Followed:
         if threading.current_thread() is not threading.main_thread():
             raise NotReadyError("only the test's thread copies")
-        return Followed(self.source.plan.hash, self.layout, self.carrier)  # type: ignore[arg-type]
+        plan_hash = self.source.plan.hash + self.placement
+        return Followed(plan_hash, self.layout, self.carrier, self.is_moving)  # type: ignore[arg-type]
 
     def _build(self) -> Shard:
         return self.target.shard
@@ -212,6 +213,25 @@ def test_a_new_layout_begins_with_a_copy_of_everything(pair: Pair) -> None:
     pair.copy()
     assert pair.carrier.tickets[-1].has is None
     assert pair.standby.take(ELECTION, "first") is None
+
+
+def test_a_new_layout_is_copied_when_no_more_blocks_move(pair: Pair) -> None:
+    pair.is_moving, pair.placement = True, "/1"
+    pair.push(0)
+    pair.copy()
+    assert pair.carrier.tickets[-1].has is not None, "other blocks move"
+    pair.layout = "second"
+    copies = len(pair.carrier.tickets)
+    with pytest.raises(NotReadyError, match="its blocks are moving"):
+        pair.copy()
+    # A pause between two moves.
+    pair.is_moving, pair.placement = False, "/2"
+    with pytest.raises(NotReadyError, match="its blocks are moving"):
+        pair.copy()
+    assert len(pair.carrier.tickets) == copies
+    pair.target = Pserver(MemoryStorage(), Async())
+    pair.copy()
+    assert pair.carrier.tickets[-1].has is None
 
 
 def test_a_damaged_part_is_noticed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ A thread requests a copy from the pserver, and repeats this every ``lag_s`` seco
 since the one before. The blocks are in a ``Shard`` of their own, which is not served yet. ``take`` ends the thread and
 returns the shard, with the values of the last copy that has arrived completely.
 
-If the pserver's blocks or the model's mode change, the standby starts over with an empty shard.
+If the pserver's blocks or the model's mode change, the standby starts over with an empty shard, once no blocks are
+moving anymore. Otherwise each move would make it copy everything again.
 
 Limitation: ``take`` waits while an arrived copy is being added to the shard.
 """
@@ -47,6 +48,8 @@ class Followed(NamedTuple):
     #: Positions of the pserver's blocks, and mode and declaration of the model. A change requires a new shard.
     layout: object
     connection: Connection
+    #: True while blocks of any pserver are moving.
+    is_moving: bool = False
 
 
 class Standby:
@@ -81,6 +84,7 @@ class Standby:
         self._lock = threading.Lock()
         self._shard: Shard | None = None
         self._layout: object = None
+        self._plan_hash = ""
         #: Batches that the shard's values contain.
         self._applied = AppliedBatches(())
         self._connection: Connection | None = None
@@ -126,7 +130,11 @@ class Standby:
                 self._is_over.wait(max(0.0, began + self._lag_s - self._clock.now()))
 
     def _follow(self, followed: Followed) -> None:
+        is_stable, self._plan_hash = followed.plan_hash == self._plan_hash, followed.plan_hash
         if followed.layout != self._layout or self._shard is None:
+            # A change consists of many moves, with short pauses between them.
+            if followed.is_moving or (self._shard is not None and not is_stable):
+                raise NotReadyError("its blocks are moving")
             with self._lock:
                 # Free the memory of the former shard first.
                 self._core, self._shard, self._layout = StandbyCopy(), None, followed.layout
