@@ -141,6 +141,9 @@ class Servers:
             self._connections[role, index] = (record, connection)
             if known is not None:
                 self._retired.append(known[1])
+        if known is not None:
+            # The directory's thread, which has not been called yet, does not find retired connections.
+            known[1].abort_calls()
         if self._present().get((role, index)) != record:
             # The server was replaced before this connection was registered, so its calls have not been aborted.
             connection.abort_calls()
