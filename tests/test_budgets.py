@@ -19,11 +19,11 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "domain": (22_478, 16_000, ("flightedl/domain",)),
-    "client, torch": (13_124, 8_000, ("flightedl/client", "flightedl/torch")),
+    "client, torch": (13_138, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (13_441, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (6_410, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
-        9_017,
+        9_039,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),

@@ -22,7 +22,7 @@ from flightedl.domain.model.row_ranges import MAX_WIDTH, require_range, row_rang
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import MessageError, NotFoundError, NotReadyError, UnavailableError
+from flightedl.errors import MessageError, NotFoundError, NotReadyError, ReplacedError, UnavailableError
 from flightedl.master.state import JobState
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import SnapshotReply
@@ -37,6 +37,8 @@ _READ_S = 10.0
 #: Time limit of making a cut, and interval between two requests to a pserver that has not made it.
 _CUT_S = 20.0
 _POLL_S = 0.02
+#: Interval between two attempts to make a cut.
+_RETRY_S = 0.1
 #: Number that represents the master in lists of servers.
 _MASTER = -1
 
@@ -92,6 +94,7 @@ class ModelLocations:
             MessageError: the command is invalid.
             NotFoundError: the parameter or table does not exist, or there is no checkpoint or cut.
             NotReadyError: the model has not been declared, a pserver is missing, or no cut could be made in time.
+            UnavailableError: a pserver cannot be reached, or has no memory for a cut.
         """
         from flightedl.formats.columns import parameter_schema, table_schema
 
@@ -132,31 +135,48 @@ class ModelLocations:
         return self._cut
 
     def _new_cut(self, call: Call) -> tuple[CutNumber, ShardPlan]:
-        """Have all pservers make a cut, while other requests for cuts wait."""
-        state = self._state
-        with self._cutting, contextlib.ExitStack() as held:
-            plan, members = self._plan(), state.core.members
-            self._cut_count += 1
-            cut = self._generation, self._cut_count
-            has_rounds = members is not None and isinstance(members.membership.mode, Sync)
-            now = state.clock.now()
-            agreement = CutAgreement(range(plan.pserver_count), *cut, plan.hash, now, has_rounds=has_rounds)
-            connections = [held.enter_context(self._connection(index)) for index in range(plan.pserver_count)]
-            deadline = min(now + _CUT_S, call.deadline)
-            while not agreement.is_complete:
+        """Have all pservers make a cut, while other requests for cuts wait.
+
+        If blocks move, or a pserver is replaced, another cut is begun with the new owners.
+        """
+        with self._cutting:
+            deadline = min(self._state.clock.now() + _CUT_S, call.deadline)
+            while True:
+                try:
+                    plan, agreement = self._agreement(call, deadline)
+                except (UnavailableError, ReplacedError):
+                    if self._state.clock.now() + _RETRY_S > deadline:
+                        raise
+                    call.check()
+                    call.closing.wait(_RETRY_S)
+                    continue
+                if agreement.trouble:
+                    raise UnavailableError(agreement.trouble)
+                self._cut = (self._generation, self._cut_count), plan
+                return self._cut
+
+    def _agreement(self, call: Call, deadline: float) -> tuple[ShardPlan, CutAgreement]:
+        """Ask all pservers until they have made a cut, or one of them cannot make it."""
+        state, plan = self._state, self._plan()
+        members, indices = state.core.members, range(plan.pserver_count)
+        self._cut_count += 1
+        has_rounds = members is not None and isinstance(members.membership.mode, Sync)
+        agreement = CutAgreement(
+            indices, self._generation, self._cut_count, plan.hash, state.clock.now(), has_rounds=has_rounds
+        )
+        with contextlib.ExitStack() as held:
+            connections = [held.enter_context(self._connection(index)) for index in indices]
+            while True:
                 for index, connection in enumerate(connections):
                     if (request := agreement.request(index)) is not None:
                         reply = decode(connection.action("cut", encode(request), timeout_s=_READ_S), SnapshotReply)
                         agreement.answered(index, reply, state.clock.now())
-                if agreement.trouble:
-                    raise UnavailableError(agreement.trouble)
+                if agreement.is_complete or agreement.trouble:
+                    return plan, agreement
                 if state.clock.now() > deadline:
                     raise NotReadyError("the pservers could not agree on a round for the cut in time: try again")
                 call.check()
-                if not agreement.is_complete:
-                    call.closing.wait(_POLL_S)
-            self._cut = cut, plan
-            return self._cut
+                call.closing.wait(_POLL_S)
 
     def _connection(self, index: int) -> Connection:
         record = self._directory.pservers().get(index)
@@ -174,6 +194,8 @@ class ModelLocations:
         servers, master = self._directory.pservers(), self._directory.master()
         for owner, ticket in tickets:
             server = master if owner == _MASTER else servers.get(owner)
+            if server is None and owner >= self._plan().pserver_count:
+                raise NotFoundError(f"pserver {owner}, which has a part of the cut, has ended: request a new one")
             if server is None:
                 raise NotReadyError("a server is being replaced: ask again in a moment")
             yield Endpoint(encode(ticket), (server.address,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from flightedl.client.following.copy import FollowedModel
-from flightedl.client.following.follower import Follower
+from flightedl.client.following.follower import _STOPPED_S, Follower
 from flightedl.domain.feed.follower import Use
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
@@ -24,6 +25,7 @@ from flightedl.errors import DeadlineError, MessageError
 from flightedl.messages.base import encode
 from flightedl.messages.feed import ChangesHeader, Position
 from flightedl.testing.clock import FakeClock
+from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.processes import closed_port
 from flightedl.wire.changes import HEADER_KEY, Change, encode_changes
 
@@ -177,6 +179,39 @@ def test_a_copy_is_up_to_date_when_each_block_and_bucket_has_an_owner_that_has_a
     assert not model.covers(2.0), "the other buckets have left for the pserver that answered before"
     ask(1, header(2, 1, range(512, BUCKETS), placement=2), 4.0)
     assert model.covers(2.0)
+
+
+def test_a_part_does_not_stay_for_ever_at_a_checkpoint_that_the_others_do_not_reach() -> None:
+    clock, plan = FakeClock(10.0), plan_shards([ParameterSpec("w", (600_000,))], 2)
+    model, halves = FollowedModel(plan), (plan.blocks_of(0), plan.blocks_of(1))
+
+    def apply(server: int, checkpoint: int | None) -> None:
+        blocks = [(each, each + 1) for each in halves[server]]
+        head = msgspec.structs.replace(header(1, None, range(0)), blocks=blocks, buckets=[], checkpoint=checkpoint)
+        send(model, server, head)
+
+    with closed_port() as port, Follower(etcd=f"127.0.0.1:{port}", job="demo") as follower:
+        follower._clock, follower._model, follower._is_stopping = clock, model, True
+        apply(0, 7)
+        with ThreadPoolExecutor(1) as executor:
+            staying = executor.submit(follower._stay, 0, model)
+            with pytest.raises(TimeoutError):
+                staying.result(0.5)
+            clock.advance(_STOPPED_S + 1)
+            staying.result(20.0)
+            assert follower._stopped_at() is None
+            apply(1, 7)
+            # All parts have reached the checkpoint, so the copy stays there as long as the user wants.
+            both = [executor.submit(follower._stay, 0, model)]
+            with ThreadPoolExecutor(1) as other:
+                both.append(other.submit(follower._stay, 1, model))
+                eventually(lambda: follower._stopped_at() == 7)
+                clock.advance(10 * _STOPPED_S)
+                with pytest.raises(TimeoutError):
+                    both[0].result(0.5)
+                follower._is_stopping = False
+                for each in both:
+                    each.result(20.0)
 
 
 def test_catching_up_waits_for_blocks_that_their_owner_had_frozen() -> None:

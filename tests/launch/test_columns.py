@@ -23,7 +23,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings
 from flightedl.launch.status import JobStatus, answered_within
 from flightedl.messages.checkpoints import CheckpointRequest
-from flightedl_tools.main import command
+from flightedl_tools.main import command, run_command_line
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow]
 
@@ -278,6 +278,67 @@ def test_a_cut_is_one_state_of_all_pservers_while_training_continues(tmp_path: P
             ticket = flight.Ticket(json.dumps({**json.loads(endpoint.ticket.ticket), "cut": wrong}).encode())
             with pytest.raises(flight.FlightError, match=text):
                 flight.connect(endpoint.locations[0]).do_get(ticket, OPTIONS).read_all()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mode", [fe.Async(), fe.Sync()], ids=["async", "sync"])
+def test_cuts_are_made_while_blocks_move_to_other_pservers(tmp_path: Path, mode: Any) -> None:
+    """Every step adds 1 to all values, so in sync mode all values of one state are equal."""
+    pq.write_table(pa.table({"k": np.arange(40_000)}), tmp_path / "data.parquet", row_group_size=1000)
+    first = {"a": np.zeros(4_000_000, np.float32), "b": np.zeros(300_000, np.float32)}
+    begun, stop = threading.Event(), threading.Event()
+    with fe.local(pservers=1) as cluster, cluster.connect() as job:
+        users = job.table("users", 2, optimizer=fe.SGD(lr=1.0), evict=fe.Evict(unused_versions=50))
+        model = job.parameters(first, optimizer=fe.SGD(lr=1.0), mode=mode)
+        data = iter(job.dataset(str(tmp_path / "data.parquet"), batch_size=1))
+
+        def train() -> None:
+            for step, _ in enumerate(data):
+                users.push(np.arange(step, step + 2000), -np.ones((2000, 2), np.float32))
+                model.step({name: np.full_like(value, -1) for name, value in first.items()})
+                begun.set()
+                if stop.is_set():
+                    break
+
+        with cluster.status() as status:
+            record = status.read(5.0).master
+        assert record is not None
+        master, options = f"grpc://{record.address}", ["--etcd", cluster.etcd_address, "--job", cluster.job]
+        trainer = threading.Thread(target=train)
+        scaling = threading.Thread(target=run_command_line, args=(["scale", "pservers", "3", *options],))
+        trainer.start()
+        try:
+            assert begun.wait(60)
+            scaling.start()
+            owners, after = set(), 0
+            while after < 2:
+                after += not scaling.is_alive()
+                endpoints, whole = read_cut(master, "a", "new")
+                owners.add(endpoints)
+                values = set(whole["value"].to_pylist())
+                ages = set(read_cut(master, "users", "kept", ["version"])[1]["version"].to_pylist())
+                assert max(ages) - min(ages) <= 51
+                if isinstance(mode, fe.Sync):
+                    assert values == set(read_cut(master, "b", "kept")[1]["value"].to_pylist()) == {max(ages)}
+                else:
+                    # On each pserver, a part of a push may have been applied.
+                    assert max(values) - min(values) <= 1
+        finally:
+            stop.set()
+            trainer.join()
+            scaling.join()
+        assert {1, 3} <= owners
+
+
+def read_cut(master: str, name: str, cut: str, columns: list[str] | None = None) -> tuple[int, pa.Table]:
+    """Return the number of different pservers from which a parameter or table was read, and its rows."""
+    request = {"verb": "read", "name": name, "cut": cut, "columns": columns}
+    descriptor = flight.FlightDescriptor.for_command(json.dumps(request).encode())
+    endpoints = flight.connect(master).get_flight_info(descriptor, OPTIONS).endpoints
+    # Blocks continue to move after the locations are known.
+    threading.Event().wait(0.1)
+    parts = [flight.connect(each.locations[0]).do_get(each.ticket, OPTIONS).read_all() for each in endpoints]
+    return len({each.locations[0].uri for each in endpoints}), pa.concat_tables(parts)
 
 
 def run(job: Job, *arguments: str) -> str:

@@ -328,6 +328,52 @@ def test_a_follower_stops_at_exactly_the_state_of_a_checkpoint_while_training_co
         np.testing.assert_array_equal(follower["w"], model["w"])
 
 
+@pytest.mark.timeout(180)
+def test_a_follower_stops_at_checkpoints_while_pservers_are_added_and_removed(tmp_path: Path) -> None:
+    checkpoint = str(tmp_path / "checkpoints")
+    wide = np.zeros(3_000_000, np.float32)
+    with (
+        fe.local(pservers=1, checkpoint=checkpoint, checkpoint_every_s=1000.0) as cluster,
+        cluster.connect() as job,
+        follow(cluster) as follower,
+    ):
+        options = ["--etcd", cluster.etcd_address, "--job", cluster.job]
+        data = iter(job.dataset(data_of(tmp_path, 20_000), batch_size=1))
+        users = job.table("users", 3, optimizer=fe.RowAdagrad(lr=0.1), evict=fe.Evict(unused_versions=30))
+        short = job.table("short", 3, optimizer=fe.SGD(lr=0.1), dtype="bfloat16")
+        model = job.parameters({"w": wide}, optimizer=fe.SGD(lr=0.1), mode=fe.Async())
+        begun, ended = threading.Event(), threading.Event()
+
+        def train() -> None:
+            for step, _ in enumerate(data):
+                for table in (users, short):
+                    table.push(np.arange(step * 7, step * 7 + 50), np.full((50, 3), 0.1 * step, np.float32))
+                model.step({"w": np.full_like(wide, -1.0)})
+                begun.set()
+                if ended.is_set():
+                    break
+
+        training = threading.Thread(target=train)
+        training.start()
+        try:
+            assert begun.wait(60)
+            follower.wait()
+            for pservers in ("3", "1"):
+                scaling = threading.Thread(target=run_command_line, args=(["scale", "pservers", pservers, *options],))
+                scaling.start()
+                is_over = False
+                while not is_over:
+                    is_over = not scaling.is_alive()
+                    _compare_at_a_checkpoint(follower, checkpoint, tmp_path, options)
+                assert follower.model().plan.pserver_count == int(pservers)
+        finally:
+            ended.set()
+            training.join()
+        follower.catch_up(20.0)
+        model.pull()
+        np.testing.assert_array_equal(follower["w"], model["w"])
+
+
 def _compare_at_a_checkpoint(follower: Follower, checkpoint: str, folder: Path, options: list[str]) -> None:
     is_there = threading.Event()
 

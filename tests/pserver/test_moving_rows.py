@@ -26,9 +26,10 @@ from flightedl.formats.checkpoint_files import verify
 from flightedl.formats.row_batches import ROWS_OF
 from flightedl.formats.shard_files import read_rows
 from flightedl.formats.stored_tables import stored_rows
-from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
+from flightedl.messages.control import CutRequest, OrderNumber, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.declarations import Placement
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
+from flightedl.pserver.kept import RequestedCuts
 from flightedl.pserver.moving.arrival import Arrival
 from flightedl.pserver.moving.departure import Departure
 from flightedl.pserver.restoring import load_newest
@@ -524,3 +525,40 @@ def test_an_increment_contains_all_rows_of_adopted_buckets_and_no_others() -> No
     assert exported(cluster, manifest)
     again = cluster.restored(2, [0, 700, BUCKETS])
     assert again.read() == cluster.read()
+
+
+@pytest.mark.parametrize("to", [[500, 900], [900, 512], [0, 512], [BUCKETS, 512]], ids=str)
+def test_a_kept_cut_can_be_read_after_its_buckets_have_left(to: list[int]) -> None:
+    cluster = Cluster(Async(), [0, 512, BUCKETS])
+
+    def push(batch: int) -> None:
+        for index in range(2):
+            cluster.push(index, 1, batch, 0, IDS.tolist(), 0)
+
+    push(0)
+    kept = []
+    for each in cluster.shards:
+        cuts = RequestedCuts(each.copying, SystemClock())
+        assert cuts.order(CutRequest(OrderNumber(1, 1, 0), None, plan_hash="p")).state == "taken"
+        kept.append(cuts.kept((1, 1)))
+
+    def read() -> list[Any]:
+        return sorted(
+            (table, one_id, version, bytes(values))
+            for shard, cut, buckets in zip(cluster.shards, kept, (range(512), range(512, BUCKETS)), strict=True)
+            for table in range(len(TABLES))
+            for rows in shard.all_rows(table, buckets, cut)
+            for one_id, version, values in zip(rows.ids.tolist(), rows.versions.tolist(), rows.values, strict=True)
+        )
+
+    before = read()
+    assert before
+    for batch, border in enumerate(to):
+        cluster.move(1, border)
+        assert read() == before
+        push(1 + batch)
+        while any(shard.rows.has_leftovers for shard in cluster.shards):
+            for shard in cluster.shards:
+                shard.rows.discard_some()
+        push(11 + batch)
+        assert read() == before

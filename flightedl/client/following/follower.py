@@ -50,6 +50,9 @@ _WAIT_S = 0.5
 _ANSWER_S = 120.0
 #: Seconds that a request waits for a change while the follower waits for a checkpoint.
 _MARK_WAIT_S = 5.0
+#: Seconds for which a pserver's part stays at a checkpoint that the other parts have not reached. Shorter than the time
+#: for which a pserver remembers that its checkpoints are to be marked.
+_STOPPED_S = 10.0
 _RETRY_S = 0.2
 _LEAST_REST_S, _MOST_REST_S = 0.05, 1.0
 #: Length of the pause after a request with changes, as a multiple of the request's duration.
@@ -301,12 +304,7 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
             if server >= model.plan.pserver_count:
                 self._stop.wait(_RETRY_S)
                 continue
-            with self._changed:
-                while self._is_stopping and model.waits(server) and not self._stop.is_set():
-                    self._stopped.add(server)
-                    self._changed.notify_all()
-                    self._changed.wait(_RETRY_S)
-                self._stopped.discard(server)
+            self._stay(server, model)
             began = self._clock.now()
             try:
                 _, connection = self._servers.pserver(server)
@@ -324,6 +322,22 @@ class Follower(Mapping[str, npt.NDArray[Any]]):
                 _log.exception("the changes of pserver %d could not be applied", server)
                 raise
             self._stop.wait(rest_s)
+
+    def _stay(self, server: int, model: FollowedModel) -> None:
+        """Wait while a pserver's part must stay at its checkpoint.
+
+        If other parts do not reach this checkpoint, because it was given up or pservers were added or removed, all
+        parts wait for the next one.
+        """
+        with self._changed:
+            until = self._clock.now() + _STOPPED_S
+            while self._is_stopping and model.waits(server) and not self._stop.is_set():
+                if model.checkpoint is None and self._clock.now() > until:
+                    break
+                self._stopped.add(server)
+                self._changed.notify_all()
+                self._changed.wait(_RETRY_S)
+            self._stopped.discard(server)
 
     def _ask(self, server: int, model: FollowedModel, connection: Connection) -> bool:
         """Request a pserver's changes and apply them. Return True if there were any."""
