@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -45,6 +45,8 @@ class Carrier:
         #: Bytes of each copy.
         self.received: list[int] = []
         self.tickets: list[CopyTicket] = []
+        #: Called before the first part of a copy is received.
+        self.before: Callable[[], object] = lambda: None
 
     @contextlib.contextmanager
     def get(self, ticket: bytes, **_: object) -> Iterator[Iterator[Any]]:
@@ -52,6 +54,7 @@ class Carrier:
         stream = self.copies.copy(self.tickets[-1], ELECTION, _call()).messages
         try:
             self.received.append(0)
+            self.before()
             yield self._parts(stream)
         finally:
             stream.close()  # type: ignore[attr-defined]
@@ -198,6 +201,24 @@ def test_everything_is_copied_again_after_a_copy_has_broken_off(pair: Pair) -> N
     assert target is not None
     for table in range(len(DIMS)):
         assert np.array_equal(target.read(table), pair.source.read(table))
+
+
+def test_a_copy_that_arrives_after_the_blocks_were_taken_over_changes_nothing(pair: Pair) -> None:
+    """A standby takes its blocks over although its thread still waits for a slow source."""
+    pair.push(0)
+    pair.copy()
+    pair.carrier.parts_left = 1
+    with pytest.raises(UnavailableError):
+        pair.copy()
+    pair.carrier.parts_left = 1 << 60
+    taken: list[Pserver | None] = []
+    pair.carrier.before = lambda: taken.append(pair.take())
+    with pytest.raises(NotReadyError):
+        pair.copy()
+    (target,) = taken
+    assert target is not None
+    require(target, 1)
+    assert (target.shard.values(range(1))[0] == -1).all()
 
 
 def test_values_of_another_election_or_layout_are_not_served() -> None:
