@@ -37,6 +37,8 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
+from flightedl.coordination.records import ServerRecord
+from flightedl.domain.consistency.modes import Async
 from flightedl.domain.feed.follower import Use
 from flightedl.domain.master.effects import Kind
 from flightedl.domain.model.optimizers import SGD
@@ -56,15 +58,23 @@ from flightedl.master.journal import Journal
 from flightedl.master.reading import ModelLocations
 from flightedl.messages.base import encode
 from flightedl.messages.checkpoints import SaveModelRequest
-from flightedl.messages.feed import ChangesHeader, Position
+from flightedl.messages.control import CutRequest, OrderNumber
+from flightedl.messages.feed import ChangesHeader, ChangesTicket, Position
 from flightedl.messages.status import EventsRequest
 from flightedl.messages.tasks import LogReply, TasksReply
+from flightedl.ports import Put
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.changes import Changes
+from flightedl.pserver.consumers import ConsumerPositions
 from flightedl.pserver.copier import CopyMemory, SnapshotCopier
+from flightedl.pserver.feed import PserverFeed
+from flightedl.pserver.kept import KeptCut, RequestedCuts
 from flightedl.pserver.line_loop import LineLoop
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.moving.mover import Mover
+from flightedl.pserver.moving.peers import Peers
+from flightedl.pserver.shard import Shard
+from flightedl.pserver.snapshots import Snapshots
 from flightedl.recording.writer import BackgroundFile
 from flightedl.rpc import Caller, Connector, ServerIdentity
 from flightedl.rpc.admission import Admission
@@ -188,6 +198,77 @@ def mover(stack: ExitStack) -> Case:
             pass
 
     return made._changed, {"look": made.look, "apply a view": apply_a_view, "close": made.close}
+
+
+def connector(_: ExitStack) -> Case:
+    made = Connector(Caller("trainer", "t"), Authenticated.TRAINER)
+    made._directory = str(_place[-1])
+    made._state = made._looks()
+    return made._lock, {"connect": made._present}
+
+
+def peers(stack: ExitStack) -> Case:
+    coordinator = MemoryCoordinator(CLOCK)
+    coordinator.transact([], [Put(KEYS.pserver(1), encode(ServerRecord(address="127.0.0.1:1")))])
+    place = stack.enter_context(Directory(coordinator, KEYS, CLOCK))
+    assert place.wait_until(lambda known: known.pservers() or None, 5.0)
+    made = Peers(place, KEYS, coordinator, Connector(Caller("pserver", "j"), Authenticated.SERVER))
+    return made._lock, {"connect": lambda: made.source(1)}
+
+
+def positions(_: ExitStack) -> Case:
+    made = ConsumerPositions(NOTHING, NOTHING, KEYS, CLOCK)
+    ticket = ChangesTicket(plan_hash="p", consumer="c", consumer_generation=1)
+    position = Position(life=1, generation=1, placement=1, number=1)
+    return made._lock, {
+        "acknowledge": lambda: made.acknowledged(ticket, position, 1),
+        "answer": lambda: made.answered(ticket, 1, 0.0),
+    }
+
+
+def shard() -> Shard:
+    plan = plan_shards([ParameterSpec("w", (6,))], 1, tables=[TableSpec("t", 2, SGD(lr=1.0))])
+    return Shard(plan, 0, SGD(lr=1.0), Async())
+
+
+def row_store(_: ExitStack) -> Case:
+    made = shard().rows
+    return made.lock, {
+        "count": made.counts,
+        "discard": made.discard_some,
+        "require room": lambda: made.require_room(0),
+    }
+
+
+def block_feed(_: ExitStack) -> Case:
+    held = shard()
+    made = PserverFeed(held, plan_shards([ParameterSpec("w", (6,))], 1), 1, 1, CLOCK)
+    return made._lock, {
+        "reserve": made.reserve_mark,
+        "begin": lambda: made.begin_mark(1, KeptCut([], None)),
+        "expire": made.expire,
+    }
+
+
+def kept_cut(_: ExitStack) -> Case:
+    span = next(iter(shard().rows.spans.values()))
+    made = KeptCut([0, *span.numbers], None)
+    return made._changed, {"cut rows": lambda: made.copy_rows(span, 1, 1), "drop": made.drop}
+
+
+def requested_cuts(_: ExitStack) -> Case:
+    made = RequestedCuts(shard().copying, CLOCK)
+    request = CutRequest(OrderNumber(1, 1, 1), None, plan_hash="p")
+    return made._lock, {
+        "order": lambda: made.order(request),
+        "read": lambda: made.kept((1, 1)),
+        "expire": made.expire,
+    }
+
+
+def snapshots(_: ExitStack) -> Case:
+    made = Snapshots(shard().copying, None, "j", 0, 1, CLOCK)
+    return made._lock, {"progress": lambda: made.progress}
 
 
 def task_feed(stack: ExitStack) -> Case:
@@ -405,7 +486,7 @@ CASES: list[Callable[[ExitStack], Case]] = [
     *(journal, lines, admission, line_loop, reusable, arena, copier, changes, meter, mover, task_feed, read_queue),
     *(lending, progress, registration, held_key, directory, job_coordinator, durable, growing, followed_model),
     *(servers, supervisor, child, background_file, etcd_coordinator, etcd_history, etcd_watch, locations, exports),
-    *(waiting, logged_values),
+    *(waiting, logged_values, connector, peers, positions, row_store, block_feed, kept_cut, requested_cuts, snapshots),
 ]
 #: Directory of the current test.
 _place: list[Path] = []
