@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import msgspec
@@ -26,7 +27,7 @@ from flightedl.errors import FencedError, NotReadyError, UnavailableError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord
 from flightedl.messages.parameters import InitHeader, InitReply
-from flightedl.ports import Delete, LeaseLostError, Put
+from flightedl.ports import Condition, Delete, Entry, LeaseLostError, Operation, Put, TransactionResult
 from flightedl.rpc import Call, Caller, Connector, FlightServer, Incoming, PutRoute, Role, Routes, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
 from flightedl.wire.rows import PUSH_SCHEMA
@@ -47,6 +48,10 @@ class Job:
         self.during_upload: Callable[[], None] = lambda: None
         #: Numbers of elections whose values were uploaded, in order.
         self.uploads: list[int] = []
+        #: Generation of the pserver that received the newest upload.
+        self.generation = 0
+        #: Called before each request of the election to etcd, with the request's number.
+        self.before_request: Callable[[int], object] = lambda _: None
         self._newest = 0
         self.server = FlightServer(
             Routes(puts={"init": PutRoute(PUSH_SCHEMA, self._init)}),
@@ -78,7 +83,7 @@ class Job:
             PLAN,
             {"w": np.zeros(4, np.float32)},
             registration=self.registration,
-            coordinator=self.coordinator,
+            coordinator=Interrupted(self),  # type: ignore[arg-type]
             keys=KEYS,
             directory=self.directory,
             servers=self.servers,
@@ -108,8 +113,25 @@ class Job:
         header = decode(descriptor, InitHeader)
         rows = sum(batch.num_rows for batch, _metadata in incoming)
         self.uploads.append(header.election)
+        self.generation = self.server.identity.generation
         self.during_upload()
         return encode(InitReply(initialized=rows if header.election >= self._newest else 0, blocks=rows))
+
+
+class Interrupted:
+    """A job's etcd, whose state may change before any request."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._requests = itertools.count()
+
+    def get(self, key: str) -> Entry | None:
+        self._job.before_request(next(self._requests))
+        return self._job.coordinator.get(key)
+
+    def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
+        self._job.before_request(next(self._requests))
+        return self._job.coordinator.transact(when, then)
 
 
 @pytest.fixture
@@ -189,3 +211,29 @@ def test_values_of_a_pserver_that_was_replaced_after_its_upload_are_sent_again(j
     election = job.elect()
     assert job.uploads == [election.election] * 2
     assert election == job.elected()
+
+
+@pytest.mark.parametrize("change", ["overtaken", "pserver replaced"])
+def test_whatever_changes_before_a_request_the_elected_values_are_those_that_were_received(change: str) -> None:
+    """No request of an election may act on a state that was read before it."""
+    changed = [-1]
+    for number in itertools.count():
+        with ExitStack() as stack:
+            job = Job(stack)
+
+            def before(current: int, number: int = number, job: Job = job) -> None:
+                if current == number:
+                    changed.append(number)
+                    (job.overtaken if change == "overtaken" else job.replace_pserver)()
+
+            job.before_request = before
+            assert job.elect() == job.elected()
+            if changed[-1] != number:
+                break
+            if change == "overtaken":
+                assert job.record() == ElectionRecord(trainer="other", done=True)
+                continue
+            holder = job.coordinator.get(KEYS.pserver(0))
+            assert holder is not None
+            assert (job.uploads[-1], job.generation) == (job.elected().election, holder.create_revision)
+    assert changed[-1] >= 3

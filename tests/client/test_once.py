@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,13 +52,18 @@ class Trainer:
 
 
 @pytest.fixture
-def trainers() -> Iterator[tuple[Trainer, Trainer]]:
-    store = MemoryCoordinator(SystemClock())
-    with ExitStack() as stack:
-        made = Trainer(store), Trainer(store)
-        for trainer in made:
-            stack.callback(trainer.registration.close)
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
         yield made
+
+
+@pytest.fixture
+def trainers(stack: ExitStack) -> tuple[Trainer, Trainer]:
+    store = MemoryCoordinator(SystemClock())
+    made = Trainer(store), Trainer(store)
+    for trainer in made:
+        stack.callback(trainer.registration.close)
+    return made
 
 
 def test_one_trainer_wins_and_may_claim_again(trainers: tuple[Trainer, Trainer]) -> None:
@@ -275,3 +283,43 @@ def test_a_later_life_does_not_wait_for_a_writer_of_an_earlier_one(
 
     assert not one.saves.save(str(file), 0, writer(file, b"of the dead model", interrupt))
     assert file.read_bytes() == b"of the new one"
+
+
+def test_whenever_a_writer_is_replaced_the_file_is_that_of_the_last_writer(tmp_path: Path, stack: ExitStack) -> None:
+    """No request to etcd may act on a state that was read before it."""
+    replaced = [-1]
+    for number in itertools.count():
+        file, store = tmp_path / str(number), MemoryCoordinator(SystemClock())
+        one, other = Trainer(store), Trainer(store)
+        for trainer in (one, other):
+            stack.callback(trainer.registration.close)
+        results: list[bool] = []
+        requests = itertools.count()
+
+        def before(
+            request: Callable[..., Any],
+            *arguments: Any,
+            number: int = number,
+            one: Trainer = one,
+            other: Trainer = other,
+            file: Path = file,
+            results: list[bool] = results,
+            requests: Iterator[int] = requests,
+        ) -> Any:
+            if next(requests) == number:
+                replaced.append(number)
+                one.frozen()
+                results.append(other.saves.save("m", 1, writer(file, b"other")))
+            return request(*arguments)
+
+        one.saves.coordinator = SimpleNamespace(  # type: ignore[assignment]
+            get=partial(before, one.coordinator.get), transact=partial(before, one.coordinator.transact)
+        )
+        has_written = one.saves.save("m", 1, writer(file, b"one"))
+        if replaced[-1] != number:
+            break
+        assert has_written or results == [True]
+        assert file.read_bytes() == (b"other" if results == [True] else b"one")
+        # Nobody waits for a request whose writer is gone.
+        assert [trainer.saves.save("m", 2, writer(file, b"next")) for trainer in (other, one)] == [True, False]
+    assert replaced[-1] >= 3
