@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +23,14 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
 from flightedl.domain.pserver.life_values import Facts, State
-from flightedl.errors import FencedError, NotReadyError, UnavailableError
+from flightedl.errors import FencedError, NotReadyError, OutcomeUnknownError, UnavailableError
 from flightedl.kernels.compiled import Update
 from flightedl.master import resuming
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import (
     AppliedReply,
     AppliedRequest,
+    CutRequest,
     OrderNumber,
     ReloadRequest,
     SealRequest,
@@ -35,14 +39,21 @@ from flightedl.messages.control import (
     ViewReply,
     ViewRequest,
 )
-from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration
+from flightedl.messages.declarations import (
+    DeclaredModel,
+    ElectionRecord,
+    JobDeclaration,
+    ModelDeclaration,
+    ParameterDeclaration,
+)
+from flightedl.messages.moving import CopyTicket
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.ports import Put
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.service import PserverService
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
-from flightedl.wire.rows import decode_batch, encode_rows
+from flightedl.wire.rows import Row, decode_batch, encode_rows
 
 KEYS = JobKeys("demo")
 PLAN = plan_for([ParameterSpec("w", (4,))], 1, 0)
@@ -163,6 +174,148 @@ def test_a_master_deposed_in_etcd_cannot_reload_a_pserver(served: Served, declar
     assert not served.ends
     served.send("reload", msgspec.structs.replace(orders(PLAN.hash)["reload"], master_generation=2))
     assert len(served.ends) == 1
+
+
+def serve(served: Served, declared: MemoryCoordinator) -> None:
+    """Give the model its first values."""
+    served.send("view", orders(PLAN.hash)["view"])
+    declared.transact([], [Put(KEYS.init_params, encode(ElectionRecord(trainer="t", done=True)))])
+    entry = declared.get(KEYS.init_params)
+    assert entry is not None
+    shard = served.service.shard_for_init(PLAN.hash, entry.create_revision)
+    assert shard is not None
+    shard.initialize(entry.create_revision, Row(0, 0, memoryview(np.zeros(4, np.float32)).cast("B")))
+    served.service.first_values_received(entry.create_revision)
+    assert served.directory.wait_until(lambda d: d.entry(KEYS.init_params), 5.0)
+    served.service.look()
+    assert served.service.is_serving
+
+
+@contextlib.contextmanager
+def pinned() -> Iterator[None]:
+    raise NotReadyError("blocks are about to move")
+    yield
+
+
+@pytest.mark.parametrize("state", ["blocks are about to move", "rows of another pserver are being removed"])
+def test_no_cut_begins_and_no_view_is_applied_while_blocks_move(
+    served: Served, declared: MemoryCoordinator, state: str
+) -> None:
+    """The state that the other pserver has received would no longer match, and a file would have rows twice."""
+    serve(served, declared)
+    service, order = served.service, OrderNumber(1, 2, 1)
+    shard, is_pinned = service.shard(PLAN.hash), "about to move" in state
+    mover: Any = SimpleNamespace(
+        is_discarding=not is_pinned,
+        no_unit_is_pinned=pinned if is_pinned else contextlib.nullcontext,
+        look=lambda: None,
+        close=lambda: None,
+    )
+    service._mover = mover
+    requests: dict[str, Callable[[], object]] = {
+        "view": lambda: service.apply_view(orders_with("view", serial=2)),
+        "snapshot": lambda: service.snapshot(orders_with("snapshot", order=order)),
+        "cut": lambda: service.cut(CutRequest(order, None, plan_hash=PLAN.hash)),
+        "copy": lambda: service.copies(PLAN.hash)[0]._begin(CopyTicket(plan_hash=PLAN.hash, standby=1), 1),
+    }
+    if not is_pinned:
+        # Views and copies do not read rows that are being removed.
+        del requests["view"], requests["copy"]
+    for name, request in requests.items():
+        with pytest.raises(NotReadyError, match=state):
+            request()
+        assert not shard.copying.under_way, name
+    assert shard._protocol.view == (1, 1)
+    mover.is_discarding, mover.no_unit_is_pinned = False, contextlib.nullcontext
+    service._copies = None
+    for request in requests.values():
+        request()
+    assert shard._protocol.view == ((1, 2) if is_pinned else (1, 1))
+
+
+class _Span(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+def orders_with(verb: str, **fields: object) -> Any:
+    return msgspec.structs.replace(orders(PLAN.hash)[verb], **fields)
+
+
+def test_a_pserver_has_one_feed_and_one_source_of_copies(served: Served, declared: MemoryCoordinator) -> None:
+    """Two feeds would number changes differently, and two sources would each forget what the other has sent."""
+    serve(served, declared)
+    makers: list[Callable[[], object]] = [
+        lambda: served.service.feed(PLAN.hash),
+        lambda: served.service.copies(PLAN.hash)[0],
+    ]
+    for make in makers:
+        with ThreadPoolExecutor(2) as executor:
+            with served.service._lock:
+                made = [executor.submit(make) for _ in range(2)]
+                with pytest.raises(TimeoutError):
+                    made[0].result(0.05)
+            first, second = (each.result(20.0) for each in made)
+        assert first is second
+        assert first is make()
+    assert served.service._snapshots is not None
+    assert served.service._snapshots.feed is served.service.feed(PLAN.hash)
+
+
+def test_memory_that_is_no_longer_needed_is_freed_by_and_by() -> None:
+    expired: list[str] = []
+    service: Any = SimpleNamespace(_cuts=None, _feed=None)
+    PserverService.expire(service)
+    service._cuts = SimpleNamespace(expire=lambda: expired.append("cuts"))
+    service._feed = SimpleNamespace(expire=lambda: expired.append("feed"))
+    PserverService.expire(service)
+    assert expired == ["cuts", "feed"]
+
+
+@pytest.mark.parametrize("trouble", [None, UnavailableError("etcd is away"), OutcomeUnknownError("cut off")])
+def test_the_standby_of_a_pserver_that_reloads_is_dismissed_first(
+    served: Served, declared: MemoryCoordinator, trouble: Exception | None
+) -> None:
+    """Its copy has the values that the pserver is about to lose on purpose."""
+    done: list[object] = []
+    served.service._start_again = lambda _: done.append("reload")
+
+    def dismiss(index: int) -> None:
+        done.append(index)
+        if trouble is not None:
+            raise trouble
+
+    served.service._peers = SimpleNamespace(read=lambda _: None, dismiss_standby=dismiss)  # type: ignore[assignment]
+    declared.transact([], [Put(KEYS.standby(0), encode(ServerRecord(address="127.0.0.1:1")))])
+    assert served.directory.wait_until(lambda d: d.standbys() or None, 5.0)
+    served.send("reload", orders(PLAN.hash)["reload"])
+    assert done == [0, "reload"]
+
+
+def test_declared_rows_are_loaded_once_and_all_trainers_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, going_on, loads = threading.Event(), threading.Event(), list[object]()
+
+    def load(span: object, *_: object) -> None:
+        loads.append(span)
+        begun.set()
+        assert going_on.wait(20.0)
+
+    monkeypatch.setattr("flightedl.pserver.rows.first.load_first_rows", load)
+    service: Any = SimpleNamespace(
+        _loading=threading.Lock(), _has_first_rows=False, _files=None, _clock=None, _fail=pytest.fail
+    )
+    span = _Span(begin_restore=lambda: loads.append("empty"))
+    rows = SimpleNamespace(tables=[SimpleNamespace(first_rows="f.parquet")], spans={0: span})
+    shard: Any = SimpleNamespace(rows=rows)
+    with ThreadPoolExecutor(2) as executor:
+        first = executor.submit(PserverService._load_first_rows, service, shard)
+        assert begun.wait(20.0)
+        second = executor.submit(PserverService._load_first_rows, service, shard)
+        with pytest.raises(TimeoutError):
+            second.result(0.05)
+        going_on.set()
+        first.result(20.0)
+        second.result(20.0)
+    assert loads == ["empty", span]
 
 
 def test_an_interrupted_push_ends_the_process(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
