@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,17 +18,20 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import BusyError, NotReadyError, UnavailableError
+from flightedl.errors import BusyError, DeadlineError, NotReadyError, UnavailableError
 from flightedl.messages.base import decode
-from flightedl.messages.moving import CopyTicket
+from flightedl.messages.moving import CopyId, CopyTicket
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.moving.copies import Copies
+from flightedl.pserver.moving.parcels import CopyEnd, CopyHead
+from flightedl.pserver.moving.parcels import decode as decode_parcel
 from flightedl.pserver.moving.standby import Followed, Standby
-from flightedl.pserver.rows.tables import ChangedSince, RowTables, TableGradients
+from flightedl.pserver.rows.tables import MAX_CUTS, ChangedSince, RowTables, TableGradients
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.stores import Pushed
 from flightedl.rpc.call import Call
 from flightedl.rpc.identity import Caller
+from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import ReceivedBlocks
 from tests.pserver.test_rows import DIMS, IDS, Pserver, require
@@ -289,3 +293,111 @@ def test_rows_that_a_checkpoint_removes_are_removed_from_the_copy() -> None:
     assert changes.tables[0].removed.tolist() == [1]
     changes.drop()
     assert not tables.begin_copy(1, 0, copy).tables[0].removed.size
+
+
+class Source:
+    """The copies of a pserver whose clock and calls a test controls."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.clock = FakeClock(100.0)
+        self.pserver = Pserver(MemoryStorage(), mode)
+        self.is_pinned = False
+        self.copies = Copies(self.pserver.shard, 7, self.clock, self._unmoved)
+        #: Called whenever the copy checks its call.
+        self.check: Callable[[], object] = lambda: None
+
+    @contextlib.contextmanager
+    def _unmoved(self) -> Iterator[None]:
+        if self.is_pinned:
+            raise NotReadyError("blocks are about to move")
+        yield
+
+    def copy(self, has: CopyId | None = None, standby: int = 9) -> CopyId:
+        """Send a copy completely."""
+        ticket = CopyTicket(plan_hash=self.pserver.plan.hash, standby=standby, has=has)
+        call: Any = SimpleNamespace(check=self.check)
+        parts = [decode_parcel(batch.columns, metadata) for batch, metadata in self._sent(ticket, call)]
+        assert isinstance(parts[0].content, CopyHead)
+        assert isinstance(parts[-1].content, CopyEnd)
+        return parts[0].content.copy
+
+    def _sent(self, ticket: CopyTicket, call: Any) -> Iterator[Any]:
+        return self.copies.copy(ticket, ELECTION, call).messages
+
+    def can_copy(self) -> bool:
+        """Return True if no copy uses memory, and another one may begin."""
+        self.copy()
+        return not self.pserver.shard.copying.under_way
+
+
+def test_no_copy_begins_while_blocks_are_about_to_move() -> None:
+    source = Source(Async())
+    source.pserver.push(0)
+    source.is_pinned = True
+    with pytest.raises(NotReadyError, match="about to move"):
+        source.copy()
+    assert not source.pserver.shard.copying.under_way
+    source.is_pinned = False
+    assert source.can_copy()
+
+
+def round_that_does_not_end(source: Source) -> None:
+    source.check = lambda: source.clock.advance(3.0)
+
+
+def client_that_has_gone(source: Source) -> None:
+    def check() -> None:
+        raise DeadlineError("the client gave up")
+
+    source.check = check
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error"),
+    [(round_that_does_not_end, BusyError), (client_that_has_gone, DeadlineError)],
+    ids=["endless round", "no client"],
+)
+def test_a_copy_that_cannot_be_completed_is_dropped(trouble: Callable[[Source], None], error: type[Exception]) -> None:
+    source = Source(Sync())
+    source.pserver.push(0)
+    # The tables are a round ahead of the parameter, at which everything would have to be copied.
+    trouble(source)
+    with pytest.raises(error):
+        source.copy()
+    assert not source.pserver.shard.copying.under_way
+    source.check = lambda: None
+    _push_dense(source.pserver, 0, 0)
+    for _ in range(2 * MAX_CUTS):
+        assert source.can_copy()
+
+
+def test_the_lag_of_a_standby_is_the_age_of_the_copy_that_it_is_known_to_have() -> None:
+    source = Source(Async())
+    source.pserver.push(0)
+    assert source.copies.lag_s is None
+    first = source.copy()
+    source.clock.advance(10.0)
+    assert source.copies.lag_s is None, "nobody knows yet whether the copy has arrived"
+    second = source.copy(first)
+    assert source.copies.lag_s == 10.0
+    source.clock.advance(5.0)
+    # A standby that requests the same copy again, or that has another one, is not known to have the newest.
+    source.copy(first)
+    assert source.copies.lag_s == 15.0
+    assert source.copy(second).after == 0
+    assert source.copies.lag_s == 15.0
+
+
+def test_changes_are_recorded_only_as_long_as_a_standby_follows() -> None:
+    source = Source(Async())
+    source.pserver.push(0)
+    (rows,) = {span.rows for span in source.pserver.shard.rows.spans.values()}
+    copy = source.copy()
+    for _ in range(3):
+        source.pserver.push(source.pserver.shard.version_range()[1] + 1)
+        copy = source.copy(copy)
+        assert copy.after == copy.number - 1
+        assert len(rows._copies) == 1
+    # Another standby receives everything, and what has changed for the former one is forgotten.
+    assert source.copy(standby=10).after == 0
+    assert len(rows._copies) == 1
