@@ -160,7 +160,7 @@ class StepStream(Channel):
 
     @property
     def line(self) -> Line | None:
-        """Record that the trainer disconnected between two steps, which is not a failure."""
+        """The stream's line; None if the trainer has not requested shared memory."""
         return self._line
 
     def request_by_stream(self) -> Received | None:
