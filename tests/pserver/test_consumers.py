@@ -204,3 +204,50 @@ def test_a_position_that_is_refused_does_not_keep_the_others_from_being_stored(
     entry = world.etcd.get(KEYS.acknowledgement("name-0", 0))
     expected = None if how == "a lease has ended" else at(3, generation=6)
     assert (None if entry is None else decode(entry.value, Acknowledgement).position) == expected
+
+
+def test_a_position_is_not_stored_for_a_process_that_has_lost_the_name(world: World) -> None:
+    """The name changes hands between the look at its holder and the write."""
+    transact, tried = world.of_pserver.transact, threading.Event()
+
+    def overtaken(*arguments: Any) -> Any:
+        if not tried.is_set():
+            world.held.release()
+            held = HeldKey.claim(world.etcd, SystemClock(), KEYS.consumer("serving"), b'{"address": ""}', 5.0)
+            assert held is not None
+            world.held = held
+        try:
+            return transact(*arguments)
+        finally:
+            tried.set()
+
+    world.of_pserver.transact = overtaken  # type: ignore[method-assign]
+    world.acknowledge(4)
+    assert tried.wait(5.0)
+    assert world.stored is None
+    assert world.directory.wait_until(
+        lambda d: d.consumers()["serving"].generation == world.held.generation or None, 5.0
+    )
+    world.acknowledge(5)
+    eventually(lambda: world.stored == at(5))
+
+
+def test_a_position_has_the_time_of_the_state_that_its_answer_contained(world: World) -> None:
+    clock = SystemClock()
+    ticket = ChangesTicket(plan_hash="p", consumer="serving", consumer_generation=world.held.generation)
+    before_s = clock.wall_time()
+    # The answer was made a while after the moment whose state it contains.
+    world.positions.answered(ticket, 7, clock.now() - 100.0)
+    world.acknowledge(7)
+    eventually(lambda: world.stored == at(7))
+    entry = world.etcd.get(KEY)
+    assert entry is not None
+    as_of_s = decode(entry.value, Acknowledgement).as_of_s
+    assert before_s - 100.5 < as_of_s < clock.wall_time() - 99.5
+
+
+def test_requests_without_a_name_are_not_noted(world: World) -> None:
+    world.positions.acknowledged(ChangesTicket(plan_hash="p"), at(4), 4)
+    world.positions.answered(ChangesTicket(plan_hash="p"), 4, 0.0)
+    assert not world.positions._consumers.known
+    assert not world.positions._is_needed.is_set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from flightedl.messages.feed import ChangesHeader, ChangesTicket
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.feed import PserverFeed
 from flightedl.pserver.rows import tables
-from flightedl.pserver.rows.tables import TableGradients
+from flightedl.pserver.rows.tables import MAX_CUTS, TableGradients
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.stores import distinct
@@ -95,14 +96,19 @@ class Bench:
         while (progress := self.snapshots.progress) is None or progress.state != "written":
             waited.wait(0.002)
 
-    def ask(self, model: FollowedModel, *, is_marked: bool) -> ChangesHeader:
+    def ask(
+        self, model: FollowedModel, *, is_marked: bool, meanwhile: Callable[[], object] = lambda: None
+    ) -> ChangesHeader:
+        """Request changes and apply them. Call ``meanwhile`` before each message is read."""
         ticket = ChangesTicket(plan_hash="p", since=model.since(0), marks=is_marked, wait_s=0.0)
         call: Any = SimpleNamespace(deadline=0.0, check=lambda: None, closing=threading.Event())
         answer = self.feed.changes(ticket, call)
         header = decode(answer.schema.metadata[HEADER_KEY], ChangesHeader)
         received = model.begin(header, self.clock.now())
+        meanwhile()
         for batch, _ in answer.messages:
             received.add(decode_changes(batch))
+            meanwhile()
         assert received.is_complete
         model.apply(0, received)
         return header
@@ -175,3 +181,69 @@ def test_a_mark_is_dropped_when_no_client_asks_for_it() -> None:
     bench.clock.advance(30.0)
     bench.save()
     assert bench.ask(follower, is_marked=True).checkpoint is None
+
+
+@pytest.mark.parametrize("is_marked", [False, True], ids=["newest", "marked"])
+def test_an_answer_has_the_state_of_its_moment_however_late_it_is_read(is_marked: bool) -> None:
+    bench = Bench()
+    bench.train([1, 2, 3], 1.0)
+    late, prompt = bench.followers
+    for ids in ([1, 2], [3, 4, 5], [1, 6]):
+        for follower in (late, prompt):
+            bench.ask(follower, is_marked=is_marked)
+        bench.train(ids, -1.0)
+        if is_marked:
+            bench.save()
+            expected = bench.expected
+        else:
+            bench.ask(prompt, is_marked=False)
+            expected = content_of(prompt)
+
+        def train(ids: list[int] = ids) -> None:
+            for value in (0.25, 1.0):
+                bench.train([*ids, 7, 8], value)
+
+        header = bench.ask(late, is_marked=is_marked, meanwhile=train)
+        assert header.checkpoint == (bench.number if is_marked else None)
+        assert content_of(late) == expected
+    # The changes that came during the answers are not lost.
+    for follower in (late, prompt):
+        bench.ask(follower, is_marked=False)
+    everyone = FollowedModel(bench.plan)
+    bench.train([1], 1.0)
+    bench.ask(everyone, is_marked=False)
+    bench.ask(late, is_marked=False)
+    assert content_of(late) == content_of(everyone)
+
+
+def test_a_checkpoint_without_memory_for_its_mark_is_no_mark() -> None:
+    bench = Bench()
+    bench.train([1, 2], 1.0)
+    follower = bench.followers[0]
+    bench.ask(follower, is_marked=True)
+    bench.save()
+    mark = bench.feed._mark
+    assert mark is not None
+    mark[1].give_up("not enough memory")
+    bench.train([1], 1.0)
+    assert bench.ask(follower, is_marked=True).checkpoint is None
+    assert content_of(follower).rows[1] == [-2.0, -2.0]
+
+
+def test_marks_free_what_they_replace() -> None:
+    bench = Bench()
+    bench.train([1, 2], 1.0)
+    follower = bench.followers[0]
+    for number in range(1, 2 * MAX_CUTS):
+        bench.ask(follower, is_marked=True)
+        bench.train([1], 1.0)
+        bench.save()
+        if number % 2:
+            assert bench.ask(follower, is_marked=True).checkpoint == number
+    mark = bench.feed._mark
+    assert mark is not None
+    bench.clock.advance(30.0)
+    bench.feed.expire()
+    assert bench.feed._mark is None
+    assert not mark[1].values
+    assert all(each.cut.is_over for each in mark[1].rows)
