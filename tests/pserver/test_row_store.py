@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -522,6 +523,28 @@ def test_two_threads_behave_like_one(dtype: Any, monkeypatch: pytest.MonkeyPatch
         found.append((rows_found, out.tobytes(), cut_rows))
     assert found[0] == found[1]
     assert 4000 > len(found[0][2]) > 1000
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_error_of_one_thread_is_raised_after_the_other_has_ended(
+    which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the other thread would go on to change rows after the lock has been released."""
+    monkeypatch.setattr(threads, "available_cores", lambda: 2)
+    threads._second.cache_clear()
+    ended: list[int] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    def work() -> None:
+        threading.Event().wait(0.05)
+        ended.append(1)
+
+    with pytest.raises(ZeroDivisionError):
+        threads.side_by_side(*((fail, work) if which == 0 else (work, fail)))
+    assert ended == [1]
+    threads._second.cache_clear()
 
 
 def test_tables_share_memory_but_not_rows() -> None:
