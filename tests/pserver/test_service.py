@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,10 +35,12 @@ from flightedl.messages.control import (
     OrderNumber,
     ReloadRequest,
     SealRequest,
+    SnapshotReply,
     SnapshotRequest,
     ViewMember,
     ViewReply,
     ViewRequest,
+    WrittenFile,
 )
 from flightedl.messages.declarations import (
     DeclaredModel,
@@ -259,6 +262,29 @@ def test_a_pserver_has_one_feed_and_one_source_of_copies(served: Served, declare
         assert first is make()
     assert served.service._snapshots is not None
     assert served.service._snapshots.feed is served.service.feed(PLAN.hash)
+
+
+def test_a_checkpoint_that_was_ordered_before_the_drain_does_not_complete_it(
+    served: Served, declared: MemoryCoordinator
+) -> None:
+    """Pushes that came after it would be lost with the process."""
+    serve(served, declared)
+
+    def progress(number: int) -> SnapshotReply:
+        file = WrittenFile(
+            name="f", size_bytes=1, hash="", blocks=1, lowest_version=0, highest_version=0, row_bytes=0, after=""
+        )
+        return SnapshotReply(OrderNumber(1, number, 1), "written", file=file)
+
+    service, snapshots = served.service, SimpleNamespace(progress=progress(3))
+    service._snapshots = snapshots  # type: ignore[assignment]
+    service._life._facts = dataclasses.replace(service._life._facts, loadable=range(9))
+    assert not service.is_drained
+    service.drain()
+    assert service._life.state is State.DRAINING
+    assert not service.is_drained
+    snapshots.progress = progress(4)
+    assert service.is_drained
 
 
 def test_memory_that_is_no_longer_needed_is_freed_by_and_by() -> None:
