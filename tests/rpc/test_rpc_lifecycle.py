@@ -17,6 +17,7 @@ from flightedl.errors import (
     BusyError,
     DeadlineError,
     FencedError,
+    MessageError,
     NotReadyError,
     OutcomeUnknownError,
     UnavailableError,
@@ -162,6 +163,23 @@ def test_stop_does_not_wait_for_ever_for_a_deaf_handler(monkeypatch: pytest.Monk
         assert server.stop(grace_s=0.1) is False
         release.set()
         assert running.exception() is not None
+
+
+def test_memory_of_a_refused_message_is_returned_to_the_system(
+    serve: Callable[..., FlightServer], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, because the call still has its memory when the server looks for the first time."""
+    returned: list[int] = []
+    monkeypatch.setattr("flightedl.rpc.server._WATCH_INTERVAL_S", 0.002)
+    monkeypatch.setattr("flightedl.rpc.server.give_back", returned.append)
+    server = serve(handlers.routes(), limits=Limits(kept_free_bytes=7))
+    for error in (MessageError("the sizes are wrong"), NotReadyError("not yet")):
+        handlers.failures.append(error)
+        with Connection(server.address) as connection, pytest.raises(type(error)):
+            connection.action("fail", b"", timeout_s=TIMEOUT_S)
+        eventually(lambda: returned == [7, 7], "memory is returned")
+    threading.Event().wait(0.05)
+    assert returned == [7, 7]
 
 
 def test_stopping_is_idempotent(serve: Callable[..., FlightServer], handlers: Handlers) -> None:

@@ -134,6 +134,53 @@ def test_both_sides_see_each_others_writes(server: FlightServer, sharing: Sharin
     assert _descriptors() == 0
 
 
+def _sockets() -> int:
+    found = 0
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{number}").startswith("socket:")  # noqa: PTH115
+    return found
+
+
+def test_the_line_of_a_stream_is_closed_with_it_at_both_ends(server: FlightServer, sharing: Sharing) -> None:
+    with Connection(server.address) as connection:
+        before = None
+        for _ in range(3):
+            with connection.exchange(b'{"verb": "step"}', SCHEMA, timeout_s=10.0) as exchange:
+                pair = ask_to_share(exchange)
+                _wait_for(lambda: sharing.pairs)
+                there = sharing.pairs.pop()
+                assert pair.line.fileno >= 0
+                _require_sound(exchange)
+            assert pair.line.fileno < 0
+            _wait_for(lambda line=there.line: line.fileno < 0)
+            before = before or _sockets()
+            assert _sockets() == before
+            del pair, there
+
+
+def test_a_handshake_that_fails_leaves_no_socket(
+    server: FlightServer, sharing: Sharing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(same_host, "_WAIT_S", 0.05)
+    _fail_at(monkeypatch, "_receive")
+    with _stream(server) as exchange:
+        before = _sockets()
+        with pytest.raises(NotSharedError):
+            ask_to_share(exchange)
+        _wait_for(lambda: sharing.refused)
+        assert _sockets() == before
+        _require_sound(exchange)
+    assert (_mapped(), _descriptors()) == (0, 0)
+
+
+def _fail_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fail(*_: object) -> None:
+        raise MessageError("no memory has arrived")
+
+    monkeypatch.setattr(same_host, name, fail)
+
+
 def test_the_client_reads_lent_values(server: FlightServer, sharing: Sharing) -> None:
     for _ in range(2):
         sharing.store = sharing.store or SharedMemory.create(b"s" * 16, 10_000, "flightedl-values")
