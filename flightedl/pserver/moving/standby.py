@@ -174,9 +174,8 @@ class Standby:
     def _begin(self, head: CopyHead) -> None:
         with self._lock:
             assert self._shard is not None, "there is no shard"
-            # If the shard has been taken, it serves the earlier content.
             if self._is_over.is_set() or not self._core.begin(head.copy):
-                raise NotReadyError("the copy does not follow the previous one")
+                raise NotReadyError("the copy does not follow the previous one, or the blocks were taken over")
             if not head.copy.after:
                 self._shard.begin_restore()
                 self._describe(self._shard, head)
