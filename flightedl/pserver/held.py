@@ -86,7 +86,7 @@ class Held:
     @contextlib.contextmanager
     def all_locked(self) -> Iterator[None]:
         with self._all, contextlib.ExitStack() as held:
-            for lock in dict.fromkeys(span.lock for span in self.spans()):
+            for lock in dict.fromkeys((*(span.lock for span in self.spans()), self.rows.lock)):
                 held.enter_context(lock)
             self.soundness.require()
             yield

@@ -40,9 +40,9 @@ from flightedl.pserver.spans import ArraySpan
 _DRIVERS = {
     f"flightedl.pserver.{name}"
     for name in (
-        *("consumers", "copying", "feed", "held", "kept", "service", "shard", "snapshots", "stores"),
+        *("consumers", "copying", "feed", "held", "kept", "service", "shard", "snapshots"),
         *("moving.arrival", "moving.copies", "moving.departure", "moving.mover", "moving.standby"),
-        *("rows.store", "rows.stored"),
+        "rows.store",
     )
 }
 _Lock = Any
@@ -81,20 +81,20 @@ _LOCKS = {
 }
 
 
+#: Attribute by which tables, cuts and protocols refer to their lock during a test.
+_LOCK_OF = "_lock_for_tests"
+
+
 class Guards:
-    """Locks of the objects that were made during a test, and the calls that lacked their lock."""
+    """Calls during a test that lacked their lock."""
 
     def __init__(self) -> None:
-        #: Object -> its lock. Objects that no driver can reach yet have none.
-        self._locks: dict[int, tuple[object, _Lock]] = {}
         self.violations: list[str] = []
 
-    def guard(self, one: object, lock: _Lock) -> None:
-        self._locks[id(one)] = one, lock
-
-    def of_span(self, one: object, _: FrameType) -> _Lock | None:
+    @staticmethod
+    def of_span(one: Any, _: FrameType) -> _Lock | None:
         """Return the lock of an object; None if no driver can reach the object yet."""
-        return self._locks.get(id(one), (None, None))[1]
+        return one.lock if isinstance(one, ArraySpan | RowSpan) else getattr(one, _LOCK_OF, None)
 
     @staticmethod
     def of_driver(_: object, caller: FrameType) -> _Lock | None:
@@ -144,21 +144,15 @@ def install(patch: pytest.MonkeyPatch) -> Guards:
     """Check the calls of all objects that are made from now on."""
     guards = Guards()
 
-    def of_arrays(span: Any, *_: object) -> None:
-        guards.guard(span, span.lock)
-
     def of_rows(span: Any, *_: object) -> None:
-        guards.guard(span, span.lock)
-        guards.guard(span.rows, span.lock)
+        setattr(span.rows, _LOCK_OF, span.lock)
 
     def of_held(held: Any, *_: object) -> None:
-        guards.guard(held.protocol, held.deciding)
+        setattr(held.protocol, _LOCK_OF, held.deciding)
 
     def of_cut(rows: Any, cut: Any, **_: object) -> None:
-        if (lock := guards.of_span(rows, sys._getframe())) is not None:
-            guards.guard(cut, lock)
+        setattr(cut, _LOCK_OF, getattr(rows, _LOCK_OF, None))
 
-    _after(patch, ArraySpan, "__init__", of_arrays)
     _after(patch, RowSpan, "__init__", of_rows)
     _after(patch, Held, "__init__", of_held)
     _after(patch, RowTables, "_begin", of_cut)
