@@ -174,8 +174,13 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 taken = directory.pservers()
                 is_free = any(index not in taken for index in range(desired))
                 reason = "a free index" if desired else "a master to set the number of pservers"
-                # The process counts as a ready spare only while there is no free index.
-                self._health.beat(f"it is waiting for {reason}", is_ready=desired > 0 and not is_free)
+                if lacks_copy := service.lacks_copy:
+                    reason = "a copy of a pserver's blocks"
+                # The process is ready as a spare or standby if a pserver may end now. Otherwise a rolling update would
+                # end a pserver whose standby has no copy yet.
+                self._health.beat(
+                    f"it is waiting for {reason}", is_ready=desired > 0 and not is_free and not lacks_copy
+                )
                 if reason != said:
                     _log.info("waiting for %s", reason)
                     said = reason

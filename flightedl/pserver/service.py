@@ -291,10 +291,11 @@ class PserverService:
         assert peers is not None, "a standby needs other pservers"
         models = list[DeclaredModel]()
 
-        def followed() -> Followed:
-            model = self._facts(index).model
-            if model is None or model.is_former:
-                raise NotReadyError("the model is not declared yet")
+        def followed() -> Followed | None:
+            facts = self._facts(index)
+            model = facts.model
+            if model is None or model.is_former or facts.election is None:
+                return None
             plan = plan_of(model)
             models[:] = [model]
             is_moving = self._directory.entry(self._keys.moving) is not None
@@ -305,6 +306,11 @@ class PserverService:
             return self._new_shard(models[0], plan_of(models[0]), index, generation)
 
         self._standby = Standby(index, generation, followed, build, lag_s, self._clock)
+
+    @property
+    def lacks_copy(self) -> bool:
+        """True if this process is a standby whose first copy is not complete yet."""
+        return (standby := self._standby) is not None and standby.lacks_copy
 
     def end_standby(self) -> None:
         standby, self._standby = self._standby, None

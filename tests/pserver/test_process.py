@@ -18,7 +18,13 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
 from flightedl.errors import EXIT_START_AGAIN, FlightedlError, UsageError
 from flightedl.messages.base import encode
-from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration
+from flightedl.messages.declarations import (
+    DeclaredModel,
+    ElectionRecord,
+    JobDeclaration,
+    ModelDeclaration,
+    ParameterDeclaration,
+)
 from flightedl.ports import Delete, Entry, Put
 from flightedl.pserver import service
 from flightedl.pserver.main import PserverProcess
@@ -179,6 +185,15 @@ def test_a_dismissed_standby_starts_over(running: Running, standby: Running) -> 
     running.coordinator.transact([], [Delete(KEYS.standby(0))])
     after = eventually(lambda: running.standby_key)
     assert after.create_revision > before.create_revision
+
+
+def test_a_standby_is_ready_unless_it_lacks_a_copy_of_values(running: Running, standby: Running) -> None:
+    running.declare()
+    eventually(lambda: standby.process._health.answer("/ready")[0] == 200)
+    elected = encode(ElectionRecord(trainer="t1", done=True))
+    running.coordinator.transact([], [Put(KEYS.init_params, elected)])
+    eventually(lambda: standby.process._health.answer("/ready")[0] == 503)
+    assert standby.process._health.answer("/ready")[1] == "it is waiting for a copy of a pserver's blocks"
 
 
 def test_a_job_that_is_rolled_back_refuses_standbys(running: Running) -> None:

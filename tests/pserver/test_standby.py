@@ -128,6 +128,7 @@ class Pair:
         _push_dense(self.source, batch, base)
 
     def copy(self) -> None:
+        self.standby._has_source = True
         self.standby._follow(self._followed())
 
     def take(self, first_round: int = 0) -> Pserver | None:
@@ -247,8 +248,10 @@ def test_a_new_layout_is_copied_when_no_more_blocks_move(pair: Pair) -> None:
     assert pair.carrier.tickets[-1].has is not None, "other blocks move"
     pair.layout = "second"
     copies = len(pair.carrier.tickets)
+    assert not pair.standby.lacks_copy
     with pytest.raises(NotReadyError, match="its blocks are moving"):
         pair.copy()
+    assert pair.standby.lacks_copy
     # A pause between two moves.
     pair.is_moving, pair.placement = False, "/2"
     with pytest.raises(NotReadyError, match="its blocks are moving"):
@@ -257,6 +260,7 @@ def test_a_new_layout_is_copied_when_no_more_blocks_move(pair: Pair) -> None:
     pair.target = Pserver(MemoryStorage(), Async())
     pair.copy()
     assert pair.carrier.tickets[-1].has is None
+    assert not pair.standby.lacks_copy
 
 
 def test_a_damaged_part_is_noticed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

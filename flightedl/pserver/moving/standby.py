@@ -58,7 +58,8 @@ class Standby:
     Args:
         index: Index of the pserver.
         generation: Generation of this process as a standby.
-        followed: Returns the pserver. Raises NotReadyError if it cannot be followed at the moment.
+        followed: Returns the pserver; None if the model has no values yet. Raises an error if the pserver cannot be
+            reached.
         build: Allocates a shard for the pserver's blocks. Called after ``followed``.
         lag_s: Seconds between two copies.
         clock: Clock for waits.
@@ -68,7 +69,7 @@ class Standby:
         self,
         index: int,
         generation: int,
-        followed: Callable[[], Followed],
+        followed: Callable[[], Followed | None],
         build: Callable[[], Shard],
         lag_s: float,
         clock: Clock,
@@ -85,12 +86,18 @@ class Standby:
         self._shard: Shard | None = None
         self._layout: object = None
         self._plan_hash = ""
+        self._has_source = False
         #: Batches that the shard's values contain.
         self._applied = AppliedBatches(())
         self._connection: Connection | None = None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flightedl-standby", daemon=True)
         self._thread.start()
+
+    @property
+    def lacks_copy(self) -> bool:
+        """True if there are values to copy, but no complete copy."""
+        return self._has_source and self._core.has is None
 
     def close(self) -> None:
         self._is_over.set()
@@ -119,7 +126,10 @@ class Standby:
         while not self._is_over.is_set():
             began = self._clock.now()
             try:
-                self._follow(self._followed())
+                followed = self._followed()
+                self._has_source = followed is not None
+                if followed is not None:
+                    self._follow(followed)
             except (FlightedlError, MemoryError) as error:
                 if str(error) != trouble:
                     _log.info("no copy of pserver %d has arrived: %s", self.index, error)
@@ -134,6 +144,8 @@ class Standby:
         if followed.layout != self._layout or self._shard is None:
             # A change consists of many moves, with short pauses between them.
             if followed.is_moving or (self._shard is not None and not is_stable):
+                with self._lock:
+                    self._core.overwrite()
                 raise NotReadyError("its blocks are moving")
             with self._lock:
                 # Free the memory of the former shard first.
