@@ -41,3 +41,17 @@ def test_gradients_of_a_discarded_sum_are_in_no_other_sum() -> None:
     assert arrays.take("second", {}).keys() == {"v"}
     arrays.add("third", {"w": np.ones(3, np.float32)}, 1)
     assert arrays.take("fourth", {}) == {}
+
+
+def test_gradients_of_a_pushed_sum_are_not_pushed_again() -> None:
+    arrays = GradientSums()
+    gradient = np.ones(3, np.float32)
+    arrays.add("first", {"w": gradient}, 1)
+    arrays.add("first", {"w": gradient}, 1)
+    pushed = arrays.take("first", {"w": 2})["w"]
+    assert arrays.take("first", {}) == {}
+    arrays.add("first", {"w": gradient}, 3)
+    # Neither the caller's gradient nor the pushed one belongs to the next sum.
+    assert arrays.take("first", {})["w"].tolist() == [3.0] * 3
+    assert (pushed == 1).all()
+    assert (gradient == 1).all()

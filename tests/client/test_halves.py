@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flightedl.client.arguments import declared_arrays
-from flightedl.client.model.kept import ErrorFeedback
+from flightedl.client.model.kept import _PIECE, ErrorFeedback
 from flightedl.domain.consistency.modes import Async, Sync
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.sharding import Block
@@ -153,6 +153,43 @@ class TestErrorFeedback:
         moved.settle({0, 1})
         stayed.settle({0, 1})
         assert (moved.encode({"w": small})["w"] == stayed.encode({"w": small})["w"]).all()
+
+    def test_the_errors_of_a_large_gradient_are_added_where_they_arose(self) -> None:
+        """Large gradients are rounded in pieces."""
+        size = 2 * _PIECE + 100
+        feedback = ErrorFeedback(half_kernels("bfloat16"), lambda _: [Block(0, 0, 0, size, 0)])
+        gradient = np.random.default_rng(3).normal(size=size).astype(np.float32)
+        sent = np.zeros(size, np.float64)
+        for _ in range(8):
+            sent += feedback.encode({"w": gradient})["w"].view(ml_dtypes.bfloat16)
+            feedback.settle({0})
+        assert np.abs(8 * gradient.astype(np.float64) - sent).max() < 2**-6
+
+    def test_a_push_leaves_the_residuals_of_other_parameters_alone(self) -> None:
+        small = np.full(4, 1 + 3 * 2**-12, np.float32)
+
+        def after(*pushes: str) -> bytes:
+            """Return what is sent for ``a`` after these pushes, of which only those in upper case are answered."""
+            feedback = ErrorFeedback(half_kernels("float16"), lambda name: [Block(ord(name), 0, 0, 4, 0)])
+            for name in pushes:
+                feedback.encode({name.lower(): small})
+                if name.isupper():
+                    feedback.settle({ord("a"), ord("b")})
+            return feedback.encode({"a": small})["a"].tobytes()
+
+        assert after("a", "B") == after("B") == after()
+        assert after("A", "B") == after("A") != after()
+
+    def test_a_gradient_that_cannot_be_encoded_changes_nothing(self) -> None:
+        small = np.full(4, 1 + 3 * 2**-12, np.float32)
+        failed, stayed = (ErrorFeedback(half_kernels("float16"), lambda _: [Block(0, 0, 0, 4, 0)]) for _ in range(2))
+        for feedback in (failed, stayed):
+            feedback.encode({"w": small})
+        with pytest.raises(GradientError, match="beyond"):
+            failed.encode({"w": np.full(4, 1e9, np.float32)})
+        for feedback in (failed, stayed):
+            feedback.settle({0})
+        assert (failed.encode({"w": small})["w"] == stayed.encode({"w": small})["w"]).all()
 
     def test_a_retry_sends_the_same_bytes_and_changes_the_residual_once(self) -> None:
         with Cluster({"a": (4,)}, Async(), wire="bfloat16") as cluster:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from flightedl.client.model.lending import Lending
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import UsageError
 from flightedl.process.socket_abort import abort_connections
@@ -147,6 +148,25 @@ def test_a_function_that_keeps_lent_values_raises_and_the_batch_counts(kind: str
         other = cluster.trainer()
         assert all(np.array_equal(device.arrays[name], other.parameters[name]) for name in SHAPES)
         assert all(block.rounds.version == 2 for block in cluster.shards[0].blocks())
+
+
+def test_after_an_error_nothing_is_shown_until_it_has_been_raised() -> None:
+    shown: list[str] = []
+
+    def show(name: str, _: int, values: np.ndarray) -> None:
+        shown.append(name)
+        if name == "bad":
+            raise ZeroDivisionError
+
+    lending = Lending(show)
+    for name in ("good", "bad", "later", "bad"):
+        lending.show(name, 0, memoryview(bytes(4)), np.dtype(np.float32))
+    assert shown == ["good", "bad"]
+    with pytest.raises(ZeroDivisionError):
+        lending.require()
+    lending.require()
+    lending.show("good", 0, memoryview(bytes(4)), np.dtype(np.float32))
+    assert shown == ["good", "bad", "good"]
 
 
 def test_an_error_of_the_function_is_raised_after_the_step() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -238,6 +239,25 @@ def test_a_writer_without_a_lease_that_was_not_replaced_writes(
     assert one.saves.save("m", 1, writer(file, b"late", one.frozen))
     assert file.read_bytes() == b"late"
     assert not other.saves.save("m", 1, writer(file, b"2"))
+
+
+def test_a_newer_request_waits_for_the_writer_of_the_previous_one(
+    trainers: tuple[Trainer, Trainer], tmp_path: Path
+) -> None:
+    """Two trainers that write a file at the same time would overwrite each other's in any order."""
+    one, other = trainers
+    file = tmp_path / "m"
+    with ThreadPoolExecutor(1) as executor:
+        written: list[Future[bool]] = []
+
+        def meanwhile() -> None:
+            written.append(executor.submit(other.saves.save, "m", 2, writer(file, b"newer")))
+            with pytest.raises(TimeoutError):
+                written[0].result(0.05)
+
+        assert one.saves.save("m", 1, writer(file, b"older", meanwhile))
+        assert written[0].result(20.0)
+    assert file.read_bytes() == b"newer"
 
 
 def test_another_trainer_may_write_after_a_failed_write(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.client.model import step_channel
 from flightedl.client.model.step_channel import LOCK_STEP_LIMIT_BYTES, StepChannel, StepStream
-from flightedl.errors import DeadlineError, FencedError, FlightedlError, OutcomeUnknownError
+from flightedl.errors import DeadlineError, FencedError, FlightedlError, OutcomeUnknownError, UnavailableError
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.step_stream import StepStream as PserverStream
 from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Routes, ServerIdentity
@@ -94,6 +96,59 @@ def test_an_early_end_is_not_mistaken_for_the_last_answer() -> None:
     stream.receive()
     with pytest.raises(OutcomeUnknownError, match="before it had answered everything"):
         stream.receive()
+
+
+def _in_memory(stream: StepStream) -> Outbox:
+    """Let a stream place large values in memory."""
+    stream._is_inline = False
+    stream._outbox = Outbox(np.zeros(1 << 20, np.uint8), least_bytes=100)
+    return stream._outbox
+
+
+def test_an_answer_frees_the_memory_of_its_own_message_only() -> None:
+    """Otherwise the memory of a message that the server has not read yet would be overwritten."""
+    exchange = Answering()
+    stream = _by_stream(exchange, 9)
+    outbox = _in_memory(stream)
+    is_in_memory = [False, True, False, True, True, False]
+    for number, is_large in enumerate(is_in_memory):
+        stream.send(_message(number, 1000 if is_large else 10), checksums=False)
+    assert outbox.loans.open == 3
+    for answered in range(1, len(is_in_memory) + 1):
+        stream.receive()
+        assert outbox.loans.open == sum(is_in_memory[answered:])
+    assert stream.is_answered
+
+
+def test_a_message_that_was_held_back_when_its_step_ended_is_never_sent() -> None:
+    exchange = Answering()
+    stream = _by_stream(exchange, 9)
+    for number in range(2):
+        stream.send(_message(number, LOCK_STEP_LIMIT_BYTES), checksums=False)
+    assert stream.is_full
+    stream.rest()
+    assert stream.is_answered
+    exchange.answers.clear()
+    assert [*_lock_step(stream, [_message(2, 7), _message(3, 7)])] == [2, 3]
+    assert exchange.sent == [LOCK_STEP_LIMIT_BYTES, 0, 0]
+    # The bytes of the unanswered messages no longer count.
+    stream.send(_message(4, LOCK_STEP_LIMIT_BYTES // 2), checksums=False)
+    stream.send(_message(5, LOCK_STEP_LIMIT_BYTES // 2), checksums=False)
+    assert not stream.is_full
+
+
+def test_a_failed_step_revokes_its_memory_and_keeps_none_of_it() -> None:
+    """The caller may keep the error, whose stack frames refer to the stream."""
+    stream = _by_stream(Answering(), 2)
+    _in_memory(stream)
+    ended: list[str] = []
+    memory: Any = SimpleNamespace(end=lambda: ended.append("end"))
+    stream._pair = SimpleNamespace(own=memory)  # type: ignore[assignment]
+    stream.is_borrowing = True
+    stream.rest(UnavailableError("gone"))
+    assert ended == ["end"]
+    assert stream._pair is stream._outbox is stream._inbox is None
+    assert not stream.is_borrowing
 
 
 class Echo:
@@ -181,15 +236,25 @@ def test_large_messages_among_small_ones_keep_their_order(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
-def test_the_values_of_an_answer_are_given_back_before_the_next_answer_is_awaited(server: FlightServer) -> None:
+def test_the_values_of_an_answer_are_given_back_before_the_next_answer_is_awaited(
+    server: FlightServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Connection(server.address, shares_memory=True) as connection:
         channel = StepChannel(0, CLOCK, step_bytes=0)
         stream = channel.begin(connection, timeout_s=60.0)
-        assert stream._pair is not None
+        pair = stream._pair
+        assert pair is not None
+        following, consumed = StepStream._next, list[int]()
+
+        def awaited(self: StepStream) -> object:
+            consumed.append(pair.own.consumed)
+            return following(self)
+
+        monkeypatch.setattr(StepStream, "_next", awaited)
         for number in range(3):
             stream.send(_message(number, LIMIT_BYTES), b"x", checksums=False)
             stream.receive()
-            assert stream._pair.own.consumed == number
+            assert stream._pair.own.consumed == consumed[-1] == number
         channel.end(stream)
         assert stream._pair.own.consumed == 3
         channel.close_idle()

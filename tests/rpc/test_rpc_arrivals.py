@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from pyarrow import flight
@@ -26,6 +27,17 @@ def test_headers_can_be_read_only_once(server: FlightServer) -> None:
     arrivals = Arrivals(server)
     arrivals.start_call(Begun(), {"a": ["1"]})
     assert arrivals.pop() == {"a": "1"}
+    with pytest.raises(InternalError):
+        arrivals.pop()
+
+
+def test_a_rejected_call_does_not_leave_the_headers_of_an_earlier_one(server: FlightServer) -> None:
+    """The thread of the rejected call may never have run the method of the earlier one."""
+    begun = SimpleNamespace(method=flight.FlightMethod.DO_GET)
+    arrivals = Arrivals(server._admission)
+    arrivals.start_call(begun, {"a": ["1"]})
+    with pytest.raises(flight.FlightError, match="occurs twice"):
+        arrivals.start_call(begun, {"flightedl-caller": ["1", "2"]})
     with pytest.raises(InternalError):
         arrivals.pop()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
 
-from flightedl.errors import UsageError
-from flightedl.rpc import Connection, FlightServer, PutRoute, Routes
+from flightedl.errors import MessageError, UsageError
+from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Incoming, PutRoute, Routes
 
 from .rpc_support import (
     BATCH,
@@ -147,6 +148,40 @@ def test_a_handler_cannot_use_its_stream_after_it_has_returned(connection: Conne
         mirrored.write(BATCH)
     with pytest.raises(UsageError, match="after its handler returned"):
         mirrored.begin(SCHEMA)
+
+
+def _use(connection: Connection, kind: str) -> None:
+    if kind == "upload":
+        connection.put(b'{"verb": "fail"}', SCHEMA, [(BATCH, None)], timeout_s=TIMEOUT_S)
+    else:
+        with connection.exchange(b'{"verb": "fail"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
+            exchange.answer()
+
+
+@pytest.mark.parametrize("kind", ["upload", "exchange"])
+def test_a_stream_that_has_failed_cannot_be_used_afterwards(
+    serve: Callable[..., FlightServer], handlers: Handlers, kind: str
+) -> None:
+    def fail(_: bytes, stream: Incoming | Exchange, __: Call) -> bytes:
+        handlers.streams.append(stream)
+        raise MessageError("no")
+
+    routes = Routes(
+        puts={"fail": PutRoute(SCHEMA, fail)},
+        exchanges={"fail": ExchangeRoute(SCHEMA, fail)},  # type: ignore[arg-type]
+    )
+    with Connection(serve(routes).address) as connection:
+        with pytest.raises(MessageError, match="no"):
+            _use(connection, kind)
+        eventually(lambda: handlers.streams, "the handler is called")
+    (stream,) = handlers.streams
+    eventually(lambda: stream._reader is None, "the stream is released")
+    with pytest.raises(UsageError, match="after its handler returned"):
+        stream.read()
+    if isinstance(stream, Exchange):
+        for write in (lambda: stream.write(BATCH), lambda: stream.write_metadata(b"x")):
+            with pytest.raises(UsageError, match="after its handler returned"):
+                write()
 
 
 def test_a_call_ends_when_its_handler_returns(connection: Connection, server: FlightServer, handlers: Handlers) -> None:

@@ -23,7 +23,7 @@ from flightedl.errors import (
     UnavailableError,
     UsageError,
 )
-from flightedl.rpc import Call, Connection, FlightServer, Limits, Routes, ServerIdentity
+from flightedl.rpc import Call, Connection, FlightServer, Limits, Outgoing, Routes, ServerIdentity
 
 from .rpc_support import BATCH, IDENTITY, SCHEMA, TIMEOUT_S, Handlers, command, eventually, options
 
@@ -180,6 +180,46 @@ def test_memory_of_a_refused_message_is_returned_to_the_system(
         eventually(lambda: returned == [7, 7], "memory is returned")
     threading.Event().wait(0.05)
     assert returned == [7, 7]
+
+
+def test_a_late_call_that_does_not_wait_for_its_peer_keeps_the_connection(
+    serve: Callable[..., FlightServer], handlers: Handlers, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection carries other calls, and its end would not end the handler."""
+    monkeypatch.setattr("flightedl.rpc.server._WATCH_INTERVAL_S", 0.005)
+    entered, release = threading.Event(), threading.Event()
+
+    def busy(body: bytes, call: Call) -> bytes:
+        entered.set()
+        eventually(lambda: call.is_late, "the call is late")
+        assert release.wait(TIMEOUT_S)
+        return body
+
+    server = serve(
+        Routes(actions={"busy": busy, "echo": handlers.echo}), limits=Limits(call_s=0.01, sever_after_s=0.01)
+    )
+    with Connection(server.address) as connection:
+        running = pool.submit(lambda: connection.action("busy", b"done", timeout_s=TIMEOUT_S))
+        assert entered.wait(TIMEOUT_S)
+        threading.Event().wait(0.1)
+        assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
+        release.set()
+        assert running.result(TIMEOUT_S) == b"done"
+
+
+def test_a_get_whose_messages_come_too_slowly_ends_at_its_deadline(serve: Callable[..., FlightServer]) -> None:
+    def slow() -> Iterator[tuple[object, None]]:
+        while True:
+            threading.Event().wait(0.02)
+            yield BATCH, None
+
+    server = serve(Routes(gets={"slow": lambda _, __: Outgoing(SCHEMA, slow())}), limits=Limits(stream_s=0.1))
+    with (
+        Connection(server.address) as connection,
+        connection.get(b'{"verb": "slow"}', timeout_s=TIMEOUT_S) as download,
+        pytest.raises(DeadlineError, match="the time for this call is over"),
+    ):
+        list(download)
 
 
 def test_stopping_is_idempotent(serve: Callable[..., FlightServer], handlers: Handlers) -> None:

@@ -184,3 +184,20 @@ def test_checksums_are_optional_for_values_but_not_for_headers() -> None:
 def test_inconsistent_messages_are_rejected(header: bytes | None, batch: pa.RecordBatch, message: str) -> None:
     with pytest.raises(MessageError, match=message):
         decode_message(batch, header)[0]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_checksum_that_is_kept_for_the_next_reader_is_of_all_values(count: int) -> None:
+    values = np.arange(1000, dtype=np.float32)
+    pieces = [
+        OutgoingBlocks(range(number, number + 1), 7, Outcome.NONE, values + number, (), Checksums())
+        for number in range(count)
+    ]
+    first, again = encode_parts(pieces), encode_parts(pieces)
+    fresh = encode_parts([OutgoingBlocks(p.blocks, p.version, p.outcome, p.values, ()) for p in pieces])
+    assert first[1] == again[1] == fresh[1]
+    for batch, header in (first, again):
+        received = pa.ipc.read_record_batch(batch.serialize(), STEP_SCHEMA)
+        assert [bytes(part.data) for part in decode_message(received, header)[0]] == [
+            (values + number).tobytes() for number in range(count)
+        ]

@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flightedl.errors import CorruptError, MessageError
+from flightedl.errors import CorruptError, DamagedError, MessageError
 from flightedl.messages.parameters import Outcome
-from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, decode_rows, encode_rows, group_by_size
+from flightedl.wire.rows import (
+    PUSH_SCHEMA,
+    VALUES_SCHEMA,
+    Checksums,
+    OutgoingBlocks,
+    decode_batch,
+    decode_rows,
+    encode_pieces,
+    encode_rows,
+    group_by_size,
+)
 
 
 def _received(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -77,3 +87,37 @@ def test_groups_cover_all_rows_in_order_and_respect_the_target_size(sizes: list[
     groups = group_by_size(sizes, target)
     assert [i for group in groups for i in group] == list(range(len(sizes)))
     assert all(len(group) == 1 or sum(sizes[i] for i in group) <= target for group in groups)
+
+
+def test_a_checksum_of_zero_is_compared_like_any_other() -> None:
+    good = encode_rows([1], [0], [np.ones(8, np.float32)])
+    zero = good.set_column(2, good.schema.field(2), pa.array([0], pa.uint64()))
+    with pytest.raises(DamagedError):
+        list(decode_rows(zero))
+
+
+def test_pieces_are_encoded_block_by_block_also_when_their_checksums_are_known() -> None:
+    values, sums = np.arange(6, dtype=np.float32), Checksums()
+    pieces = [
+        OutgoingBlocks(range(3, 5), 7, Outcome.ACCEPTED, None, (0, 0, 0)),
+        OutgoingBlocks(range(8, 11), 9, Outcome.NONE, values, (0, 4, 16, 24), sums),
+    ]
+    expected = encode_rows(
+        [3, 4, 8, 9, 10],
+        [7, 7, 9, 9, 9],
+        [None, None, values[:1], values[1:4], values[4:]],
+        [Outcome.ACCEPTED] * 2 + [Outcome.NONE] * 3,
+    )
+    for _ in range(2):
+        assert encode_pieces(pieces).equals(expected)
+        rows = decode_batch(_received(encode_pieces(pieces)))
+        assert [bytes(rows.bytes_of(place, place + 1)) for place in range(5)] == [
+            b"",
+            b"",
+            values[:1].tobytes(),
+            values[1:4].tobytes(),
+            values[4:].tobytes(),
+        ]
+        assert bytes(rows.bytes_of(3, 5)) == values[1:].tobytes()
+    assert sums.rows is not None
+    assert len(sums.rows) == 3
