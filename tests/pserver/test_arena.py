@@ -74,3 +74,34 @@ def test_values_are_in_shared_memory_while_there_is_room() -> None:
     assert not np.shares_memory(big, line), "there was still room"
     assert arena.size_bytes == 400 * 3 + 4000
     assert line[:400].view(np.float32).tolist() == [1.0] * 100
+
+
+def test_memory_with_several_readers_is_reused_after_the_last_one() -> None:
+    arena = Arena()
+    values = arena.allocate(5, np.float32, 1.0, is_values=True)
+    readers = [values[:1], values[1:], values[:]]
+    place, references = values.ctypes.data, [weakref.ref(reader) for reader in readers]
+    arena.release(values, references, [])
+    del values
+    while readers:
+        assert arena.allocate(5, np.float32, is_values=True).ctypes.data != place
+        readers.pop()
+    assert arena.allocate(5, np.float32, is_values=True).ctypes.data == place
+
+
+def test_memory_of_released_blocks_is_reused_once_and_only_for_arrays_of_the_same_kind() -> None:
+    arena = Arena()
+    arrays = [arena.allocate(8, dtype) for dtype in (np.float32, np.float64, np.float32)]
+    values = arena.allocate(8, np.float32, is_values=True)
+    before = arena.size_bytes
+    arena.release(values, [], arrays[:2])
+    arena.release(arena.allocate(3, np.float32, is_values=True), [], arrays[2:])
+    assert arena.size_bytes == 0
+    places = {array.ctypes.data for array in (*arrays, values)}
+    found = [arena.allocate(8, dtype, 7.0) for dtype in (np.float32, np.float64, np.float32)]
+    found.append(arena.allocate(8, np.float32, is_values=True))
+    assert {array.ctypes.data for array in found} == places
+    assert [array.dtype for array in found] == [np.float32, np.float64, np.float32, np.float32]
+    assert all((array == 7.0).all() for array in found[:3])
+    assert arena.size_bytes == before
+    assert arena.allocate(8, np.float32).ctypes.data not in places

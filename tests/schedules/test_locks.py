@@ -217,7 +217,8 @@ def peers(stack: ExitStack) -> Case:
 
 
 def positions(_: ExitStack) -> Case:
-    made = ConsumerPositions(NOTHING, NOTHING, KEYS, CLOCK)
+    holders: Any = SimpleNamespace(entry=lambda _: SimpleNamespace(create_revision=1))
+    made = ConsumerPositions(NOTHING, holders, KEYS, CLOCK)
     ticket = ChangesTicket(plan_hash="p", consumer="c", consumer_generation=1)
     position = Position(life=1, generation=1, placement=1, number=1)
     return made._lock, {
