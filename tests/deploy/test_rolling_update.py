@@ -27,7 +27,7 @@ from flightedl.testing.memory_cluster import MemoryCluster
 from .controllers import Controllers
 from .node import Node
 
-pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 
 RECORDS, PER_TASK, BATCH, EPOCHS = 2000, 100, 20, 2
 
@@ -45,18 +45,23 @@ def node(cluster: MemoryCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found.close()
 
 
+@pytest.mark.parametrize(
+    ("standbys", "pause_s"), [(0, 0.12), pytest.param(2, 0.4, marks=pytest.mark.storm)], ids=["checkpoints", "standbys"]
+)
 def test_every_record_counts_once_through_a_rolling_update_of_servers(
-    cluster: MemoryCluster, node: Node, own_etcd: EtcdServer, job_name: str, tmp_path: Path
+    cluster: MemoryCluster, node: Node, own_etcd: EtcdServer, tmp_path: Path, standbys: int, pause_s: float
 ) -> None:
-    arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS} --pause 0.12"
+    arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS} --pause {pause_s}"
     job = ClusterJob(
         job="ledger",
         image="flightedl",
         target="flightedl.examples.ledger",
         arguments=(*arguments.split(), "--data", str(tmp_path / "data")),
         spares=0,
+        standby_pservers=standbys,
         etcd=own_etcd.address,
-        checkpoint=str(tmp_path / "checkpoints"),
+        # Standbys make checkpoints unnecessary.
+        checkpoint="" if standbys else str(tmp_path / "checkpoints"),
         settled_s=1,
     )
     submit(cluster, [*render(job), *make_secrets(job)], SystemClock())
@@ -65,7 +70,7 @@ def test_every_record_counts_once_through_a_rolling_update_of_servers(
         lambda name: node.running[name].ready_since if name in node.running and node.running[name].is_ready else None,
     )
 
-    def until(is_so: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    def until(is_so: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not is_so():
             controllers.step()
