@@ -3,7 +3,9 @@
 The process first binds its server, which answers "not ready". Then it reads ``ps_desired``, acquires the first free
 ``ps/<index>``, and publishes its address and generation under that key. Once the model is declared, it builds the
 shard, loads its predecessor's values, and serves. A process that finds no free index waits as a spare.
-With the setting ``standby``, it instead copies the blocks of a pserver, and claims this pserver's index if it dies.
+With the setting ``standby``, it instead copies the blocks of a pserver, and claims this pserver's index if it dies. If
+no process claims an index without a standby for a while, for example because a machine is gone, a standby of another
+pserver does, because trainers wait for all pservers.
 
 The lease has a longer TTL until the shard is built. The process exits with code 0 when asked to stop, 75 if it has lost
 its lease and should be restarted, and 3 if the job cannot continue. It ignores any state in etcd that is older than the
@@ -52,6 +54,8 @@ _POLL_S = 0.5
 #: ends its lease; with other launchers, the successor waits until the longer TTL has passed.
 _STARTING_FACTOR = 4
 _DRAIN_POLL_S = 0.05
+#: Time after which a standby claims a free index that has no standby, since no other process does.
+_UNCLAIMED_S = 30.0
 
 
 class PserverProcess(ServerProcess[PserverSettings]):
@@ -162,11 +166,17 @@ class PserverProcess(ServerProcess[PserverSettings]):
     def _acquire_index(
         self, coordinator: Coordinator, directory: Directory, port: int, service: PserverService
     ) -> HeldKey | None:
-        said = ""
+        said, free_since = "", self._clock.now()
         standby: HeldKey | None = None
         try:
             while not self._stop.is_set():
                 seen, desired = directory.revision, directory.ps_desired() or 0
+                if directory.pservers().keys() | directory.standbys().keys() >= set(range(desired)):
+                    free_since = self._clock.now()
+                elif standby is not None and self._clock.now() - free_since >= _UNCLAIMED_S:
+                    service.end_standby()
+                    standby.release()
+                    standby = None
                 held = self._claim_free(coordinator, directory, port, desired, standby)
                 if held is not None:
                     return held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from flightedl.messages.declarations import (
     ParameterDeclaration,
 )
 from flightedl.ports import Delete, Entry, Put
-from flightedl.pserver import service
+from flightedl.pserver import main, service
 from flightedl.pserver.main import PserverProcess
 from flightedl.pserver.shard import Shard
 from flightedl.testing.contracts.coordinator import eventually
@@ -177,6 +178,19 @@ def test_a_spare_leaves_an_index_to_its_standby() -> None:
     assert key.create_revision > deleted.revision
     spare.process.end(0, "the test is over")
     spare.join()
+
+
+def test_a_standby_claims_another_index_that_stays_free(
+    running: Running, standby: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "_UNCLAIMED_S", 1.5)
+    own, began = running.standby_key, time.monotonic()
+    assert own is not None
+    running.coordinator.transact([], [Put(KEYS.ps_desired, b"2")])
+    key = eventually(lambda: running.coordinator.get(KEYS.pserver(1)))
+    assert key.create_revision > own.create_revision
+    assert time.monotonic() - began >= 1.5
+    assert running.standby_key is None
 
 
 def test_a_dismissed_standby_starts_over(running: Running, standby: Running) -> None:
