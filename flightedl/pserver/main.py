@@ -25,7 +25,7 @@ from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.process import ServerProcess, run_server
-from flightedl.domain.moving.standby import claims, index_to_follow
+from flightedl.domain.moving.standby import claims, index_to_follow, keeps_following
 from flightedl.errors import (
     EXIT_JOB_FAILED,
     EXIT_START_AGAIN,
@@ -206,11 +206,8 @@ class PserverProcess(ServerProcess[PserverSettings]):
         self, coordinator: Coordinator, directory: Directory, port: int, desired: int, standby: HeldKey | None
     ) -> HeldKey | None:
         keys = self._keys
-        standbys = {index: record.generation for index, record in directory.standbys().items()}
-        own = None
-        if standby is not None and (index := keys.standby_index(standby.key)) is not None:
-            own = index, standby.generation
-        for claim in claims(desired, directory.pservers(), standbys, own):
+        own = None if standby is None else self._place_of(standby)
+        for claim in claims(desired, directory.pservers(), _generations(directory), own):
             key = keys.standby(claim.index)
             held = self._claim(
                 coordinator,
@@ -224,6 +221,12 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 return held
         return None
 
+    def _place_of(self, standby: HeldKey) -> tuple[int, int]:
+        """Return the index and the generation of a standby."""
+        index = self._keys.standby_index(standby.key)
+        assert index is not None, "this is not the key of a standby"
+        return index, standby.generation
+
     def _keep_standby(
         self,
         coordinator: Coordinator,
@@ -235,8 +238,9 @@ class PserverProcess(ServerProcess[PserverSettings]):
     ) -> HeldKey | None:
         """Return the key of this process as a standby; None if it is a spare."""
         if standby is not None:
-            is_dismissed = _has_seen(directory, standby) and directory.entry(standby.key) is None
-            if (self._keys.standby_index(standby.key) or 0) < desired and not is_dismissed:
+            revision = directory.revision
+            own, taken = self._place_of(standby), directory.pservers()
+            if keeps_following(own, desired, taken, revision, _generations(directory)):
                 return standby
             service.end_standby()
             standby.release()
@@ -278,6 +282,11 @@ class PserverProcess(ServerProcess[PserverSettings]):
 def _has_seen(directory: Directory, held: HeldKey) -> bool:
     """True if the directory is at least as new as the acquired key, or if the key has been lost."""
     return directory.revision >= held.generation or not held.is_held
+
+
+def _generations(directory: Directory) -> dict[int, int]:
+    """Return index -> generation of each live standby."""
+    return {index: record.generation for index, record in directory.standbys().items()}
 
 
 def _has_moved(seen: int, directory: Directory) -> bool | None:

@@ -223,7 +223,7 @@ class PserverService:
         life, peers = self._life, self._peers
         if peers is None:
             return
-        if self._mover is not None and life.is_serving:
+        if self._mover is not None and life.may_be_placed:
             self._mover.look()
         reading, desired = peers.read(life.index), self._directory.ps_desired()
         if reading is not None and is_surplus(life.index, reading.placement, desired, is_serving=life.is_serving):

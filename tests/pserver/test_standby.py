@@ -28,7 +28,7 @@ from flightedl.pserver.moving.parcels import decode as decode_parcel
 from flightedl.pserver.moving.standby import Followed, Standby
 from flightedl.pserver.rows.tables import MAX_CUTS, ChangedSince, RowTables, TableGradients
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.stores import Pushed
+from flightedl.pserver.stores import Pushed, distinct
 from flightedl.rpc.call import Call
 from flightedl.rpc.identity import Caller
 from flightedl.testing.clock import FakeClock
@@ -174,6 +174,25 @@ def test_later_copies_contain_only_changed_rows(pair: Pair) -> None:
     _, everything, changes, nothing = pair.carrier.received
     assert nothing < changes < everything / 2
     assert [ticket.has and ticket.has.number for ticket in pair.carrier.tickets] == [None, 1, 2, 3]
+
+
+@pytest.mark.parametrize("is_copied", [False, True], ids=["everything", "the joined rows"])
+def test_rows_that_were_removed_on_another_pserver_are_removed_from_the_copy(pair: Pair, is_copied: bool) -> None:
+    pair.push(0)
+    pair.copy()
+    (span,) = distinct(pair.source.shard.rows.spans)
+    moved = span.rows.release(range(BUCKETS), 1, 0)
+    if is_copied:
+        pair.copy()
+    kept = [chunk.chosen(chunk.ids % 3 != 0) for chunk in moved.chunks]
+    span.rows.take(moved._replace(chunks=tuple(kept)), 1)
+    pair.copy()
+    pair.copy()
+    assert [ticket.has is None for ticket in pair.carrier.tickets][-1:] == [False]
+    target = pair.take()
+    assert target is not None
+    for table in range(len(DIMS)):
+        assert np.array_equal(target.read(table), pair.source.read(table))
 
 
 @pytest.mark.parametrize("parts", [0, 1, 2, 4])

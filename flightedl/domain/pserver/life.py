@@ -347,6 +347,14 @@ class PserverLife:
         return self.state in _VISIBLE
 
     @property
+    def may_be_placed(self) -> bool:
+        """True if a newer placement may assign other blocks to this pserver.
+
+        A pserver that lacks its values must know the newest placement, because otherwise it could not report this.
+        """
+        return self.state is State.LACKING or self.is_visible
+
+    @property
     def is_compiling(self) -> bool:
         """True if kernels must be compiled before the blocks can be allocated."""
         return self.state is State.BUILDING and self._is_compiling

@@ -116,7 +116,7 @@ class Copies:
 
         def begin(versions: Mapping[int, int], highest_open_round: int) -> SnapshotCopier:
             self._copied_at = self._clock.now()
-            copy = self._source.begin(ticket.standby, ticket.has, election)
+            copy = self._source.begin(ticket.standby, ticket.has, election, knows_changes=self._knows_changes())
             self._forget(everything=not copy.after)
             at_round = highest_open_round if shard.copying.held.protocol.is_synchronous else None
             order = SnapshotRequest(OrderNumber(0, 0, 0), at_round, "", plan_hash=ticket.plan_hash)
@@ -126,6 +126,11 @@ class Copies:
         with self._unmoved():
             shard.copying.begin(begin)
         return begun[0]
+
+    def _knows_changes(self) -> bool:
+        """True if all changes to rows since the newest copy are known. All spans are locked."""
+        known = [self._changed.get(span.rows) for span in distinct(self._shard.rows.spans)]
+        return all(changed is not None and changed.records is not None for changed in known)
 
     def _forget(self, *, everything: bool) -> None:
         """Stop recording changes of tables that are no longer in use, or of all tables. All spans are locked."""

@@ -84,8 +84,6 @@ class Standby:
         #: Guards the core and the shard's content.
         self._lock = threading.Lock()
         self._shard: Shard | None = None
-        self._layout: object = None
-        self._plan_hash = ""
         self._has_source = False
         #: Batches that the shard's values contain.
         self._applied = AppliedBatches(())
@@ -115,7 +113,7 @@ class Standby:
         self.close()
         with self._lock:
             shard = self._shard
-            if shard is None or not self._core.is_usable(election) or layout != self._layout:
+            if shard is None or not self._core.is_usable(election, layout):
                 return None
             shard.restored(self._applied)
             _log.info("took over the blocks of pserver %d copy=%s", self.index, self._core.has)
@@ -140,16 +138,13 @@ class Standby:
                 self._is_over.wait(max(0.0, began + self._lag_s - self._clock.now()))
 
     def _follow(self, followed: Followed) -> None:
-        is_stable, self._plan_hash = followed.plan_hash == self._plan_hash, followed.plan_hash
-        if followed.layout != self._layout or self._shard is None:
-            # A change consists of many moves, with short pauses between them.
-            if followed.is_moving or (self._shard is not None and not is_stable):
-                with self._lock:
-                    self._core.overwrite()
+        with self._lock:
+            if self._core.waits(followed.layout, followed.plan_hash, is_moving=followed.is_moving):
                 raise NotReadyError("its blocks are moving")
-            with self._lock:
+            if self._core.follow(followed.layout):
                 # Free the memory of the former shard first.
-                self._core, self._shard, self._layout = StandbyCopy(), None, followed.layout
+                self._shard = None
+        if self._shard is None:
             shard = self._build()
             with self._lock:
                 self._shard = shard
@@ -221,10 +216,9 @@ class Standby:
                 self._describe(shard, head)
             self._fill(kept)
             numbers = [*shard.dense.numbers, *shard.rows.numbers]
-            if numbers != sorted([*shard.dense.restored, *shard.rows.restored]):
+            if not self._core.end(numbers, sorted([*shard.dense.restored, *shard.rows.restored])):
                 raise CorruptError("a copy does not contain the blocks that the placement assigns to the pserver")
             self._applied = AppliedBatches.decode(end.arrays[0].tobytes(), numbers)
-            self._core.end()
             if head.copy.number % _COPIES_PER_SWEEP == 0:
                 shard.rows.finish_restore()
 

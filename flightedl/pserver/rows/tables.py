@@ -522,6 +522,10 @@ class RowTables:
             version: Version of the span.
         """
         those = list(moved.buckets)
+        for copy in self._copies:
+            # Rows that were removed elsewhere are unknown here.
+            copy.records = None
+        self._copies = []
         self.shifts[those] = moved.versions - version
         for table, given_up, sketch in zip(self._tables, moved.given_up, moved.sketches, strict=True):
             table.given_up[those] = given_up

@@ -189,7 +189,7 @@ def _claims(world: World, number: int, process: Process) -> Iterator[tuple[str, 
         standby = 0 if number == STANDBY else world.standby
         claimed = replace(world, revision=revision, index=revision, standby=standby, stream=stream)
         started = Process(revision, world.election)
-        if number == STANDBY and world.has is not None and StandbyCopy(world.has).is_usable(world.election):
+        if number == STANDBY and world.has is not None and StandbyCopy(world.has).is_usable(world.election, None):
             started = Process(revision, world.has.election, process.blocks)
         # A process without a copy loads the checkpoint, which contains nothing.
         yield f"claim {number}", _with(claimed, number, started)
@@ -219,7 +219,7 @@ def _copies(world: World) -> Iterator[tuple[str, World]]:
 
 def _asked(world: World, number: int, process: Process) -> World:
     source = CopySource(process.generation, process.newest)
-    copy = source.begin(world.standby, world.has, process.election)
+    copy = source.begin(world.standby, world.has, process.election, knows_changes=True)
     due = tuple(sorted(process.dirty)) if copy.after else tuple(range(BLOCKS))
     left = replace(world.left, copies=world.left.copies - 1)
     world = _with(replace(world, left=left), number, replace(process, newest=source.newest))
@@ -251,7 +251,7 @@ def _filled(blocks: tuple[Content, ...], parts: list[tuple[int, Counts]]) -> tup
 
 def _completed(world: World, standby: Process, stream: Stream) -> World:
     copy = StandbyCopy(world.has, stream.copy)
-    copy.end()
+    copy.end((), ())
     blocks = _filled(standby.blocks, list(stream.kept))
     blocks = tuple(replace(block, applied=applied) for block, applied in zip(blocks, stream.applied, strict=True))
     return _with(replace(world, has=copy.has, stream=None), STANDBY, replace(standby, blocks=blocks))

@@ -2,7 +2,15 @@
 
 import pytest
 
-from flightedl.domain.moving.standby import Claim, CopyId, CopySource, StandbyCopy, claims, index_to_follow
+from flightedl.domain.moving.standby import (
+    Claim,
+    CopyId,
+    CopySource,
+    StandbyCopy,
+    claims,
+    index_to_follow,
+    keeps_following,
+)
 from flightedl.testing.simulation.planted import Edit, answers, bug, planted, swaps
 from tests.domain.moving.standby_world import Limits, first_world, is_end, steps, wrong
 from tests.exploration import Explored, ViolationError, explore
@@ -33,7 +41,7 @@ BUGS: dict[str, tuple[str, Edit]] = {
     ),
     "a copy of an earlier election is served": (
         "the model is initialized again",
-        swaps(f"{_CORE}StandbyCopy.is_usable", "self.has is not None and self.has.election == election", "self.has"),
+        swaps(f"{_CORE}StandbyCopy.is_usable", " and self.has.election == election", ""),
     ),
     "a standby does not name itself in its claim": (
         "a crash and two copies",
@@ -61,16 +69,22 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 def test_a_copy_contains_only_changes_if_the_standby_has_the_newest_copy() -> None:
     source, standby = CopySource(generation=5), StandbyCopy()
-    first = source.begin(9, standby.has, election=2)
+    first = source.begin(9, standby.has, election=2, knows_changes=True)
     assert first == CopyId(source=5, election=2, number=1, after=0)
     assert standby.begin(first)
-    standby.end()
-    second = source.begin(9, standby.has, election=2)
+    assert standby.end([1], [1])
+    second = source.begin(9, standby.has, election=2, knows_changes=True)
     assert second.after == 1
     assert standby.begin(second)
     standby.fail()
-    assert standby.is_usable(2), "the failed copy has changed nothing"
-    assert source.begin(9, standby.has, election=2).after == 0
+    assert standby.is_usable(2, None), "the failed copy has changed nothing"
+    assert source.begin(9, standby.has, election=2, knows_changes=True).after == 0
+
+
+def test_a_copy_contains_everything_if_changes_are_unknown() -> None:
+    source = CopySource(generation=5)
+    first = source.begin(9, None, election=2, knows_changes=True)
+    assert source.begin(9, first, election=2, knows_changes=False).after == 0
 
 
 def test_changes_that_follow_another_copy_are_refused() -> None:
@@ -82,8 +96,8 @@ def test_changes_that_follow_another_copy_are_refused() -> None:
 
 def test_another_standby_gets_everything() -> None:
     source = CopySource(generation=5)
-    first = source.begin(9, None, election=2)
-    assert source.begin(10, first, election=2).after == 0
+    first = source.begin(9, None, election=2, knows_changes=True)
+    assert source.begin(10, first, election=2, knows_changes=True).after == 0
 
 
 def test_only_its_standby_claims_an_index() -> None:
@@ -94,5 +108,41 @@ def test_only_its_standby_claims_an_index() -> None:
 
 def test_a_standby_follows_the_first_pserver_without_one() -> None:
     assert index_to_follow(3, {0, 1, 2}, {0: 8}) == 1
-    assert index_to_follow(3, {0, 2}, {0: 8}) == 2
+    assert index_to_follow(3, {0, 1, 2}, {1: 8}) == 0
     assert index_to_follow(2, {0, 1, 2}, {0, 1}) is None
+
+
+def test_a_copy_of_other_blocks_is_unusable() -> None:
+    standby = StandbyCopy()
+    assert standby.follow("blocks 1 and 2")
+    assert standby.begin(CopyId(source=5, election=2, number=1))
+    assert standby.end([1, 2], [1, 2])
+    assert standby.is_usable(2, "blocks 1 and 2")
+    assert not standby.is_usable(2, "block 1"), "a block has moved away"
+    assert not standby.follow("blocks 1 and 2")
+    assert standby.has is not None
+    assert standby.follow("block 1")
+    assert standby.has is None
+    assert standby.begin(CopyId(5, 2, 2))
+    assert not standby.end([1], [1, 2]), "the source knows an older placement"
+    assert not standby.is_usable(2, "block 1")
+
+
+@pytest.mark.parametrize(
+    ("revision", "standbys", "keeps"),
+    [(7, {}, True), (8, {1: 8}, True), (8, {}, False), (20, {1: 9}, False)],
+    ids=["the state is too old", "its key exists", "it was dismissed", "another process is the standby"],
+)
+def test_a_standby_that_was_dismissed_drops_its_copy(revision: int, standbys: dict[int, int], keeps: bool) -> None:
+    assert keeps_following((1, 8), 2, [0, 1], revision, standbys) == keeps
+    assert not keeps_following((1, 8), 1, [0], revision, standbys), "the job needs fewer pservers"
+
+
+def test_the_newest_standby_gives_up_its_copy_if_an_index_is_free() -> None:
+    standbys = {0: 8, 1: 9}
+    for own, keeps in (((0, 8), True), ((1, 9), False)):
+        assert keeps_following(own, 3, [0, 1], 20, standbys) == keeps
+        assert keeps_following(own, 3, [0, 1, 2], 20, standbys), "no index is free"
+        assert keeps_following(own, 3, [1, 2], 20, standbys), "the standby of the free index claims it"
+    assert index_to_follow(4, {0, 1, 2}, {0: 8}) is None, "a free index is claimed instead"
+    assert index_to_follow(3, {1, 2}, {0: 8}) == 1

@@ -482,6 +482,8 @@ def test_each_state_allows_its_requests():
     assert allowed(lambda life: life.check_request(AppliedRequest(plan_hash=HASH))) == knows_the_plan
     assert {state for state, lived in at_each_state() if lived.life.accepts_first_values} == {State.WAITING}
     assert {state for state, lived in at_each_state() if lived.life.is_visible} == {State.WAITING, *SERVING}
+    may_be_placed = {state for state, lived in at_each_state() if lived.life.may_be_placed}
+    assert may_be_placed == {State.LACKING, State.WAITING, *SERVING}, "otherwise, it could not answer the master"
 
 
 def test_each_state_has_a_description_of_its_wait():
