@@ -18,9 +18,9 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (22_478, 16_000, ("flightedl/domain",)),
+    "domain": (22_549, 16_000, ("flightedl/domain",)),
     "client, torch": (13_138, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (13_474, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "pserver, kernels": (13_486, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (6_410, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         9_039,
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "formats": (5_748, 4_700, ("flightedl/formats",)),
     "launch": (6_743, 4_800, ("flightedl/launch",)),
     "recording": (2_512, 1_500, ("flightedl/recording",)),
-    "testing": (10_809, 8_000, ("flightedl/testing",)),
+    "testing": (11_136, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_436, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
         8_227,

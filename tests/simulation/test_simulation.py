@@ -59,6 +59,10 @@ QUICK = (
     "blocks arrive during a cut",
     "a deposed master follows its successor",
     "a surplus process keeps its index",
+    "half of a copy is taken over",
+    "an index is claimed while its standby lives",
+    "a copy names batches that it lacks",
+    "a copy of moved blocks is taken over",
 )
 
 
@@ -102,6 +106,24 @@ def test_a_few_seeds_with_moves():
     summary = run_seeds(range(6), has_moves=True)
     assert not summary.found, report(summary.found)
     assert summary.moves > 5
+
+
+def test_a_few_seeds_with_standbys():
+    summary = run_seeds(range(4), has_standbys=True)
+    assert not summary.found, report(summary.found)
+    assert summary.takeovers > 5
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("has_moves", [False, True], ids=["", "moves"])
+@pytest.mark.parametrize(
+    "seeds", [range(4000, 4006), pytest.param(range(4006, 4080), marks=pytest.mark.storm)], ids=str
+)
+def test_many_seeds_with_standbys(seeds, has_moves):
+    summary = run_seeds(seeds, has_standbys=True, has_moves=has_moves, has_rows=True)
+    assert not summary.found, report(summary.found)
+    assert summary.takeovers > 5
 
 
 @pytest.mark.seeds

@@ -6,8 +6,8 @@ modules of this package simulate everything around these cores:
 * ``world``: virtual time, processes that die and freeze, a network that loses, duplicates, delays and blocks messages
 * ``etcd``, ``store``: models of the two external systems, with outages, unknown outcomes and damaged files
 * ``master``: driver of the master's core, with ``taking_over``, ``links`` to the pservers and ``store_worker``
-* ``pserver``: driver of the pserver's core, with ``shard`` (its blocks), ``ledger`` (their values), ``rows``, and
-  ``moving`` (the moves of blocks between pservers)
+* ``pserver``: driver of the pserver's core, with ``shard`` (its blocks), ``ledger`` (their values), ``rows``,
+  ``moving`` (the moves of blocks between pservers), and ``standby`` (the copies of blocks for standbys)
 * ``trainer``: driver of a trainer's cores, with ``loop``, ``body``, ``worker``, ``transfers``, ``first_values`` and
   ``evaluating``
 * ``job``: the ledger program, whose data includes some that no trainer can process
@@ -16,7 +16,7 @@ modules of this package simulate everything around these cores:
 * ``strikes``: random faults
 * ``account``, ``row_account``: check the invariants against everything that was assigned, done, stored and reported
 * ``planted``: bugs planted in the product's source, which ``planted_master``, ``planted_pserver``, ``planted_trainer``,
-  ``planted_moves`` and ``bugs`` list
+  ``planted_moves``, ``planted_standbys`` and ``bugs`` list
 * ``runs``: runs many seeds in several processes
 * ``recorded``: records the simulated processes
 
@@ -43,6 +43,8 @@ The invariants, besides those asserted by each ``check`` in the domain, are:
   a batch is computed belong to one round. Exceptions: mode ``backup``, and programs that have given up on a push.
 * A trainer that reads the result of a finished job reads everything that was trained.
 * Only the owner of a block in etcd updates the block, and adopts it with everything that the former owner has applied.
+* While a standby is alive, no other process claims the index of its pserver. It serves a copy only if the process that
+  it copied was the last one to hold the index.
 * At the end, all blocks descend from the initial values of one election, however often the model started over.
 * Whenever a block is served or saved, and at the end, its values, slots, version and step number belong to one moment.
 * The table rows and waiting ids that are served or saved follow from their bucket's updates and cuts, under the rules
@@ -51,7 +53,8 @@ The invariants, besides those asserted by each ``check`` in the domain, are:
 Not covered: threads within a process, and bytes (streams, files). Other tests cover these.
 
 ``python -m flightedl.testing.simulation --seeds 300`` runs it. With ``--moves``, the number of pservers changes, and
-pservers are drained, from time to time.
+pservers are drained, from time to time. With ``--standbys``, processes without an index are standbys, and pservers die
+more often; with both options, the master also moves blocks away from busy pservers.
 """
 
 from flightedl.testing.simulation.bugs import BUGS

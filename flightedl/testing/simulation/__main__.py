@@ -22,6 +22,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--recovery", choices=("replay", "rollback"), default="", help="run only this recovery")
     parser.add_argument("--rows", action="store_true", help="treat blocks as buckets of a table, with rows")
     parser.add_argument("--moves", action="store_true", help="change the number of pservers from time to time")
+    parser.add_argument("--standbys", action="store_true", help="let processes without an index follow pservers")
     parser.add_argument("--planted", choices=sorted(BUGS), metavar="NAME", help="plant this bug; see --list")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--record", type=Path, metavar="DIR", help="record the run of --seed for `flightedl replay`")
@@ -59,6 +60,7 @@ def main() -> int:
         record=chosen.record,
         has_rows=chosen.rows,
         has_moves=chosen.moves,
+        has_standbys=chosen.standbys,
     )
     if sys.stderr.isatty():
         sys.stderr.write("\n")
@@ -71,7 +73,7 @@ def main() -> int:
         f"{summary.fault_count:,} faults ({kinds}), {summary.checkpoints:,} manifests, "
         f"{summary.increments:,} increments, {summary.begun_anew:,} models started over, "
         f"{summary.quarantined:,} batches quarantined, {summary.evaluations:,} results of evaluations, "
-        f"{summary.moves:,} moves, "
+        f"{summary.moves:,} moves, {summary.takeovers:,} takeovers by standbys, "
         f"{summary.simulated_s / 3600:.1f} simulated hours, {len(summary.found)} violations\n"
     )
     if chosen.marks:

@@ -16,6 +16,7 @@ from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import FailedPiece
 from flightedl.errors import CorruptError
+from flightedl.messages.moving import CopyId
 from flightedl.messages.tasks import (
     FinishedTask,
     ReturnedTask,
@@ -60,6 +61,8 @@ class Account:
         self.checkpoints = self.increments = self.evaluations = self.quarantined = self.drains = 0
         #: Number of units of blocks that have moved to another pserver.
         self.moves = 0
+        #: Number of standbys that have taken over the blocks of their pserver.
+        self.takeovers = 0
 
     def given(self, trainer: str, evaluation: str, assignment: Any) -> None:
         """Record an assignment. Only a trainer of the same name may get the attempt again, for the same piece."""
@@ -246,6 +249,13 @@ class Account:
         assert pserver.shard is not None, "a pserver that serves has blocks"
         self._require_exact(pserver.name, blocks, pserver.shard.protocol.applied())
         pserver.shard.require_sound_rows()
+
+    def took_over(self, pserver: Pserver, copy: CopyId) -> None:
+        """Check a standby that serves a copy: the copied process was the last one to hold the index."""
+        self.takeovers += 1
+        *before, own = self._cluster.etcd.holders.get(pserver.index, [0])
+        if own == pserver.generation and before and before[-1] != copy.source:
+            raise Violation(f"{pserver.name} takes over {copy}, but {before[-1]} has held the index since")
 
     def admitted(self, master: Master, member_id: int) -> None:
         """Check an admitted member: all pservers know it, unless a later master has sent them a newer view."""

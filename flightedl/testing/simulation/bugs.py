@@ -6,6 +6,7 @@ from flightedl.testing.simulation.planted import Planted
 from flightedl.testing.simulation.planted_master import MASTER_BUGS
 from flightedl.testing.simulation.planted_moves import MOVE_BUGS
 from flightedl.testing.simulation.planted_pserver import PSERVER_BUGS, ROW_BUGS
+from flightedl.testing.simulation.planted_standbys import STANDBY_BUGS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 
 #: Name of a bug in the simulation's own models -> its description.
@@ -15,6 +16,6 @@ FLAWS: dict[str, str] = {
     "writes are not fenced": "a master's writes do not compare the lock",
 }
 #: Name -> bug in the product.
-PLANTED: dict[str, Planted] = MASTER_BUGS | PSERVER_BUGS | ROW_BUGS | TRAINER_BUGS | MOVE_BUGS
+PLANTED: dict[str, Planted] = MASTER_BUGS | PSERVER_BUGS | ROW_BUGS | TRAINER_BUGS | MOVE_BUGS | STANDBY_BUGS
 #: Name -> description, for every bug that can be planted.
 BUGS: dict[str, str] = FLAWS | {name: bug.what for name, bug in PLANTED.items()}

@@ -45,6 +45,8 @@ class Outcome:
     evaluations: int
     #: Number of units of blocks that have moved to another pserver.
     moves: int
+    #: Number of standbys that have taken over the blocks of their pserver.
+    takeovers: int
     #: Marks in the product's code that the run has reached.
     marks: Mapping[str, int] = field(default_factory=dict)
 
@@ -63,6 +65,7 @@ class Cluster:
         *,
         has_rows: bool = False,
         has_moves: bool = False,
+        has_standbys: bool = False,
         scenario: Scenario | None = None,
     ) -> None:
         """``record`` is the directory for recordings of the processes. ``scenario`` replaces the seed's scenario."""
@@ -70,7 +73,7 @@ class Cluster:
         self._recordings = None if record is None else RunRecorder(record, world)
         self.flaws = frozenset(flaws)
         self.scenario = scenario = scenario or drawn(
-            seed, fault_scale, mode, recovery, has_rows=has_rows, has_moves=has_moves
+            seed, fault_scale, mode, recovery, has_rows=has_rows, has_moves=has_moves, has_standbys=has_standbys
         )
         self.shape = scenario.shape
         self.fault_scale, self.break_rate = scenario.fault_scale, scenario.break_rate
@@ -297,6 +300,7 @@ class Cluster:
             quarantined=self.account.quarantined,
             evaluations=self.account.evaluations,
             moves=self.account.moves,
+            takeovers=self.account.takeovers,
         )
 
     def _look_at_audit(self) -> None:

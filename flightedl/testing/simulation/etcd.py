@@ -38,6 +38,7 @@ HISTORY = "history"
 #: Maximum number of writes that are missing from a restored backup.
 _KEPT = 400
 _PSERVER = "ps/"
+_STANDBY = "standbys/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,16 @@ def pservers_in(keys: Mapping[str, Key]) -> dict[int, Key]:
     return {int(name.removeprefix(_PSERVER)): key for name, key in keys.items() if name.startswith(_PSERVER)}
 
 
+def standbys_in(keys: Mapping[str, Key]) -> dict[int, int]:
+    """Return index -> generation of the live standby of the pserver with this index."""
+    return {int(name.removeprefix(_STANDBY)): key.created for name, key in keys.items() if name.startswith(_STANDBY)}
+
+
+def standby_key(index: int) -> str:
+    """Return the key of the standby of the pserver with this index."""
+    return f"{_STANDBY}{index}"
+
+
 def desired_in(keys: Mapping[str, Key]) -> int | None:
     """Return the number of pserver processes that the job needs, or None if it has never changed."""
     key = keys.get(DESIRED)
@@ -164,6 +175,8 @@ class Etcd(Process):
         self.life = 0
         #: True if etcd was restored from a backup and no master has continued from it yet.
         self.has_gone_back = False
+        #: Index -> generations of the processes that have held it.
+        self.holders: dict[int, list[int]] = {}
         #: (revision, keys) after each of the last writes.
         self.history: deque[tuple[int, dict[str, Key]]] = deque(maxlen=_KEPT)
         self._leases: list[Lease] = []
@@ -181,6 +194,7 @@ class Etcd(Process):
         record = self.keys.get(HISTORY)
         self.life = 0 if record is None else record.value.life
         self.has_gone_back = True
+        self.holders.clear()
         self.history.clear()
         # A dict, because the order of a set would differ between runs of the same seed.
         kept = dict.fromkeys(key.lease for key in self.keys.values() if key.lease is not None)
@@ -202,6 +216,7 @@ class Etcd(Process):
         base = (life - self.life) * LIFE_REVISIONS
         self.life, self.has_gone_back = life, False
         self.revision += base
+        self.holders.clear()
         self.history.clear()
         for name, key in self.keys.items():
             self.keys[name] = replace(key, created=key.created + base, modified=key.modified + base)
@@ -245,6 +260,8 @@ class Etcd(Process):
                 self._put(key, value, transaction)
             for key in transaction.deletes:
                 self._remove(key)
+            for key in transaction.puts:
+                self._note_holder(key)
             if (record := transaction.puts.get(HISTORY)) is not None and record.life != self.life:
                 self._begin_life(record.life)
             self.history.append((self.revision, dict(self.keys)))
@@ -282,6 +299,14 @@ class Etcd(Process):
         if transaction.lease is not None:
             transaction.lease.keys.add(key)
         self._changed(key)
+
+    def _note_holder(self, key: str) -> None:
+        """Record the new holder of an index. Raise Violation if the index has a standby that did not claim it."""
+        if key.startswith(_PSERVER):
+            index = int(key.removeprefix(_PSERVER))
+            self.holders.setdefault(index, []).append(self.keys[key].created)
+            if standby_key(index) in self.keys:
+                raise Violation(f"{self.keys[key].value} has claimed index {index}, whose standby is alive")
 
     def _delete(self, key: str) -> None:
         if key in self.keys:

@@ -251,7 +251,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
     "slots are not restored": bug(
         "a pserver loads the values of a checkpoint without the slots",
-        swaps(f"{_SHARD}restore", "shard.slots[place]", "0"),
+        swaps(f"{_SHARD}fill", "shard.slots[place]", "0"),
     ),
     "slots of another version": bug(
         "a checkpoint has values from its copy and slots from the time of writing",
@@ -259,7 +259,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
     "slots of another block": bug(
         "blocks get each other's slots when they are restored",
-        swaps(f"{_SHARD}restore", "shard.slots[place]", "shard.slots[::-1][place]"),
+        swaps(f"{_SHARD}fill", "shard.slots[place]", "shard.slots[::-1][place]"),
     ),
 }
 

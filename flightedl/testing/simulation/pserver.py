@@ -11,8 +11,10 @@ from flightedl.domain.checkpoint.manifest import manifest_name
 from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
 from flightedl.domain.checkpoint.restoring import FilePart, recut, saved_plan
 from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.moving.server import is_surplus
+from flightedl.domain.moving.standby import CopyId, claims, index_to_follow, keeps_following
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import State
@@ -33,6 +35,7 @@ from flightedl.messages.control import (
     WrittenFile,
 )
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, Placement
+from flightedl.messages.moving import CopyTicket
 from flightedl.messages.scaling import ScaleRequest
 from flightedl.messages.status import PserverStatusReply
 from flightedl.recording.recorded import recorded
@@ -47,11 +50,15 @@ from flightedl.testing.simulation.etcd import (
     desired_in,
     placement_read,
     pointer_in,
+    pservers_in,
+    standby_key,
+    standbys_in,
 )
 from flightedl.testing.simulation.job import PARAMETERS, Gradient, plan_in, plan_of
 from flightedl.testing.simulation.ledger import Block
 from flightedl.testing.simulation.moving import Mover, Sent
 from flightedl.testing.simulation.shard import Shard
+from flightedl.testing.simulation.standby import Copies, Standby
 from flightedl.testing.simulation.store import StoredShard, put_together
 from flightedl.testing.simulation.world import Action, Process, Reply, Violation
 
@@ -105,6 +112,10 @@ class Pserver(Process):
         self.shard: Shard | None = None
         #: Moves of the blocks; None until the blocks exist, and in jobs without a stored placement.
         self.mover: Mover | None = None
+        #: The pserver that this process follows as a standby, and the copies that it sends to its own standby.
+        self.standby: Standby | None = None
+        self.copies: Copies | None = None
+        self._is_becoming_standby = False
         self._is_looking = False
         cluster.etcd.watch(self, self._look_around)
         self.later(0.05, self._claim)
@@ -159,9 +170,11 @@ class Pserver(Process):
                 self.shard = Shard(self, self.plan, self.index, shape, mode, self._publish, *recorded)
                 self.shard.contributed = self.cluster.account.contributed
                 self.shard.updated = lambda numbers: self.cluster.account.updated(self, numbers)
+                copied = self._take_copy(model)
                 if model.placement is not None:
                     self.mover = Mover(self, self.shard, model.placement)
-                self.apply(happens.BlocksMade(len(self.ordered), is_empty=not self.ordered))
+                self.copies = Copies(self, self.shard)
+                self.apply(happens.BlocksMade(len(self.ordered), is_empty=not self.ordered, copied=copied))
             case happens.Restore(loadable, rejected):
                 search = CheckpointSearch("job", loadable, rejected)
                 self._search(search, search.begin())
@@ -191,14 +204,17 @@ class Pserver(Process):
         if self.lease.is_lost:
             self.end("its lease was lost before it had an index")
             return
-        taken = self.directory
-        count = desired_in(taken) or cluster.pserver_count
-        free = [i for i in range(count) if f"ps/{i}" not in taken]
-        if not free:
+        keys = self.directory
+        count, standbys = desired_in(keys) or cluster.pserver_count, standbys_in(keys)
+        own = None if self.standby is None else (self.standby.index, self.standby.generation)
+        claim = next(claims(count, pservers_in(keys), standbys, own), None)
+        if claim is None or self._is_becoming_standby:
+            if cluster.scenario.has_standbys and not self._is_becoming_standby:
+                self._keep_standby(count, standbys, own)
             self.later(0.2, self._claim)
             return
-        index = free[0]
-        key = f"ps/{index}"
+        index = claim.index
+        key, standby = f"ps/{index}", standby_key(index)
 
         def answered(result: Any) -> None:
             if self.index >= 0:
@@ -209,7 +225,12 @@ class Pserver(Process):
             else:
                 self._claim()
 
-        transaction = Transaction(created={key: 0}, puts={key: self}, lease=self.lease)
+        transaction = Transaction(
+            created={key: 0, standby: claim.standby},
+            puts={key: self},
+            deletes=(standby,) if claim.standby else (),
+            lease=self.lease,
+        )
         self.world.call(
             self, cluster.etcd, cluster.etcd.transact, transaction, answered, lambda: self.end("no answer to its claim")
         )
@@ -222,14 +243,100 @@ class Pserver(Process):
             self.apply(happens.IndexAcquired(index, generation))
             self._look()
 
+    # standbys
+
+    def _keep_standby(self, desired: int, standbys: dict[int, int], own: tuple[int, int] | None) -> None:
+        """Become the standby of a pserver, or end being one."""
+        etcd, keys = self.cluster.etcd, self.directory
+        if own is not None:
+            if not keeps_following(own, desired, pservers_in(keys), self.directory_revision, standbys):
+                assert self.standby is not None, "a standby follows a pserver"
+                self.standby.close()
+                self.standby, key = None, standby_key(own[0])
+                released = Transaction(created={key: own[1]}, deletes=(key,))
+                self.world.call(self, etcd, etcd.transact, released, lambda _: None, lambda: None)
+            return
+        index = index_to_follow(desired, pservers_in(keys), standbys)
+        if index is None:
+            return
+        key = standby_key(index)
+
+        def answered(result: Any) -> None:
+            self._is_becoming_standby = False
+            if generation := claimed(result, key, self):
+                self.world.note("{} follows pserver {}", self.name, index)
+                self.standby = Standby(self, index, generation, self._layout_of)
+
+        self._is_becoming_standby = True
+        transaction = Transaction(created={key: 0}, puts={key: self}, lease=self.lease)
+        failed = lambda: self.end("no answer to its claim")  # noqa: E731
+        self.world.call(self, etcd, etcd.transact, transaction, answered, failed)
+
+    def _layout_of(self, index: int) -> tuple[Sequence[int], object, str] | None:
+        """Return the blocks of a pserver, the facts that determine its blocks, and the hash of its plan."""
+        declared = self.directory.get(DECLARATION)
+        model = None if declared is None else self._placed(decode(declared.value, JobDeclaration).model, index)
+        if model is None or model.placement is None:
+            return None
+        plan = plan_in(model.placement, self.cluster.shape.cut_for)
+        blocks = plan.blocks_of(index).tolist()
+        return blocks, (blocks, model.present_mode), plan.hash
+
+    def _take_copy(self, model: DeclaredModel) -> int | None:
+        """Fill the new blocks with the copy of them, if there is one. Return the election of its values."""
+        standby, self.standby = self.standby, None
+        init = self.directory.get(INIT)
+        election = init.created if init is not None and init.value == DONE else None
+        layout = (self.plan.blocks_of(self.index).tolist(), model.present_mode)
+        taken = None if standby is None else standby.take(election, layout)
+        if taken is None:
+            return None
+        copy, stored = taken
+        self.world.note("{} takes over {} as of {}", self.name, stored.blocks, copy)
+        self.cluster.account.took_over(self, copy)
+        self._blocks().fill(AppliedBatches.decode(stored.applied, stored.blocks), [(stored.blocks, stored)])
+        return election
+
+    def copy(self, ticket: CopyTicket, reply: Reply) -> None:
+        """Begin a copy for a standby. Replies with None if that is impossible at the moment."""
+        if not self._has_lease():
+            return
+        try:
+            self.life.require_values(ticket.plan_hash)
+            self._require_unpinned()
+        except FlightedlError:
+            reply(None)
+        else:
+            assert self.copies is not None, "there are values without blocks"
+            self.copies.begin(ticket, reply)
+
+    def copied_part(self, wanted: tuple[CopyId, int], reply: Reply) -> None:
+        """Reply with a part of a copy; None if it is no longer there."""
+        if self.copies is None or not self._has_lease():
+            reply(None)
+        else:
+            self.copies.part(wanted, reply)
+
+    def _reload(self) -> None:
+        """End, after the standby's copy has been made unusable."""
+
+        def reload(_: Any = None) -> None:
+            self.apply(happens.ReloadAsked())
+
+        key, etcd = standby_key(self.index), self.cluster.etcd
+        if key in self.directory:
+            self.world.call(self, etcd, etcd.transact, Transaction(deletes=(key,)), reload, reload)
+        else:
+            reload()
+
     # what etcd says
 
-    def _placed(self, model: DeclaredModel | None) -> DeclaredModel | None:
-        """Return the model with the newest placement; None if the placement does not include this pserver."""
+    def _placed(self, model: DeclaredModel | None, index: int) -> DeclaredModel | None:
+        """Return the model with the newest placement; None if the placement does not include the pserver."""
         placement = placement_read(self.directory)
         if model is None or model.placement is None:
             return model
-        if placement is None or self.index >= placement.pservers:
+        if placement is None or index >= placement.pservers:
             return None
         plan_hash = plan_in(placement, self.cluster.shape.cut_for).hash
         return replace(model, placement=placement, plan_hash=plan_hash)
@@ -241,7 +348,7 @@ class Pserver(Process):
         self._blocks().serve_waiting()
 
     def _look_at_moves(self) -> None:
-        if self.mover is not None and self.is_serving:
+        if self.mover is not None and self.life.may_be_placed:
             self.mover.look()
         placement, desired = placement_read(self.directory), desired_in(self.directory)
         if not self.is_alive or self.index < 0 or placement is None:
@@ -280,7 +387,7 @@ class Pserver(Process):
             pointer = pointer_in(found)
             loadable = None if pointer is None else loadable_of(pointer)
             rejected = frozenset() if pointer is None else rejected_of(pointer)
-            done(happens.Facts(self._placed(model), election, loadable, rejected))
+            done(happens.Facts(self._placed(model, self.index), election, loadable, rejected))
 
         etcd = self.cluster.etcd
         self.world.call(self, etcd, etcd.read, [INIT, DECLARATION, POINTER], read, lambda: done(None))
@@ -405,7 +512,7 @@ class Pserver(Process):
             reply(error)
             return
         if isinstance(request, ReloadRequest):
-            self.apply(happens.ReloadAsked())
+            self._reload()
         elif isinstance(request, ViewRequest):
             self._blocks().serve_waiting()
 
@@ -445,7 +552,9 @@ class Pserver(Process):
                 lowest_version=min(versions, default=0),
                 highest_version=max(versions, default=0),
                 size_bytes=0,
-                pushes=0,
+                pushes=sum(block.updates for block in self.ordered),
+                # Loads for rebalancing: the blocks differ, and each update counts as some megabytes.
+                pushed=[(block.number, 1, 0, block.updates * (1 + block.number) << 22) for block in self.ordered],
                 rows={},
                 members=[],
                 is_draining=self.life.state is State.DRAINING,

@@ -9,7 +9,7 @@ A batch touches two ids in each block. One of them gets gradients of both signs,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from flightedl.domain.checkpoint.changes import ChangesSince
@@ -89,12 +89,16 @@ class SpanRows:
         self.epoch = 0
         self.changes: ChangesSince[Changed] = ChangesSince(Changed.merged)
         self._changed: set[int] = set()
+        #: Ids that have changed since the newest copy for a standby; None if there is no copy of these rows.
+        self.uncopied: set[int] | None = None
 
     def update(self, elements: Sequence[int], epoch: int, version: int, number: int) -> None:
         """Apply batches to the rows as one update."""
         self.epoch = max(self.epoch, epoch)
         gradients = {row_id: [amount] for block in self.numbers for row_id, amount in touched(elements, block).items()}
         self._changed |= gradients.keys()
+        if self.uncopied is not None:
+            self.uncopied |= gradients.keys()
         self.table.update(gradients, version=version, epoch=self.epoch, number=number)
 
     def moment(self, block: int, version: int, elements: Sequence[int] | None) -> Moment:
@@ -114,12 +118,27 @@ class SpanRows:
         removed = self.table.remove_small(version, self.epoch)
         newest = Changed(frozenset(elements), frozenset(self._changed), frozenset(removed))
         self._changed.clear()
+        if self.uncopied is not None:
+            self.uncopied.update(removed)
         changed = self.changes.cut(command.name, command.after, newest)
         found = self.content(version, updates)
         if is_increment and changed is not None:
             rows = {row_id: row for row_id, row in found.rows.items() if row_id in changed.ids}
             found = StoredTable(found.numbers, version, updates, found.epoch, found.oldest, changed.removed, rows)
         return changed, found
+
+    def copied(self, version: int, updates: int, *, is_increment: bool) -> StoredTable:
+        """Return all rows for a standby, or those that have changed since the previous copy."""
+        changed, self.uncopied = self.uncopied, set()
+        found = self.content(version, updates)
+        if not is_increment:
+            return found
+        assert changed is not None, "it is unknown what has changed"
+        return replace(
+            found,
+            removed=frozenset(changed - found.rows.keys()),
+            rows={row_id: row for row_id, row in found.rows.items() if row_id in changed},
+        )
 
     def content(self, version: int, updates: int) -> StoredTable:
         """Return all rows that exist now."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from flightedl.marks import counting
 from flightedl.testing.simulation.bugs import PLANTED
@@ -17,6 +18,7 @@ from flightedl.testing.simulation.cluster import Cluster, Outcome
 from flightedl.testing.simulation.planted import planted
 from flightedl.testing.simulation.planted_moves import MOVE_BUGS
 from flightedl.testing.simulation.planted_pserver import ROW_BUGS
+from flightedl.testing.simulation.planted_standbys import STANDBY_BUGS
 
 _CHUNK = 25
 _STORY_LINES = 60
@@ -45,6 +47,7 @@ class Summary:
     quarantined: int = 0
     evaluations: int = 0
     moves: int = 0
+    takeovers: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     #: Marks of the product (``flightedl.marks``).
@@ -64,6 +67,7 @@ class Summary:
         self.quarantined += result.quarantined
         self.evaluations += result.evaluations
         self.moves += result.moves
+        self.takeovers += result.takeovers
         self.faults.update(result.faults)
         self.modes[result.mode] += 1
         self.marks.update(result.marks)
@@ -83,17 +87,20 @@ def run_seed(
     *,
     has_rows: bool = False,
     has_moves: bool = False,
+    has_standbys: bool = False,
 ) -> Outcome | Found:
     """Run one seed.
 
-    ``record`` is the directory for recordings. For ``has_rows`` see ``JobShape``, for ``has_moves`` ``Scenario``.
+    ``record`` is the directory for recordings. For ``has_rows`` see ``JobShape``, for the others ``Scenario``.
     """
-    has_rows = has_rows or not ROW_BUGS.keys().isdisjoint(flaws)
-    has_moves = has_moves or not MOVE_BUGS.keys().isdisjoint(flaws)
+    has_standbys = has_standbys or not STANDBY_BUGS.keys().isdisjoint(flaws)
+    has_rows = has_rows or not (ROW_BUGS | STANDBY_BUGS).keys().isdisjoint(flaws)
+    has_moves = has_moves or not (MOVE_BUGS | STANDBY_BUGS).keys().isdisjoint(flaws)
+    kinds: dict[str, Any] = {"has_rows": has_rows, "has_moves": has_moves, "has_standbys": has_standbys}
     cluster = None
     try:
         with planted([PLANTED[name] for name in flaws if name in PLANTED]), counting() as marks:
-            cluster = Cluster(seed, flaws, fault_scale, mode, recovery, record, has_rows=has_rows, has_moves=has_moves)
+            cluster = Cluster(seed, flaws, fault_scale, mode, recovery, record, **kinds)
             return replace(cluster.run(), marks=marks)
     except Exception as error:  # noqa: BLE001 - any error of a run is a finding
         story = "" if cluster is None else "\n".join(list(cluster.world.story())[-_STORY_LINES:])
@@ -117,6 +124,7 @@ def run_seeds(
     record: Path | None = None,
     has_rows: bool = False,
     has_moves: bool = False,
+    has_standbys: bool = False,
 ) -> Summary:
     """Run seeds until all are done, or until ``stop_at`` of them have found a violation.
 
@@ -132,18 +140,18 @@ def run_seeds(
         record: See ``run_seed``; for a single seed.
         has_rows: See ``run_seed``.
         has_moves: See ``run_seed``.
+        has_standbys: See ``run_seed``.
     """
     summary = Summary()
     numbers = list(seeds)
-    chunks = [
-        (numbers[at : at + _CHUNK], tuple(flaws), fault_scale, mode, recovery, has_rows, has_moves)
-        for at in range(0, len(numbers), _CHUNK)
-    ]
+    kinds: dict[str, Any] = {"has_rows": has_rows, "has_moves": has_moves, "has_standbys": has_standbys}
+    settings = tuple(flaws), fault_scale, mode, recovery
+    chunks = [(numbers[at : at + _CHUNK], settings, kinds) for at in range(0, len(numbers), _CHUNK)]
     if processes <= 1:
         for chunk in chunks:
             with _uncollected():
                 for seed in chunk[0]:
-                    summary.add(run_seed(seed, *chunk[1:-2], record, has_rows=has_rows, has_moves=has_moves))
+                    summary.add(run_seed(seed, *settings, record, **kinds))
                     if len(summary.found) >= stop_at:
                         return summary
             progress(summary)
@@ -162,12 +170,12 @@ def run_seeds(
     return summary
 
 
-def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str, bool, bool]) -> list[Outcome | Found]:
-    seeds, flaws, fault_scale, mode, recovery, has_rows, has_moves = chunk
+def _run_chunk(
+    chunk: tuple[list[int], tuple[tuple[str, ...], float, str, str], dict[str, Any]],
+) -> list[Outcome | Found]:
+    seeds, settings, kinds = chunk
     with _uncollected():
-        return [
-            run_seed(seed, flaws, fault_scale, mode, recovery, has_rows=has_rows, has_moves=has_moves) for seed in seeds
-        ]
+        return [run_seed(seed, *settings, **kinds) for seed in seeds]
 
 
 @contextlib.contextmanager

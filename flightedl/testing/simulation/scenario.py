@@ -58,6 +58,10 @@ class Scenario:
     break_rate: float
     #: True if the number of pservers changes from time to time, so that blocks move.
     has_moves: bool = False
+    #: True if pserver processes without an index follow pservers as their standbys.
+    has_standbys: bool = False
+    #: Seconds that a pserver must be busy before its blocks move; 0: never.
+    rebalance_s: float = 0.0
 
 
 def drawn(
@@ -68,15 +72,16 @@ def drawn(
     *,
     has_rows: bool = False,
     has_moves: bool = False,
+    has_standbys: bool = False,
 ) -> Scenario:
     """Return a seed's scenario.
 
-    ``mode`` and ``recovery`` override drawn values. For ``has_rows`` see ``JobShape``, for ``has_moves`` ``Scenario``.
+    ``mode`` and ``recovery`` override drawn values. For ``has_rows`` see ``JobShape``, for the others ``Scenario``.
     """
     # Separate generators, so that a change in one group of draws does not affect the others.
-    random, fates, data, moves = (
+    random, fates, data, moves, standbys = (
         Random(seed if kind is None else f"{kind} {seed}")  # noqa: S311 - repeatable
-        for kind in (None, "fates", "data", "moves")
+        for kind in (None, "fates", "data", "moves", "standbys")
     )
     has_faulty_data = data.random() < _FAULTY_DATA_SHARE
     is_alone = not fault_scale or (has_faulty_data and data.random() < _FAULTY_DATA_ALONE_SHARE)
@@ -84,6 +89,9 @@ def drawn(
     if has_moves:
         # Blocks move only while all pservers are present and no checkpoint is in progress.
         fault_scale *= moves.choice((0.15, 0.4, 1.0))
+    if has_standbys:
+        # A standby takes over only if it has received a complete copy in time.
+        fault_scale *= standbys.choice((0.15, 0.4, 1.0))
     pserver_count = random.choice((1, 2, 2, 3))
     mode_name = mode or random.choice(("sync", "sync", "async", "bounded"))
     has_many_tasks = not has_faulty_data and random.random() < _MANY_TASKS_SHARE
@@ -116,6 +124,9 @@ def drawn(
     if has_rows and has_moves:
         # However these two buckets are distributed, the buckets of each pserver are neighbors.
         shape = replace(shape, cut_for=2, first_bucket=2)
+    if has_standbys:
+        # A job that returns all pservers to one checkpoint has no standbys.
+        shape = replace(shape, recovery="replay")
     return Scenario(
         shape=shape,
         mode_name=mode_name,
@@ -125,7 +136,7 @@ def drawn(
         pserver_count=pserver_count,
         trainer_count=random.choice((1, 2, 2, 3, 3)),
         standby_masters=data.choice((0, 1, 1, 1, 2)),
-        spare_pservers=data.choice((0, 0, 1, 2)),
+        spare_pservers=max(data.choice((0, 0, 1, 2)), standbys.choice((1, 2, 2, 3)) if has_standbys else 0),
         batch_s=max(data.choice((0.02, 0.1, 0.5)), 0.3 if has_moves else 0.0),
         checkpoints=CheckpointSettings(
             interval_s=random.choice((0.7, 2.0, 5.0)),
@@ -138,7 +149,7 @@ def drawn(
             retry_floor_s=0.3,
             retry_ceiling_s=2.0,
         ),
-        keeps_checkpoints=data.random() >= _NO_CHECKPOINTS_SHARE,
+        keeps_checkpoints=data.random() >= _NO_CHECKPOINTS_SHARE and not (has_standbys and standbys.random() < 0.2),
         network=NetworkFaults(
             drop=0.10 * fault_scale * random.random(),
             duplicate=0.12 * fault_scale * random.random(),
@@ -149,6 +160,8 @@ def drawn(
         store_error_rate=0.15 * fault_scale * random.random(),
         break_rate=0.08 * fault_scale * random.random(),
         has_moves=has_moves,
+        has_standbys=has_standbys,
+        rebalance_s=standbys.choice((0.0, 0.0, 2.0, 4.0)) if has_moves and has_standbys else 0.0,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
@@ -51,6 +52,23 @@ class MovedSpan(NamedTuple):
     blocks: Sequence[Block]
     #: Rows of buckets; None for other blocks.
     rows: SpanRows | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Cut:
+    """Copies of the blocks for the newest cut of its kind."""
+
+    number: int = -1
+    #: Order of the cut, and the file or copy whose changes it contains; empty if it contains everything.
+    command: SnapshotRequest | None = None
+    after: str = ""
+    is_copying: bool = False
+    #: Numbers of the blocks that remain to be copied.
+    due: set[int] = field(default_factory=set)
+    #: Block -> (version, updates, values, slot, history of rows).
+    copies: dict[int, tuple[int, int, tuple[int, ...], int, tuple[Moment, ...]]] = field(default_factory=dict)
+    #: First block of a span -> its rows.
+    tables: dict[int, StoredTable] = field(default_factory=dict)
 
 
 class Shard:
@@ -103,18 +121,9 @@ class Shard:
         self.snapshots = recorded(recorder, {}, PserverSnapshots)
         #: Random generator that decides when blocks are copied. It is separate, so that its draws do not affect others.
         self._copying = Random(f"{process.world.seed} {process.name}")  # noqa: S311 - repeatable on purpose
-        self._is_copying = False
-        #: Numbers of the blocks that remain to be copied.
-        self._due: set[int] = set()
-        #: Block -> (version, updates, values, slot, history of rows).
-        self._copies: dict[int, tuple[int, int, tuple[int, ...], int, tuple[Moment, ...]]] = {}
-        #: First block of a span -> its rows for the file.
-        self._tables: dict[int, StoredTable] = {}
-        #: Number of the newest cut.
-        self._cut = 0
-        #: Order of the current snapshot, and the file on which the snapshot is based.
-        self._command: SnapshotRequest | None = None
-        self._after = ""
+        #: Copies of the blocks for a checkpoint, and for a standby.
+        self._for_file, self._for_standby = _Cut(), _Cut()
+        self._copied: Callable[[StoredShard], None] = lambda _: None
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
         if later := buckets[1:]:
             # Split the buckets as if files with different histories contained them, so that cuts copy the parts
@@ -149,15 +158,19 @@ class Shard:
     def restore(self, found: list[tuple[FilePart, StoredShard]]) -> None:
         """Load the blocks from files."""
         sets = {part.file.name: AppliedBatches.decode(shard.applied, shard.blocks) for part, shard in found}
+        self.fill(applied_of([part for part, _ in found], sets), [(part.blocks, shard) for part, shard in found])
+
+    def fill(self, applied: AppliedBatches, found: Sequence[tuple[Sequence[int], StoredShard]]) -> None:
+        """Set the content of all blocks. ``found`` has the numbers of blocks, and the content in which they are."""
         restored: dict[int, tuple[int, int]] = {}
-        for part, shard in found:
-            for number in part.blocks:
+        for numbers, shard in found:
+            for number in numbers:
                 block, place = self._block_of[number], shard.blocks.index(number)
                 block.values, block.slot, block.model = list(shard.values[place]), shard.slots[place], shard.model
                 block.updates, block.updated_to = shard.updates[place], shard.versions[place]
                 block.history = list(shard.histories[place]) if shard.histories else []
                 restored[number] = (shard.versions[place], block.updates)
-        for split in self.protocol.restore(applied_of([part for part, _ in found], sets), restored):
+        for split in self.protocol.restore(applied, restored):
             self._split(split)
         for span in self._bucket_spans():
             span.rows.restore([shard.chain for _, shard in found])
@@ -201,9 +214,9 @@ class Shard:
                     span.update(effect, mode, gradients, base)
                 case CopyBlocks():
                     self._copy(effect)
-                case BlocksDue(_, numbers):
-                    self._due.update(numbers)
-                    self._go_on_copying()
+                case BlocksDue(number, numbers):
+                    self._cut_of(number).due.update(numbers)
+                    self._go_on_copying(self._cut_of(number))
             if isinstance(effect, EmptyRound) or (isinstance(effect, Update) and effect.is_of_round):
                 span.round_over(effect, self._first_rounds, mode.backup if isinstance(mode, Sync) else 0)
 
@@ -287,47 +300,69 @@ class Shard:
         """Begin a snapshot if the order is newer than all earlier ones. Return the newest order's progress."""
         protocol = self.protocol
         if self.snapshots.take(order, list(protocol.versions().values()), protocol.highest_open_round()):
-            protocol.drop_cut(self._cut)
-            self._cut, due = protocol.begin_cut(order.round)
-            self._copies, self._due, self._command = {}, set(due), order
-            self._tables = {}
             spans = self._bucket_spans()
             knows = all(span.rows.changes.knows(order.after) for span in spans) if spans else False
-            self._after = increment_on(order.after, lambda _: knows, is_base=order.is_base)
-            self._go_on_copying()
-            if not self.blocks:
-                cut = self._cut
-                self._process.later(0.0, lambda: self._save(cut, order))
+            after = increment_on(order.after, lambda _: knows, is_base=order.is_base)
+            self._begin_cut(self._for_file, order, after)
         progress = self.snapshots.progress
         assert progress is not None
         return progress
 
-    def _go_on_copying(self) -> None:
-        if self._due and not self._is_copying:
-            self._is_copying = True
-            self._process.later(_COPY_S * self._copying.random(), self._copy_next)
+    def begin_copy(self, order: SnapshotRequest, *, is_increment: bool, done: Callable[[StoredShard], None]) -> None:
+        """Begin a copy for a standby, which replaces the previous one. ``done`` is called when it is complete."""
+        self._copied = done
+        self._begin_cut(self._for_standby, order, "the previous copy" if is_increment else "")
 
-    def _copy_next(self) -> None:
+    def knows_changed_rows(self) -> bool:
+        """True if it is known which rows have changed since the newest copy for a standby."""
+        return all(span.rows.uncopied is not None for span in self._bucket_spans())
+
+    def drop_copy(self) -> None:
+        """Abandon the copy for a standby, if it is not complete."""
+        self._for_standby.due.clear()
+        self.protocol.drop_cut(self._for_standby.number)
+
+    def _begin_cut(self, cut: _Cut, order: SnapshotRequest, after: str) -> None:
+        self.protocol.drop_cut(cut.number)
+        cut.number, due = self.protocol.begin_cut(order.round)
+        cut.copies, cut.due, cut.tables, cut.command, cut.after = {}, set(due), {}, order, after
+        self._go_on_copying(cut)
+        if not self.blocks:
+            number = cut.number
+            self._process.later(0.0, lambda: self._save(cut, number, order))
+
+    def _cut_of(self, number: int) -> _Cut:
+        return self._for_file if self._for_file.number == number else self._for_standby
+
+    def _go_on_copying(self, cut: _Cut) -> None:
+        if cut.due and not cut.is_copying:
+            cut.is_copying = True
+            self._process.later(_COPY_S * self._copying.random(), lambda: self._copy_next(cut))
+
+    def _copy_next(self, cut: _Cut) -> None:
         """Copy one of the due blocks. A push to a block that is still due copies the block first."""
-        self._is_copying = False
-        if self._due:
-            number = self._copying.choice(sorted(self._due))
-            copy = self.protocol.copy(self._cut, number)
+        cut.is_copying = False
+        if cut.due:
+            number = self._copying.choice(sorted(cut.due))
+            copy = self.protocol.copy(cut.number, number)
             if copy is None:
                 raise Violation(f"{self._process.name} must copy block {number}, and may not")
             self._copy(copy)
-            self._go_on_copying()
+            self._go_on_copying(cut)
 
     def _copy(self, copy: CopyBlocks) -> None:
-        command = self._command
+        cut = self._cut_of(copy.cut)
+        command = cut.command
         assert command is not None, "blocks are copied for a snapshot"
         span = self._span(copy.numbers[0])
         changed = None
-        if isinstance(span, BucketSpan):
-            changed, self._tables[span.numbers.start] = span.cut(command, copy, is_increment=bool(self._after))
-            if self._after and changed is None:
+        if isinstance(span, BucketSpan) and cut is self._for_standby:
+            cut.tables[span.numbers.start] = span.rows.copied(copy.version, copy.updates, is_increment=bool(cut.after))
+        elif isinstance(span, BucketSpan):
+            changed, cut.tables[span.numbers.start] = span.cut(command, copy, is_increment=bool(cut.after))
+            if cut.after and changed is None:
                 raise Violation(f"{self._process.name} has forgotten the changes in {span.numbers}")
-        wanted = changed.elements if self._after and changed is not None else None
+        wanted = changed.elements if cut.after and changed is not None else None
         for number in copy.numbers:
             block = self._block_of[number]
             if block.updates != copy.updates or block.updated_to > copy.version:
@@ -337,17 +372,17 @@ class Shard:
                 value if wanted is None or (block.number, element) in wanted else UNCHANGED
                 for element, value in enumerate(block.values)
             )
-            self._copies[number] = (copy.version, copy.updates, values, block.slot, tuple(block.history))
-            self._due.discard(number)
-        if len(self._copies) == len(self.blocks):
-            self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut, command))
+            cut.copies[number] = (copy.version, copy.updates, values, block.slot, tuple(block.history))
+            cut.due.discard(number)
+        if len(cut.copies) == len(self.blocks):
+            self._process.later(_COPY_S * self._copying.random(), lambda: self._save(cut, copy.cut, command))
 
-    def _save(self, cut: int, command: SnapshotRequest) -> None:
-        """Write the file once all blocks have been copied."""
-        applied = self.protocol.end_cut(cut)
-        if applied is None or not self.snapshots.taken(command.order):
+    def _save(self, cut: _Cut, number: int, command: SnapshotRequest) -> None:
+        """Write the file, or send the copy, once all blocks have been copied."""
+        applied = self.protocol.end_cut(number)
+        if applied is None or (cut is self._for_file and not self.snapshots.taken(command.order)):
             return
-        copies = [self._copies[block.number] for block in self.blocks]
+        copies = [cut.copies[block.number] for block in self.blocks]
         shard = StoredShard(
             blocks=tuple(block.number for block in self.blocks),
             versions=tuple(copy[0] for copy in copies),
@@ -355,12 +390,15 @@ class Shard:
             values=tuple(copy[2] for copy in copies),
             slots=tuple(copy[3] for copy in copies),
             histories=tuple(copy[4] for copy in copies),
-            tables=tuple(self._tables[first] for first in sorted(self._tables)),
+            tables=tuple(cut.tables[first] for first in sorted(cut.tables)),
             applied=applied.encode(),
             model=next((block.model for block in self.blocks), None),
-            after=self._after,
+            after=cut.after,
         )
-        self._publish(command.order, command.name, shard)
+        if cut is self._for_standby:
+            self._copied(shard)
+        else:
+            self._publish(command.order, command.name, shard)
 
     # trainers
 

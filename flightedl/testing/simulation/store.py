@@ -33,7 +33,35 @@ class StoredShard:
     #: Name of the file on which this increment is based. Elements that have not changed since then are ``UNCHANGED``.
     after: str = ""
 
+    def part(self, numbers: Sequence[int], tables: Sequence[StoredTable] = ()) -> StoredShard:
+        """Return the content of some of the blocks."""
+        places = [self.blocks.index(number) for number in numbers]
+        columns: dict[str, Any] = {
+            name: tuple(column[place] for place in places) if (column := getattr(self, name)) else ()
+            for name in _COLUMNS
+        }
+        return replace(self, **columns, tables=tuple(tables))
 
+    def parts(self) -> list[StoredShard]:
+        """Return the content of each block, and of each span of rows."""
+        in_tables = {number for stored in self.tables for number in stored.numbers}
+        single = [self.part([number]) for number in self.blocks if number not in in_tables]
+        return [*single, *(self.part(stored.numbers, [stored]) for stored in self.tables)]
+
+    @classmethod
+    def merged(
+        cls, content: Sequence[StoredShard], chain: Sequence[Sequence[StoredTable]], applied: bytes
+    ) -> StoredShard:
+        """Return the content of several parts. ``chain`` are the rows of the copies from which they come."""
+        columns: dict[str, Any] = {
+            name: tuple(each for part in content for each in getattr(part, name)) for name in _COLUMNS
+        }
+        model = next((part.model for part in content), None)
+        return cls(**columns, applied=applied, model=model, chain=tuple(map(tuple, chain)))
+
+
+#: Fields with an entry for each block.
+_COLUMNS = ("blocks", "versions", "updates", "values", "slots", "histories")
 #: Stands for a value that has not changed.
 UNCHANGED = -1
 

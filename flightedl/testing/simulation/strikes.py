@@ -10,7 +10,7 @@ from flightedl.domain.checkpoint.manifest import candidates, manifest_name, numb
 from flightedl.domain.checkpoint.pointer import decode_pointer, latest_of
 from flightedl.domain.consistency.modes import Bounded, Mode, Sync
 from flightedl.messages.scaling import ScaleRequest
-from flightedl.testing.simulation.etcd import LOCK, STATE, Key, pointer_in
+from flightedl.testing.simulation.etcd import LOCK, STATE, Key, pointer_in, pservers_in, standbys_in
 from flightedl.testing.simulation.job import some_async
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.trainer import Trainer
@@ -31,9 +31,9 @@ class Strikes:
         self._world = cluster.world
         #: Random generators for events in programs and changes of the pservers. They are separate, so that their draws
         #: do not affect other faults.
-        self._programs, self._moves = (
+        self._programs, self._moves, self._standbys = (
             Random(f"{kind} {cluster.world.seed}")  # noqa: S311 - repeatable on purpose
-            for kind in ("programs", "moves")
+            for kind in ("programs", "moves", "deaths")
         )
 
     def plan_fates(self) -> None:
@@ -58,6 +58,8 @@ class Strikes:
 
         if cluster.scenario.has_moves:
             self._plan_moves()
+        if cluster.scenario.has_standbys and cluster.fault_scale:
+            self._plan_deaths()
 
     def _plan_moves(self) -> None:
         """Plan a series of changes of the pservers."""
@@ -80,6 +82,19 @@ class Strikes:
             request = ScaleRequest(job="job", pservers=count, drain=drained)
         self._world.note("the pservers are asked to change: {}", request)
         leader.scale(request, lambda reply: self._world.note("the answer is {}", reply))
+
+    def _plan_deaths(self) -> None:
+        """Plan a series of deaths of pservers that have standbys."""
+
+        def strike() -> None:
+            if self._world.are_faults_on:
+                keys = self._cluster.etcd.keys
+                followed = [key.value for index, key in pservers_in(keys).items() if index in standbys_in(keys)]
+                if followed and (pserver := self._standbys.choice(followed)).is_alive:
+                    self._kill_process(pserver)
+                self._plan_deaths()
+
+        self._world.after(self._standbys.expovariate(0.2), strike)
 
     def plan(self) -> None:
         self._plan()

@@ -142,6 +142,7 @@ class TakingOver:
             recovery=self._cluster.shape.recovery,  # type: ignore[arg-type]
             checkpoints=self._cluster.scenario.checkpoints,
             keeps_checkpoints=self._cluster.scenario.keeps_checkpoints,
+            rebalance_s=self._cluster.scenario.rebalance_s,
         )
         tasks = self._cluster.shape.queue_settings(task_count)
         try:

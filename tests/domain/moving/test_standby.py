@@ -128,6 +128,17 @@ def test_a_copy_of_other_blocks_is_unusable() -> None:
     assert not standby.is_usable(2, "block 1")
 
 
+def test_a_standby_starts_over_when_no_blocks_are_moving_anymore() -> None:
+    standby = StandbyCopy()
+    assert standby.waits("first", "plan 1", is_moving=True)
+    assert not standby.waits("first", "plan 1", is_moving=False)
+    standby.follow("first")
+    assert not standby.waits("first", "plan 2", is_moving=True), "other blocks are moving"
+    assert standby.waits("second", "plan 3", is_moving=False), "the next move may follow"
+    assert standby.waits("second", "plan 3", is_moving=True)
+    assert not standby.waits("second", "plan 3", is_moving=False)
+
+
 @pytest.mark.parametrize(
     ("revision", "standbys", "keeps"),
     [(7, {}, True), (8, {1: 8}, True), (8, {}, False), (20, {1: 9}, False)],
