@@ -34,6 +34,7 @@ from flightedl.pserver.moving.arrival import Arrival
 from flightedl.pserver.moving.departure import Departure
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.rows import store
+from flightedl.pserver.rows.tables import MAX_CUTS
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.stores import distinct
@@ -562,3 +563,53 @@ def test_a_kept_cut_can_be_read_after_its_buckets_have_left(to: list[int]) -> No
                 shard.rows.discard_some()
         push(11 + batch)
         assert read() == before
+
+
+@pytest.mark.parametrize("reads", ["everything", "a part", "nothing"])
+def test_a_move_that_is_given_up_leaves_nothing_behind(reads: str) -> None:
+    """Neither cuts, of which there is a limited number, nor records of changes, nor a ban on joining spans."""
+    cluster = Cluster(Async(), [0, 512, BUCKETS])
+    cluster.push(0, 1, 0, 0, IDS.tolist(), 0)
+    source, numbers = cluster.shards[0], range(cluster.first + 100, cluster.first + 200)
+    (rows,) = {span.rows for span in source.rows.spans.values()}
+    for batch in range(2 * MAX_CUTS):
+        departure = Departure(source, numbers)
+        assert source.rows.copying == 1
+        assert source.rows.borders(cluster.numbers(0)) == []
+        content = departure.copy()
+        if reads == "everything":
+            assert list(content)
+            cluster.push(0, 1, 1 + batch, 0, IDS.tolist(), 0)
+            assert departure.changed_rows
+        elif reads == "a part":
+            next(content)
+            content.close()  # type: ignore[attr-defined]
+        departure.end()
+        assert source.rows.copying == 0
+        assert not rows._copies
+        source.freeze(numbers)
+        source.thaw(numbers)
+
+
+def test_all_rows_of_buckets_that_have_left_are_discarded() -> None:
+    """Rows that stay would be in the next checkpoint, and be loaded in place of newer ones."""
+    cluster = Cluster(Async(), [0, 512, BUCKETS])
+    cluster.push(0, 1, 0, 0, IDS.tolist(), 0)
+    source = cluster.shards[0]
+    (rows,) = {span.rows for span in source.rows.spans.values()}
+    unit = range(cluster.first + 400, cluster.first + 512)
+    assert source.freeze(unit)
+    source.drop(unit)
+    source.thaw(unit)
+    count = 0
+    while source.rows.has_leftovers:
+        source.rows.discard_some()
+        count += 1
+    assert count == len(unit)
+    for table, spec in enumerate(TABLES):
+        cut, left = rows.begin_cut(9, 0, is_base=True), set[int]()
+        while (chunk := cut.next_rows()) is not None:
+            left |= set(buckets_of(chunk.ids, TABLES[chunk.table].salt).tolist())
+        assert left, (table, spec.name)
+        assert max(left) < 400
+    source.rows.discard_some()

@@ -19,7 +19,7 @@ from flightedl.errors import BusyError, MessageError, NotFoundError, StalePlacem
 from flightedl.messages.control import CutRequest, OrderNumber, SnapshotReply, ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.messages.reading import ReadTicket
-from flightedl.pserver.kept import KEPT_S, RequestedCuts
+from flightedl.pserver.kept import KEPT_S, KeptCut, RequestedCuts
 from flightedl.pserver.reading import Reading
 from flightedl.pserver.rows.tables import MAX_CUTS
 from flightedl.pserver.shard import Shard
@@ -221,6 +221,31 @@ def test_blocks_that_arrived_after_a_cut_are_not_in_it(bench: Bench) -> None:
     assert list(kept.begin_reading((), range(BUCKETS))) != []
     with pytest.raises(StalePlacementError, match="before these rows moved here"):
         list(kept.begin_reading((), range(BUCKETS + 1)))
+
+
+def test_rows_that_are_cut_after_their_cut_was_dropped_are_dropped_too(bench: Bench) -> None:
+    bench.train()
+    (span,) = set(bench.shard.rows.spans.values())
+    for _ in range(2 * MAX_CUTS):
+        kept = KeptCut([*span.numbers], None)
+        kept.drop()
+        with span.lock:
+            kept.copy_rows(span, 1, 1)
+        assert kept.rows[0].cut.is_over
+
+
+def test_what_a_kept_cut_lists_does_not_change_with_the_rows(bench: Bench) -> None:
+    bench.train()
+    (span,) = set(bench.shard.rows.spans.values())
+    kept = KeptCut([*span.numbers], None)
+    span.rows.removed.append((0, IDS[:3]))
+    with span.lock:
+        kept.copy_rows(span, 1, 1)
+    arrived = kept.rows[0].arrived.copy()
+    span.rows.removed.clear()
+    span.rows.arrived[:] += 5
+    assert [(table, ids.tolist()) for table, ids in kept.rows[0].removed] == [(0, IDS[:3].tolist())]
+    assert (kept.rows[0].arrived == arrived).all()
 
 
 def test_readers_of_all_rows_are_limited_and_a_reader_that_fails_makes_room(bench: Bench) -> None:

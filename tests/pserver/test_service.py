@@ -20,9 +20,11 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.domain.checkpoint.manifest import Skipped
 from flightedl.domain.consistency.modes import Sync
+from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
+from flightedl.domain.pserver import life_values
 from flightedl.domain.pserver.life_values import Facts, State
 from flightedl.errors import FencedError, NotReadyError, OutcomeUnknownError, UnavailableError
 from flightedl.kernels.compiled import Update
@@ -53,6 +55,7 @@ from flightedl.messages.moving import CopyTicket
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.ports import Put
 from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.restoring import Restored
 from flightedl.pserver.service import PserverService
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
 from flightedl.testing.memory import MemoryCoordinator
@@ -285,6 +288,42 @@ def test_a_checkpoint_that_was_ordered_before_the_drain_does_not_complete_it(
     assert not service.is_drained
     snapshots.progress = progress(4)
     assert service.is_drained
+
+
+def restoring(found: Restored | Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[object, list[object]]:
+    """Return the event after a search for checkpoints, and what the blocks have received."""
+
+    def load(*_: object) -> Restored:
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr("flightedl.pserver.service.load_newest", load)
+    received: list[object] = []
+    service: Any = SimpleNamespace(
+        _shard=SimpleNamespace(restored=received.append, size_bytes_total=1),
+        _plan="plan",
+        _storage="storage",
+        _clock=SystemClock(),
+        _turns=SimpleNamespace(turn=contextlib.nullcontext),
+        _life=SimpleNamespace(index=0),
+        _keys=KEYS,
+        _specs=[],
+        _said="",
+    )
+    wanted: Any = SimpleNamespace(loadable=None, rejected=())
+    return PserverService._restore(service, wanted), received
+
+
+def test_restored_blocks_know_the_batches_that_they_contain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the batches would be applied again."""
+    applied = AppliedBatches((0,))
+    skipped = (Skipped(5, "torn"),)
+    assert restoring(Restored(3, applied, skipped), monkeypatch) == (life_values.Restored(3, skipped), [applied])
+    nothing = life_values.NothingLoadable(skipped)
+    assert restoring(Restored(None, None, skipped), monkeypatch) == (nothing, [])
+    away = life_values.StoreUnreachable("away")
+    assert restoring(UnavailableError("away"), monkeypatch) == (away, [])
 
 
 def test_memory_that_is_no_longer_needed_is_freed_by_and_by() -> None:

@@ -129,7 +129,9 @@ def test_messages_of_other_attempts_and_repeated_messages_are_rejected(destinati
         assert not destination.peers.acknowledged
     assert not destination.receive(last)
     # The source may not have received the answer.
+    size_bytes = destination.pserver.shard.dense._arena.size_bytes
     assert not destination.receive(last)
+    assert destination.pserver.shard.dense._arena.size_bytes == size_bytes
 
 
 def test_a_newer_attempt_replaces_what_an_older_one_has_sent(destination: Destination) -> None:

@@ -18,7 +18,7 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import BusyError, DeadlineError, NotReadyError, UnavailableError
+from flightedl.errors import BusyError, CorruptError, DeadlineError, NotReadyError, UnavailableError
 from flightedl.messages.base import decode
 from flightedl.messages.moving import CopyId, CopyTicket
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
@@ -49,8 +49,8 @@ class Carrier:
         #: Bytes of each copy.
         self.received: list[int] = []
         self.tickets: list[CopyTicket] = []
-        #: Called before the first part of a copy is received.
-        self.before: Callable[[], object] = lambda: None
+        #: Called before each part of a copy is received, with the number of the part.
+        self.before: Callable[[int], object] = lambda _: None
 
     @contextlib.contextmanager
     def get(self, ticket: bytes, **_: object) -> Iterator[Iterator[Any]]:
@@ -58,13 +58,13 @@ class Carrier:
         stream = self.copies.copy(self.tickets[-1], ELECTION, _call()).messages
         try:
             self.received.append(0)
-            self.before()
             yield self._parts(stream)
         finally:
             stream.close()  # type: ignore[attr-defined]
 
     def _parts(self, stream: Iterator[Any]) -> Iterator[Any]:
-        for batch, metadata in stream:
+        for number, (batch, metadata) in enumerate(stream):
+            self.before(number)
             if not self.parts_left:
                 raise UnavailableError("the connection is broken")
             self.parts_left -= 1
@@ -236,13 +236,54 @@ def test_a_copy_that_arrives_after_the_blocks_were_taken_over_changes_nothing(pa
         pair.copy()
     pair.carrier.parts_left = 1 << 60
     taken: list[Pserver | None] = []
-    pair.carrier.before = lambda: taken.append(pair.take())
+    pair.carrier.before = lambda number: None if number else taken.append(pair.take())
     with pytest.raises(NotReadyError):
         pair.copy()
     (target,) = taken
     assert target is not None
     require(target, 1)
     assert (target.shard.values(range(1))[0] == -1).all()
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_blocks_that_are_taken_over_during_a_copy_have_the_values_of_the_one_before(pair: Pair, number: int) -> None:
+    pair.push(0)
+    pair.copy()
+    pair.push(1, base=1)
+    taken: list[Pserver | None] = []
+
+    def take(current: int) -> None:
+        if current == number:
+            taken.append(pair.take())
+
+    pair.carrier.before = take
+    with contextlib.suppress(NotReadyError):
+        pair.copy()
+    (target,) = taken
+    assert target is not None
+    require(target, 1)
+    assert (target.shard.values(range(1))[0] == -1).all()
+
+
+def test_a_copy_that_is_wrong_at_its_end_is_not_served(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows have already replaced those of the copy before."""
+    pair.push(0)
+    pair.copy()
+    pair.push(1, base=1)
+
+    def damaged(*_: object) -> None:
+        raise CorruptError("no set of batches")
+
+    monkeypatch.setattr("flightedl.pserver.moving.standby.AppliedBatches.decode", damaged)
+    with pytest.raises(CorruptError):
+        pair.copy()
+    monkeypatch.undo()
+    assert pair.standby._core.has is None
+    pair.copy()
+    assert pair.carrier.tickets[-1].has is None
+    target = pair.take()
+    assert target is not None
+    require(target, 2)
 
 
 def test_values_of_another_election_or_layout_are_not_served() -> None:
