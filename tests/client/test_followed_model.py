@@ -164,6 +164,40 @@ def test_an_answer_to_an_earlier_request_does_not_end_catching_up() -> None:
         assert follower.age_s == 0.0
 
 
+def w_of(value: float) -> Change:
+    return Change("values", "w", 0, 0, 6, 7, values=np.full(6, value, np.float32))
+
+
+def test_values_of_a_former_owner_do_not_replace_those_of_its_successor(model: FollowedModel) -> None:
+    send(model, 0, header(1, None, range(0)), w_of(1.0))
+    send(model, 1, header(1, None, range(0), generation=6, placement=2), w_of(2.0))
+    assert send(model, 0, header(2, 1, range(0)), w_of(3.0)) is Use.APPLY
+    assert set(model.array("w").tolist()) == {2.0}
+    send(model, 0, header(3, 2, range(0), placement=3), w_of(4.0))
+    assert set(model.array("w").tolist()) == {4.0}
+
+
+def test_only_a_complete_answer_for_the_present_model_counts() -> None:
+    clock, model = FakeClock(10.0), FollowedModel(plan_shards([ParameterSpec("w", (6,))], 1))
+    with closed_port() as port, Follower(etcd=f"127.0.0.1:{port}", job="demo") as follower:
+        follower._clock, follower._model = clock, model
+        cut_off: Any = SlowPserver(clock, header(1, None, range(0)), w_of(1.0))
+        cut_off._batch = encode_changes([w_of(1.0)])
+        with pytest.raises(MessageError, match="the end of a message"):
+            follower._ask(0, model, cut_off)
+        assert model.since(0) is None
+        assert not model.array("w").any()
+        stopped: Any = SlowPserver(clock, msgspec.structs.replace(header(1, None, range(0)), checkpoint=3), w_of(1.0))
+        assert follower._ask(0, model, stopped)
+        assert model.checkpoint == 3
+        assert follower.age_s == clock.now(), "the pserver may have changes after the checkpoint"
+        follower._model = FollowedModel(model.plan)
+        pserver: Any = SlowPserver(clock, header(2, 1, range(0)), w_of(2.0))
+        assert not follower._ask(0, model, pserver), "an answer for a former model counts"
+        assert follower.age_s == clock.now()
+        assert follower.model().since(0) is None
+
+
 def test_a_copy_is_up_to_date_when_each_block_and_bucket_has_an_owner_that_has_answered_since(
     model: FollowedModel,
 ) -> None:
