@@ -269,3 +269,32 @@ def test_catching_up_waits_for_blocks_that_their_owner_had_frozen() -> None:
         follower._clock = FakeClock(21.0)
         with pytest.raises(DeadlineError):
             follower.catch_up(0.0)
+
+
+def test_arrays_of_a_copy_are_read_only(model: FollowedModel) -> None:
+    send(model, 0, header(1, None, range(BUCKETS)), w_of(1.0))
+    with pytest.raises(ValueError, match="read-only"):
+        model.array("w")[0] = 2.0
+    with pytest.raises(ValueError, match="read-only"):
+        model.arrays()["w"][0] = 2.0
+
+
+def test_a_copy_lacks_the_buckets_that_a_new_base_lacks(model: FollowedModel) -> None:
+    whole = Change("clear", start=0, stop=BUCKETS)
+    send(model, 0, header(1, None, range(BUCKETS)), w_of(1.0), whole, rows(IDS, 1.0))
+    assert model.is_complete
+    half = header(1, None, range(512), generation=8, placement=2)
+    send(model, 0, half, w_of(1.0), Change("clear", start=0, stop=512), rows(LOW, 2.0))
+    assert not model.is_complete, "the other buckets are not known yet"
+    rest = header(1, None, range(512, BUCKETS), generation=9, placement=2)
+    send(model, 1, rest, Change("clear", start=512, stop=BUCKETS), rows(HIGH, 3.0))
+    assert model.is_complete
+    assert (value_of(model, LOW), value_of(model, HIGH)) == ({2.0}, {3.0})
+
+
+def test_a_bucket_that_is_sent_again_loses_its_earlier_rows(model: FollowedModel) -> None:
+    whole = Change("clear", start=0, stop=BUCKETS)
+    send(model, 0, header(1, None, range(BUCKETS)), whole, rows(IDS, 1.0))
+    send(model, 0, header(2, 1, range(BUCKETS)), Change("clear", start=0, stop=512), rows(LOW[:3], 2.0))
+    assert value_of(model, LOW[3:]) == {0.0}, "rows that were removed since then are still there"
+    assert sorted(model.rows("users")[0].tolist()) == sorted([*LOW[:3].tolist(), *HIGH.tolist()])

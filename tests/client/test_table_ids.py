@@ -210,3 +210,23 @@ def test_a_lookup_that_is_repeated_forgets_the_answer_before() -> None:
     answer(halves[0], 6)
     assert (lookup.missing(), lookup.version(0)) == ([], 5)
     assert set(lookup.rows(0).ravel().tolist()) == {5.0, 6.0}
+
+
+def test_rows_of_a_lookup_are_copied_for_each_reader() -> None:
+    plan = plan_for([ParameterSpec("w", (2,))], 1, None, [TABLE])
+    lookup = Lookup(plan, {0: DistinctIds(np.array([4, 9], np.uint64))})
+    lookup.rows(0)[:] = 1.0
+    first, second = lookup.spread([0])[0], lookup.spread([0])[0]
+    first[:] = 7.0
+    assert second.tolist() == lookup.rows(0).tolist() == [[1.0, 1.0]] * 2
+
+
+def test_a_lookup_that_is_repeated_elsewhere_forgets_the_first_answers() -> None:
+    plan = plan_for([ParameterSpec("w", (2,))], 1, None, [TABLE])
+    lookup = Lookup(plan, {0: DistinctIds(np.array([4, 9], np.uint64))})
+    lookup.unknown[0] = [4]
+    lookup.begin(0)
+    lookup._received[0] = 3
+    lookup.place(plan)
+    assert not lookup.unknown
+    assert lookup.missing() == [0]

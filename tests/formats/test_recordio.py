@@ -163,3 +163,8 @@ def test_an_unknown_compressor_is_rejected() -> None:
 )
 def test_crc32c_matches_rfc_3720(data: bytes, expected: int) -> None:
     assert PYRECORDIO.checksum(data) == expected
+
+
+def test_each_chunk_has_as_many_records_as_fit() -> None:
+    chunks = list(encode_records([b"12345"] * 7, "none", max_chunk_bytes=10))
+    assert [len(decode_chunk(chunk)) for chunk in chunks] == [2, 2, 2, 1]

@@ -20,7 +20,7 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.errors import CorruptError, NotFoundError, UnavailableError
 from flightedl.formats import shard_files
-from flightedl.formats.row_batches import StoredRows, StoredRowSpan
+from flightedl.formats.row_batches import StoredRows, StoredRowSpan, decode_rows, row_checksum
 from flightedl.formats.shard_files import (
     _LARGE_BYTES,
     ShardHeader,
@@ -295,3 +295,28 @@ def test_rows_of_a_span_that_the_header_does_not_name_are_rejected(monkeypatch: 
     monkeypatch.undo()
     with pytest.raises(CorruptError, match="in no span of its header"):
         load(storage, written)
+
+
+@pytest.mark.parametrize("window_bytes", [64, 1000])
+def test_a_file_that_is_read_in_small_windows_is_hashed_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, window_bytes: int
+) -> None:
+    storage, blocks = MemoryStorage(), make_blocks()
+    written = write(storage, blocks)
+    monkeypatch.setattr(shard_files, "_READ_AHEAD_BYTES", window_bytes)
+    assert all(same(one, other) for one, other in zip(load(storage, written)[2], blocks, strict=True))
+    data = bytearray(storage.read(NAME))
+    data[-1] ^= 1
+    storage.publish(NAME, [bytes(data)])
+    with pytest.raises(CorruptError, match="hash"):
+        load(storage, written)
+
+
+@pytest.mark.parametrize("column", [2, 3, 4, 5])
+def test_rows_with_columns_of_different_lengths_are_corrupt(column: int) -> None:
+    arrays = [np.zeros(6, np.float32), np.zeros(3, np.float32), np.arange(3, dtype=np.uint64)]
+    arrays += [np.zeros(3, np.uint32) for _ in range(3)]
+    buffers = [pa.py_buffer(array[: len(array) - (place == column)].tobytes()) for place, array in enumerate(arrays)]
+    fixed = (0, 0, 0, 3, 1, 1)
+    with pytest.raises(CorruptError):
+        decode_rows(fixed, "float32", row_checksum(fixed, "float32", buffers), buffers)

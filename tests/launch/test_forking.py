@@ -200,3 +200,12 @@ def test_a_forked_process_dies_with_its_launcher(
         assert alive(pid)
         launcher.kill()
     until(lambda: not alive(pid))
+
+
+def test_a_process_that_cannot_be_forked_leaves_no_descriptor(
+    forks: ForkServer, environment: Mapping[str, str]
+) -> None:
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(3):
+        assert forks.start("", "shows", (), {**environment, "LD_PRELOAD": "other"}) is None
+    assert len([*Path("/proc/self/fd").iterdir()]) == before

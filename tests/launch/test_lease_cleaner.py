@@ -7,12 +7,14 @@ import socket
 import msgspec
 import pytest
 
+from flightedl.config import CommonSettings
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord, TrainerRecord
-from flightedl.launch.lease_cleaner import delete_keys_of
+from flightedl.launch.lease_cleaner import LeaseCleaner, delete_keys_of
 from flightedl.ports import Delete, Listing, Put
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory import MemoryCoordinator
+from flightedl.testing.memory_coordinator import FaultKind
 
 KEYS = JobKeys("demo")
 PID = 4321
@@ -67,3 +69,20 @@ def test_keys_that_no_process_holds_are_kept(coordinator: MemoryCoordinator) -> 
     coordinator.transact([], [Put(KEYS.ps_desired, b"2")])
     delete_keys_of(coordinator, KEYS.prefix, PID)
     assert keys(coordinator) == [KEYS.ps_desired]
+
+
+@pytest.mark.parametrize("fault", ["unavailable", "lost_request", "lost_reply"])
+def test_keys_of_a_dead_process_are_deleted_as_soon_as_etcd_answers(fault: FaultKind) -> None:
+    clock = FakeClock(jumps=True)
+    coordinator = MemoryCoordinator(clock)
+    cleaner = LeaseCleaner(CommonSettings(job="demo", etcd="unused:1"), clock)
+    put(coordinator, KEYS.trainer("dead"), trainer(socket.gethostname(), PID))
+    for _ in range(3):
+        coordinator.fail_next(fault)
+    cleaner._revoke(coordinator, PID)
+    assert not keys(coordinator)
+    began = clock.now()
+    coordinator.disconnect()
+    cleaner._revoke(coordinator, PID)
+    assert clock.now() - began < 20.0, "an etcd that is away for long is not waited for, because leases expire"
+    cleaner.close()

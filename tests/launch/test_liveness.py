@@ -285,3 +285,19 @@ def test_silent_and_closed_addresses_count_as_no_answer() -> None:
         )
     assert not is_master_answering(ServerRecord(address=address, generation=7), "demo", tool_connector(""))
     assert not is_master_answering(ServerRecord(address="no address", generation=7), "demo", tool_connector(""))
+
+
+def test_a_master_that_starts_during_the_claim_prevents_it(world: World) -> None:
+    liveness = world.liveness()
+    grant = liveness.coordinator.grant
+
+    def start_a_master(ttl_s: float) -> Lease:
+        if world.etcd.get(KEYS.master_lock) is None:
+            world.answering.add("10.0.0.1:7")
+            world.leave_master(ttl_s=1000.0)
+        return grant(ttl_s)
+
+    liveness.coordinator.grant = start_a_master  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="already running"):
+        liveness.claim_name(TTL_S)
+    assert world.etcd.get(KEYS.launcher) is None

@@ -190,3 +190,20 @@ def test_events_of_other_machines_are_none_of_ours() -> None:
         server.documents[name] = f"{MACHINE}1"
         assert MetadataService("azure", server.url).look() is None
         assert events.startswith("/metadata/scheduledevents")
+
+
+def test_a_notice_that_arrives_after_the_end_of_the_watch_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, sent = threading.Event(), threading.Event(), []
+
+    def look() -> Notice:
+        begun.set()
+        assert go_on.wait(20.0)
+        return Notice("the machine ends")
+
+    monkeypatch.setattr(signal, "pthread_kill", lambda *each: sent.append(each))
+    watch = NoticeWatch(look, 1.0, lambda _: None)
+    assert begun.wait(20.0)
+    watch._stop.set()
+    go_on.set()
+    watch.close()
+    assert not sent, "a process that has ended its work gets a signal"

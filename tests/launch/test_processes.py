@@ -224,3 +224,13 @@ def test_the_orphan_reaper_knows_exactly_the_children_that_may_run(
     children.forget(child)
     children.forget(child)
     assert told == [f"group {child.pid}", f"forget-group {child.pid}"]
+
+
+def test_output_is_forwarded_although_its_log_cannot_be_written(tmp_path: Path) -> None:
+    seen: list[str] = []
+    (tmp_path / "child-0.log").symlink_to("/dev/full")
+    with Children(tmp_path, lambda _, lines: seen.extend(lines)) as children:
+        child = start(children, "print('one', flush=True)\nprint('two')")
+        assert child.wait(10.0) == 0
+        assert seen == ["one", "two"]
+        assert child.tail() == ("one", "two")

@@ -108,3 +108,25 @@ def test_a_manifest_lists_the_files_that_joined_the_dataset() -> None:
     store = CheckpointStore(None, state, "demo")
     assert store._full_declaration().arrivals == list(arrivals)
     store.close()
+
+
+def test_an_unexpected_error_of_the_storage_does_not_end_later_operations(caplog: pytest.LogCaptureFixture) -> None:
+    storage, done = MemoryStorage(), threading.Event()
+    failures: list[Exception] = [ValueError("a bug of the storage's library")]
+    listing = storage.list
+
+    def list_or_fail(prefix: str) -> object:
+        if failures:
+            raise failures.pop()
+        done.set()
+        return listing(prefix)
+
+    storage.list = list_or_fail  # type: ignore[method-assign,assignment]
+    core = SimpleNamespace(checkpointing=SimpleNamespace(checkpoints=SimpleNamespace(deletable=lambda _: [])))
+    state: Any = SimpleNamespace(becomes_durable=lambda *_: True, lock=threading.RLock(), core=core)
+    store = CheckpointStore(storage, state, "demo")
+    for revision in (1, 2):
+        store.do(StoreWork(Sweep(), revision))
+    assert done.wait(20.0)
+    store.close()
+    assert "a bug of the storage's library" in caplog.text

@@ -12,6 +12,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.master import events
 from flightedl.errors import CorruptError, NotFoundError, UsageError
+from flightedl.recording import writer
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.writer import BackgroundFile, Recorder, recording_process
 from flightedl.testing.contracts.coordinator import eventually
@@ -141,3 +142,46 @@ def test_a_value_that_cannot_be_encoded_ends_only_the_recording(caplog: pytest.L
         recorder.core("master").record(0.0, events.TimePassed())
     assert len(lines) == 1
     assert "cannot be recorded" in caplog.text
+
+
+class SlowDisk:
+    """A file that takes three bytes at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, data: memoryview) -> int:
+        return self._file.write(data[:3])
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def test_lines_that_the_system_accepts_in_parts_are_written_completely(tmp_path: Path) -> None:
+    file = BackgroundFile(tmp_path / "unused")
+    disk: Any = SlowDisk(tmp_path / "file")
+    file._file = disk
+    assert file.write(b"0123456789\n")
+    file.close()
+    disk.close()
+    assert (tmp_path / "file").read_bytes() == b"0123456789\n"
+
+
+def test_the_buffer_is_limited_and_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_KEPT_BYTES", 10)
+    file = BackgroundFile(tmp_path / "file")
+    for number in range(1, 4):
+        assert file.write(b"1234567\n"), "lines that were written count as waiting"
+        eventually(lambda: (tmp_path / "file").stat().st_size == 8 * number)  # noqa: B023 - called in this loop
+    assert not file.write(b"more than the buffer\n")
+    file.close()
+
+
+def test_only_the_oldest_of_many_hidden_strings_is_forgotten() -> None:
+    core = Recorder("master", "n", "demo", SystemClock(), lambda _: True).core("x")
+    texts = [f"cannot open /secret/place/{number}" for number in range(writer._HIDDEN_COUNT + 1)]
+    for text in texts:
+        assert "secret" not in core.hidden(text)
+    lines = [core.without_hidden(text.encode()) for text in texts]
+    assert sum(b"secret" in line for line in lines) == 1
+    assert b"secret" in lines[0]
