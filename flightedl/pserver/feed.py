@@ -27,7 +27,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from flightedl.domain.feed.server import Removed, ServerFeed
-from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.model.sharding import ShardPlan, adjacent
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.errors import BusyError
 from flightedl.kernels.half_precision import shortened
@@ -273,14 +273,12 @@ class _Answer:
             self.sending.cuts.append(begun)
         self._removed = feed.removed_after(start)
         blocks = [number for number in feed.changed_after(start) if number < shard.first_bucket]
-        place = 0
-        while place < len(blocks):
-            end = place + 1
-            while end < len(blocks) and blocks[end] == blocks[place] + end - place:
-                end += 1
-            values, version, count = shard.values(range(blocks[place], blocks[place] + end - place))
-            self.sending.add_values(blocks[place], values, version)
-            place += count
+        for run in adjacent(blocks):
+            left = run
+            while left:
+                values, version, count = shard.values(left)
+                self.sending.add_values(left.start, values, version)
+                left = left[count:]
 
     def begin_mark(self, kept: KeptCut, checkpoint: int, feed: ServerFeed, start: int | None) -> ChangesHeader:
         """Capture the state of a kept cut. Raises MemoryError if there is not enough memory to read it."""
@@ -296,7 +294,7 @@ class _Answer:
         return ChangesHeader(
             position=replace(position, number=kept.number),
             since=start,
-            blocks=[(each.start, each.stop) for each in _ranges(sorted(values))],
+            blocks=[(each.start, each.stop) for each in adjacent(values)],
             buckets=[(each.buckets.start, each.buckets.stop) for each in kept.rows],
             checkpoint=checkpoint,
             wire=self._wire,
@@ -323,7 +321,7 @@ class _Answer:
             yield list(self._blocks(*values))
         tables, cuts = self._plan.tables, self.sending.cuts
         for span, cut in cuts:
-            ranges = [span.buckets] if cut.is_base else _ranges(cut.complete)
+            ranges = [span.buckets] if cut.is_base else list(adjacent(cut.complete))
             if ranges:
                 yield [Change("clear", start=each.start, stop=each.stop) for each in ranges]
         if self._removed:
@@ -380,14 +378,3 @@ class _Answer:
                     epoch=state.oldest_epoch,
                     versions=np.ascontiguousarray(oldest),
                 )
-
-
-def _ranges(buckets: Sequence[int]) -> list[range]:
-    """Return ascending numbers as ranges."""
-    found: list[range] = []
-    for bucket in buckets:
-        if found and found[-1].stop == bucket:
-            found[-1] = range(found[-1].start, bucket + 1)
-        else:
-            found.append(range(bucket, bucket + 1))
-    return found

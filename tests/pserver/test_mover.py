@@ -203,7 +203,7 @@ class Job:
         )
 
     def move_all(self, *moves: Move) -> None:
-        # A pserver gives an attempt up that takes too long on a busy machine.
+        # On a busy machine, an attempt may take too long. The pserver then gives it up.
         while left := [move for move in moves if self.placement.owners[move.block] != move.destination]:
             self.intend(*left)
             eventually(lambda: not self.is_moving, timeout_s=60.0)

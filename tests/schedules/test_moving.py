@@ -181,7 +181,7 @@ def test_a_unit_that_is_frozen_after_its_attempt_has_ended_is_found() -> None:
         "the end of an attempt is not noticed between two steps",
         swaps(
             "pserver.moving.mover:Mover._freeze",
-            "self._is_closed or not self._is_leaving(leaving)",
+            "self._is_closed or not self._core.is_leaving(leaving.copy)",
             "self._is_closed",
         ),
     )

@@ -41,8 +41,9 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -206,6 +207,13 @@ def placement_of_hash(plan_hash: str) -> int:
     """Return the version of the placement in a plan's hash, or 0 if the hash contains none."""
     version = plan_hash.partition(".")[2]
     return int(version) if version.isdecimal() else 0
+
+
+def adjacent(numbers: Iterable[int]) -> Iterator[range]:
+    """Yield the ranges of adjacent numbers, such as those of blocks or buckets, in ascending order."""
+    for _, pairs in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in pairs]
+        yield range(run[0], run[-1] + 1)
 
 
 def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:

@@ -11,8 +11,11 @@ At most one unit is frozen at a time. A driver carries out each step and reports
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 import msgspec
+
+from flightedl.domain.moving.values import Copy, StoredIntent
 
 #: Seconds that a unit may be frozen before the driver deletes the intent: initially, and at most. The time doubles with
 #: each attempt that fails on a busy machine, and decreases again when a unit has moved.
@@ -45,6 +48,24 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
     do: Do
     until: float = 0.0
+
+
+class LeavingUnit(NamedTuple):
+    """A unit to send: its copy, and the index of the pserver to which it moves."""
+
+    copy: Copy
+    destination: int
+
+    @classmethod
+    def of(cls, copy: Copy, stored: StoredIntent | None) -> LeavingUnit:
+        """Return the unit for a copy that the stored intent has begun."""
+        move = None if stored is None else stored.intent.move_of(copy.block)
+        assert move is not None, "a copy needs a move"
+        return cls(copy, move.destination)
+
+    @property
+    def numbers(self) -> range:
+        return range(self.copy.block, self.copy.block + self.copy.count)
 
 
 class UnitSender:

@@ -19,14 +19,14 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
-from itertools import groupby
 from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from flightedl.domain.model.sharding import adjacent
 from flightedl.domain.moving.values import (
     Acknowledged,
     Adopt,
@@ -149,6 +149,11 @@ class MovingBlocks:
         is_frozen = any(leaving.is_frozen and block in leaving.blocks for leaving in self.state.leaving)
         return Serves.FROZEN if is_frozen else Serves.HERE
 
+    def is_leaving(self, copy: Copy) -> bool:
+        """True until a read shows that the attempt to move this copy's unit is over."""
+        leaving = _find(self.state.leaving, copy.block)
+        return leaving is not None and leaving.attempt == copy.attempt
+
     def answers_for(self, version: int) -> bool:
         """True if the process has the blocks that this version of the placement assigns to it.
 
@@ -186,7 +191,7 @@ class MovingBlocks:
 
     def _adopt_or_release(self, placement: Placement) -> Iterable[Effect]:
         own, here = set(placement.blocks_of(self._index)), set(self.state.blocks)
-        for run in _runs(here - own):
+        for run in adjacent(here - own):
             yield Release(run.start, len(run))
         self._set_blocks(here & own)
         for leaving in self.state.leaving:
@@ -304,13 +309,6 @@ class MovingBlocks:
 
     def _arrive(self, block: int, arriving: Arriving | None) -> None:
         self.state = replace(self.state, arriving=_with(self.state.arriving, block, arriving))
-
-
-def _runs(blocks: Iterable[int]) -> Iterator[range]:
-    """Yield the ranges of adjacent blocks in ascending order."""
-    for _, pairs in groupby(enumerate(sorted(blocks)), lambda pair: pair[1] - pair[0]):
-        run = [block for _, block in pairs]
-        yield range(run[0], run[-1] + 1)
 
 
 _Each = TypeVar("_Each", Leaving, Arriving)

@@ -20,9 +20,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
-from flightedl.domain.moving.sender import EDGE_S, Do, Step, UnitSender
+from flightedl.domain.moving.sender import EDGE_S, Do, LeavingUnit, Step, UnitSender
 from flightedl.domain.moving.server import MovingBlocks, State
 from flightedl.domain.moving.values import (
     Acknowledged,
@@ -56,15 +55,6 @@ _FROZEN_S = 5.0
 _ACKNOWLEDGE_S = 0.05
 #: Seconds between the removals of two buckets that have moved away.
 _DISCARD_PAUSE_S = 0.002
-
-
-class _Leaving(NamedTuple):
-    copy: Copy
-    destination: int
-
-    @property
-    def numbers(self) -> range:
-        return range(self.copy.block, self.copy.block + self.copy.count)
 
 
 class Mover:
@@ -101,7 +91,7 @@ class Mover:
         self._end = end
         #: Guards the core and all fields below. Notified after each read.
         self._changed = threading.Condition()
-        self._leaving: deque[_Leaving] = deque()
+        self._leaving: deque[LeavingUnit] = deque()
         #: First block of each frozen unit whose state has been sent.
         self._pinned: set[int] = set()
         #: Used only by the thread that sends the leaving units.
@@ -158,10 +148,7 @@ class Mover:
     def _carry_out(self, effect: Effect, reading: Reading) -> None:
         match effect:
             case Copy():
-                assert reading.stored is not None, "a copy needs an intent"
-                move = reading.stored.intent.move_of(effect.block)
-                assert move is not None, "a copy needs a move"
-                self._leaving.append(_Leaving(effect, move.destination))
+                self._leaving.append(LeavingUnit.of(effect, reading.stored))
                 self._have_thread("leaving", self._send_all)
             case Release(block, count):
                 numbers = range(block, block + count)
@@ -215,15 +202,11 @@ class Mover:
                     del self._threads["leaving"]
                     return
                 leaving = self._leaving.popleft()
-                if not self._is_leaving(leaving):
+                if not self._core.is_leaving(leaving.copy):
                     continue
             self._send(leaving)
 
-    def _is_leaving(self, leaving: _Leaving) -> bool:
-        copy = leaving.copy
-        return any(each.block == copy.block and each.attempt == copy.attempt for each in self._core.state.leaving)
-
-    def _send(self, leaving: _Leaving) -> None:
+    def _send(self, leaving: LeavingUnit) -> None:
         """Send the content of a unit, and freeze it. Returns once a read of etcd shows that the attempt is over."""
         sender, clock, block = self._sender, self._clock, leaving.copy.block
         departure, digest = Departure(self._shard, leaving.numbers), Digest()
@@ -241,13 +224,13 @@ class Mover:
         frozen_s = sender.frozen_s(clock.now())
         _log.info("ended the move of block=%d copied_s=%.3f frozen_s=%.3f", block, sender.copied_s, frozen_s)
 
-    def _next_step(self, leaving: _Leaving, departure: Departure) -> Step:
+    def _next_step(self, leaving: LeavingUnit, departure: Departure) -> Step:
         changed_rows = departure.changed_rows if self._sender.may_update and departure.size_bytes else 0
         with self._changed:
-            is_leaving = self._is_leaving(leaving) and not self._is_closed
+            is_leaving = self._core.is_leaving(leaving.copy) and not self._is_closed
             return self._sender.next_step(self._clock.now(), is_leaving=is_leaving, changed_rows=changed_rows)
 
-    def _is_done(self, step: Step, leaving: _Leaving, departure: Departure, digest: Digest) -> bool:
+    def _is_done(self, step: Step, leaving: LeavingUnit, departure: Departure, digest: Digest) -> bool:
         """Carry out a step. Return False if it has to be repeated, or if the attempt is over."""
         copy = leaving.copy
         match step.do:
@@ -255,7 +238,7 @@ class Mover:
                 self._upload(leaving, copy, departure.copy(), digest, departure.size_bytes)
             case Do.UPDATE | Do.REST:
                 with self._changed:
-                    update = self._core.updated(copy.block) if self._is_leaving(leaving) else None
+                    update = self._core.updated(copy.block) if self._core.is_leaving(leaving.copy) else None
                 if update is None:
                     return False
                 content = departure.copy() if step.do is Do.UPDATE else departure.rest()
@@ -264,7 +247,11 @@ class Mover:
                 return self._freeze(leaving)
             case Do.LAST:
                 with self._changed:
-                    last = self._core.freeze(copy.block, digest.text.encode()) if self._is_leaving(leaving) else None
+                    last = (
+                        self._core.freeze(copy.block, digest.text.encode())
+                        if self._core.is_leaving(leaving.copy)
+                        else None
+                    )
                 if last is None:
                     return False
                 self._upload(leaving, last, (), digest)
@@ -275,11 +262,11 @@ class Mover:
                 return False
         return True
 
-    def _freeze(self, leaving: _Leaving) -> bool:
+    def _freeze(self, leaving: LeavingUnit) -> bool:
         """Freeze a unit if it is between two rounds; otherwise wait for a change."""
         seen = self._shard.changes.count
         with self._changed:
-            if self._is_closed or not self._is_leaving(leaving):
+            if self._is_closed or not self._core.is_leaving(leaving.copy):
                 return False
             if self._shard.freeze(leaving.numbers):
                 self._pinned.add(leaving.copy.block)
@@ -289,7 +276,7 @@ class Mover:
 
     def _upload(
         self,
-        leaving: _Leaving,
+        leaving: LeavingUnit,
         message: Copy | Update | Last,
         content: Iterable[Parcel],
         digest: Digest,
@@ -319,19 +306,19 @@ class Mover:
         if problem := decode(reply, MoveReply).problem:
             raise NotReadyError(problem)
 
-    def _wait_while_leaving(self, leaving: _Leaving, deadline: float) -> None:
+    def _wait_while_leaving(self, leaving: LeavingUnit, deadline: float) -> None:
         with self._changed:
-            while self._is_leaving(leaving) and not self._is_closed:
+            while self._core.is_leaving(leaving.copy) and not self._is_closed:
                 left_s = deadline - self._clock.now()
                 if left_s <= 0:
                     return
                 self._changed.wait(left_s)
 
-    def _give_up(self, leaving: _Leaving) -> None:
+    def _give_up(self, leaving: LeavingUnit) -> None:
         """End the attempt to move a unit, unless it is already over."""
         block = leaving.copy.block
         with self._changed:
-            transaction = self._core.give_up(block) if self._is_leaving(leaving) else None
+            transaction = self._core.give_up(block) if self._core.is_leaving(leaving.copy) else None
         if transaction is not None:
             try:
                 self._peers.give_up(transaction)
@@ -388,8 +375,6 @@ class Mover:
             arrival = self._arrivals.get(block)
             if arrival is None:
                 raise NotReadyError("nothing of these blocks has arrived")
-            if self._shard.copying.under_way:
-                raise NotReadyError("the blocks of this pserver are being copied")
             with arrival.lock:
                 arrival.prepare()
                 acknowledged = self._core.received(last, arrival.digest.text.encode())

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from flightedl.domain.master.stored_moves import INTENT
-from flightedl.domain.moving.sender import EDGE_S, Do, UnitSender
+from flightedl.domain.moving.sender import EDGE_S, Do, LeavingUnit, UnitSender
 from flightedl.domain.moving.server import MovingBlocks, State
 from flightedl.domain.moving.values import (
     Acknowledged,
@@ -46,15 +46,6 @@ class Sent(NamedTuple):
     content: Sequence[MovedSpan] = ()
 
 
-class _Leaving(NamedTuple):
-    copy: Copy
-    destination: int
-
-    @property
-    def numbers(self) -> range:
-        return range(self.copy.block, self.copy.block + self.copy.count)
-
-
 class Mover:
     """Moves of one pserver's blocks.
 
@@ -70,9 +61,9 @@ class Mover:
         state = State(tuple(placement.blocks_of(pserver.index)), version=placement.version)
         self.core = MovingBlocks(pserver.index, pserver.generation, state)
         self._sender = UnitSender()
-        self._queue: deque[_Leaving] = deque()
+        self._queue: deque[LeavingUnit] = deque()
         #: The unit that is being sent.
-        self._leaving: _Leaving | None = None
+        self._leaving: LeavingUnit | None = None
         self._is_calling = False
         self._timer = 0
         #: First block of each frozen unit.
@@ -111,10 +102,7 @@ class Mover:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Copy():
-                stored = intent_in(self._pserver.directory)
-                move = None if stored is None else stored.intent.move_of(effect.block)
-                assert move is not None, "a copy needs a move"
-                self._queue.append(_Leaving(effect, move.destination))
+                self._queue.append(LeavingUnit.of(effect, intent_in(self._pserver.directory)))
             case Release(block, count):
                 self._note("releases", block)
                 numbers = range(block, block + count)
@@ -144,16 +132,12 @@ class Mover:
 
     # units that leave
 
-    def _is_leaving(self, leaving: _Leaving) -> bool:
-        copy = leaving.copy
-        return any(each.block == copy.block and each.attempt == copy.attempt for each in self.core.state.leaving)
-
     def _go_on(self) -> None:
         """Take the next steps, until one has to wait."""
         self._timer += 1
         while not self._is_calling and self._pserver.is_alive:
             if self._leaving is None:
-                while self._queue and not self._is_leaving(self._queue[0]):
+                while self._queue and not self.core.is_leaving(self._queue[0].copy):
                     self._queue.popleft()
                 if not self._queue:
                     return
@@ -171,9 +155,9 @@ class Mover:
     def _now(self) -> float:
         return self._pserver.world.now
 
-    def _step(self, leaving: _Leaving) -> float | None:
+    def _step(self, leaving: LeavingUnit) -> float | None:
         """Carry out one step. Return the seconds to wait before the next one; None to continue at once."""
-        block, sender, is_leaving = leaving.copy.block, self._sender, self._is_leaving(leaving)
+        block, sender, is_leaving = leaving.copy.block, self._sender, self.core.is_leaving(leaving.copy)
         step = sender.next_step(self._now, is_leaving=is_leaving)
         match step.do:
             case Do.END:
@@ -200,7 +184,7 @@ class Mover:
                 self._give_up(block)
         return None
 
-    def _send(self, leaving: _Leaving, sent: Sent) -> None:
+    def _send(self, leaving: LeavingUnit, sent: Sent) -> None:
         pserver = self._pserver
         key = pservers_in(pserver.directory).get(leaving.destination)
         if key is None or key.created != leaving.copy.generation:
