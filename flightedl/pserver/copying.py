@@ -6,13 +6,15 @@ Several cuts may be in progress. Each has a ``Copier``, which holds the memory o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks
 from flightedl.errors import UnavailableError
 from flightedl.pserver.copier import Copier
 from flightedl.pserver.held import Held
+
+AnyCopier = TypeVar("AnyCopier", bound=Copier)
 
 
 class Copying:
@@ -29,8 +31,12 @@ class Copying:
         #: Cuts in progress, by number.
         self.under_way: dict[int, Copier] = {}
 
-    def begin(self, begin: Callable[[Mapping[int, int], int], Copier | None]) -> None:
-        """Call ``begin(versions, highest open round)`` under all locks. If ``begin`` returns a copier, start a cut."""
+    def begin(self, begin: Callable[[Mapping[int, int], int], AnyCopier | None]) -> AnyCopier | None:
+        """Call ``begin(versions, highest open round)`` under all locks. Start a cut for the copier that it returns.
+
+        Returns:
+            The copier; None if ``begin`` returns None.
+        """
         held = self.held
         with held.all_locked():
             copies = begin(held.protocol.versions(), held.protocol.highest_open_round())
@@ -42,6 +48,7 @@ class Copying:
                     copies.cut, due = held.protocol.begin_cut(copies.at_round)
                     self.under_way[copies.cut] = copies
                 copies.note_due(due)
+        return copies
 
     def carry_out(self, span: Any, effect: CopyBlocks | BlocksDue) -> None:
         """Carry out the protocol's decision about a span's cut. The caller holds the span's lock."""

@@ -150,19 +150,17 @@ class RequestedCuts:
 
     def order(self, request: CutRequest) -> SnapshotReply:
         """Accept a request unless it is known or outdated. Return the progress of the newest one."""
-        begun: list[KeptCut] = []
 
         def begin(versions: Mapping[int, int], highest_open_round: int) -> KeptCut | None:
-            if self._state.take(request, list(versions.values()), highest_open_round):
-                begun.append(KeptCut(list(versions), request.round))
-            return begun[0] if begun else None
+            is_taken = self._state.take(request, list(versions.values()), highest_open_round)
+            return KeptCut(list(versions), request.round) if is_taken else None
 
         with self._lock:
             progress = self._state.progress
             if progress is None or request.order.is_newer_than(progress.order):
                 self._drop()
-                self._copying.begin(begin)
-                self._kept = (begun[0], self._clock.now()) if begun else None
+                kept = self._copying.begin(begin)
+                self._kept = None if kept is None else (kept, self._clock.now())
             self._advance()
             progress = self._state.progress
         assert progress is not None, "a request was not answered"

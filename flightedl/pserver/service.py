@@ -289,7 +289,6 @@ class PserverService:
         """Keep a copy of a pserver's blocks, as its standby with this generation, until an index is acquired."""
         peers = self._peers
         assert peers is not None, "a standby needs other pservers"
-        models = list[DeclaredModel]()
 
         def followed() -> Followed | None:
             facts = self._facts(index)
@@ -297,15 +296,15 @@ class PserverService:
             if model is None or model.is_former or facts.election is None:
                 return None
             plan = plan_of(model)
-            models[:] = [model]
             is_moving = self._directory.entry(self._keys.moving) is not None
-            return Followed(plan.hash, _layout_of(model, plan, index), peers.source(index), is_moving)
 
-        def build() -> Shard:
-            self._load_kernels(models[0])
-            return self._new_shard(models[0], plan_of(models[0]), index, generation)
+            def build() -> Shard:
+                self._load_kernels(model)
+                return self._new_shard(model, plan, index, generation)
 
-        self._standby = Standby(index, generation, followed, build, lag_s, self._clock)
+            return Followed(plan.hash, _layout_of(model, plan, index), peers.source(index), build, is_moving)
+
+        self._standby = Standby(index, generation, followed, lag_s, self._clock)
 
     @property
     def lacks_copy(self) -> bool:

@@ -101,11 +101,12 @@ class Snapshots:
 
     def order(self, order: SnapshotRequest) -> SnapshotReply:
         """Accept an order unless it is known or outdated. Return the progress of the newest order."""
-        taken: list[SnapshotCopier] = []
         feed, number = self.feed, 0
-        marks: list[KeptCut] = []
+        copies: SnapshotCopier | None = None
+        mark: KeptCut | None = None
 
         def begin(versions: Mapping[int, int], highest_open_round: int) -> SnapshotCopier | None:
+            nonlocal mark
             with self._lock:
                 if not self._state.take(order, list(versions.values()), highest_open_round):
                     return None
@@ -113,19 +114,16 @@ class Snapshots:
             placement = placement_of_hash(self._copying.plan_hash)
             mark = KeptCut(list(versions), None, number, placement) if number else None
             self._newest = SnapshotCopier(list(versions), self._memory, order, after, self._newest, companion=mark)
-            marks.extend([mark] if mark is not None else [])
-            taken.append(self._newest)
             return self._newest
 
         with self._lock:
             progress = self._state.progress
         if progress is None or order.order.is_newer_than(progress.order):
             number = 0 if feed is None else feed.reserve_mark()
-            self._copying.begin(begin)
-        if feed is not None and marks:
-            feed.begin_mark(order.order.number, marks[0])
-        if taken:
-            copies = taken[0]
+            copies = self._copying.begin(begin)
+        if feed is not None and mark is not None:
+            feed.begin_mark(order.order.number, mark)
+        if copies is not None:
             Background(
                 "snapshot",
                 tracing.bound(self._carry_out, order, copies),

@@ -27,13 +27,11 @@ from flightedl.pserver.moving.parcels import CopyEnd, CopyHead
 from flightedl.pserver.moving.parcels import decode as decode_parcel
 from flightedl.pserver.moving.standby import Followed, Standby
 from flightedl.pserver.rows.tables import MAX_CUTS, ChangedSince, RowTables, TableGradients
-from flightedl.pserver.shard import Shard
 from flightedl.pserver.stores import Pushed, distinct
-from flightedl.rpc.call import Call
-from flightedl.rpc.identity import Caller
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import ReceivedBlocks
+from tests.calls import call_of
 from tests.pserver.test_rows import DIMS, IDS, Pserver, require
 
 _CLOCK = SystemClock()
@@ -55,7 +53,7 @@ class Carrier:
     @contextlib.contextmanager
     def get(self, ticket: bytes, **_: object) -> Iterator[Iterator[Any]]:
         self.tickets.append(decode(ticket, CopyTicket))
-        stream = self.copies.copy(self.tickets[-1], ELECTION, _call()).messages
+        stream = self.copies.copy(self.tickets[-1], ELECTION, call_of("copy")).messages
         try:
             self.received.append(0)
             yield self._parts(stream)
@@ -73,20 +71,6 @@ class Carrier:
 
     def abort_calls(self) -> None:
         """Do nothing: a call cannot block."""
-
-
-def _call() -> Call:
-    return Call(
-        verb="copy",
-        caller=Caller(),
-        role=None,
-        peer="",
-        headers={},
-        deadline=_CLOCK.now() + 60.0,
-        clock=_CLOCK,
-        closing=threading.Event(),
-        cancelled=lambda: False,
-    )
 
 
 def _push_dense(pserver: Pserver, batch: int, base: int) -> list[Pushed]:
@@ -110,17 +94,14 @@ class Pair:
         self.source, self.target = Pserver(MemoryStorage(), mode), Pserver(MemoryStorage(), mode)
         self.carrier = Carrier(self.source)
         self.layout, self.placement, self.is_moving = "first", "", False
-        self.standby = Standby(0, 9, self._followed, self._build, 1000.0, _CLOCK)
+        self.standby = Standby(0, 9, self._followed, 1000.0, _CLOCK)
         self.copy()
 
     def _followed(self) -> Followed:
         if threading.current_thread() is not threading.main_thread():
             raise NotReadyError("only the test's thread copies")
         plan_hash = self.source.plan.hash + self.placement
-        return Followed(plan_hash, self.layout, self.carrier, self.is_moving)  # type: ignore[arg-type]
-
-    def _build(self) -> Shard:
-        return self.target.shard
+        return Followed(plan_hash, self.layout, self.carrier, lambda: self.target.shard, self.is_moving)  # type: ignore[arg-type]
 
     def push(self, batch: int, base: int = 0, every: int = 1) -> None:
         """Push a batch to the tables and to the parameter."""
@@ -338,7 +319,7 @@ def test_a_damaged_part_is_noticed(pair: Pair, monkeypatch: pytest.MonkeyPatch) 
 
 def test_only_one_standby_is_sent_a_copy_at_a_time(pair: Pair) -> None:
     ticket = msgspec.structs.replace(pair.carrier.tickets[0], standby=10)
-    stream = pair.carrier.copies.copy(ticket, ELECTION, _call()).messages
+    stream = pair.carrier.copies.copy(ticket, ELECTION, call_of("copy")).messages
     next(stream)
     with pytest.raises(BusyError, match="another standby"):
         pair.copy()

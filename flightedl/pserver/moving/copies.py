@@ -107,8 +107,7 @@ class Copies:
             self._sending.release()
 
     def _begin(self, ticket: CopyTicket, election: int) -> tuple[CopyId, SnapshotCopier]:
-        shard, begun = self._shard, list[tuple[CopyId, SnapshotCopier]]()
-        newest = self._source.newest
+        shard, newest = self._shard, self._source.newest
         if ticket.has is None:
             self._has_at = None
         elif newest is not None and ticket.has == newest.copy:
@@ -120,12 +119,14 @@ class Copies:
             self._forget(everything=not copy.after)
             at_round = highest_open_round if shard.copying.held.protocol.is_synchronous else None
             order = SnapshotRequest(OrderNumber(0, 0, 0), at_round, "", plan_hash=ticket.plan_hash)
-            begun.append((copy, SnapshotCopier(list(versions), self._memory, order, changed=self._changes_in)))
-            return begun[0][1]
+            return SnapshotCopier(list(versions), self._memory, order, changed=self._changes_in)
 
         with self._unmoved():
-            shard.copying.begin(begin)
-        return begun[0]
+            copies = shard.copying.begin(begin)
+        newest = self._source.newest
+        assert copies is not None, "every request begins a cut"
+        assert newest is not None, "every cut begins a copy"
+        return newest.copy, copies
 
     def _knows_changes(self) -> bool:
         """True if all changes to rows since the newest copy are known. All spans are locked."""

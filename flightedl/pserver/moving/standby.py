@@ -48,6 +48,8 @@ class Followed(NamedTuple):
     #: Positions of the pserver's blocks, and mode and declaration of the model. A change requires a new shard.
     layout: object
     connection: Connection
+    #: Allocates a shard for the pserver's blocks.
+    build: Callable[[], Shard]
     #: True while blocks of any pserver are moving.
     is_moving: bool = False
 
@@ -60,7 +62,6 @@ class Standby:
         generation: Generation of this process as a standby.
         followed: Returns the pserver; None if the model has no values yet. Raises an error if the pserver cannot be
             reached.
-        build: Allocates a shard for the pserver's blocks. Called after ``followed``.
         lag_s: Seconds between two copies.
         clock: Clock for waits.
     """
@@ -70,14 +71,12 @@ class Standby:
         index: int,
         generation: int,
         followed: Callable[[], Followed | None],
-        build: Callable[[], Shard],
         lag_s: float,
         clock: Clock,
     ) -> None:
         self.index = index
         self._generation = generation
         self._followed = followed
-        self._build = build
         self._lag_s = lag_s
         self._clock = clock
         self._core = StandbyCopy()
@@ -145,7 +144,7 @@ class Standby:
                 # Free the memory of the former shard first.
                 self._shard = None
         if self._shard is None:
-            shard = self._build()
+            shard = followed.build()
             with self._lock:
                 self._shard = shard
         self._connection = followed.connection
