@@ -25,7 +25,7 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import MessageError
 from flightedl.formats.row_batches import StoredRows
 from flightedl.formats.table_files import batch_of, schema_of
-from flightedl.kernels.half_precision import shortened, widened
+from flightedl.kernels.half_precision import float32_of, shortened
 
 Array = npt.NDArray[np.generic]
 
@@ -124,10 +124,7 @@ def _rows(schema: pa.Schema, spec: ParameterSpec, stored: Array) -> pa.RecordBat
     values: Any = stored
     if spec.short_kind:
         bits = shortened(np.ascontiguousarray(stored, np.float32), spec.short_kind)
-        values = bits.view(np.float16)
-        if spec.dtype == "bfloat16":
-            values = np.empty(bits.size, np.float32)
-            widened(bits.data.cast("B"), spec.dtype, values)
+        values = float32_of(bits, spec.dtype) if spec.dtype == "bfloat16" else bits.view(np.float16)
     is_list = pa.types.is_fixed_size_list(kind)
     flat = pa.Array.from_buffers(kind.value_type if is_list else kind, values.size, [None, pa.py_buffer(values)])
     column = pa.FixedSizeListArray.from_arrays(flat, type=kind) if is_list else flat

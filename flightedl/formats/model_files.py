@@ -27,7 +27,7 @@ import pyarrow as pa
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.sinks import PartsSink
-from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype, shortened, widened
+from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype, float32_of, shortened
 
 Array = npt.NDArray[np.generic]
 Parameters = Iterable[tuple[ParameterSpec, Array]]
@@ -129,9 +129,7 @@ def _for_numpy(spec: ParameterSpec, values: Array) -> Array:
     bits = _as_declared(spec, values)
     if spec.dtype == "float16":
         return bits.view(np.float16).reshape(spec.shape)
-    wide = np.empty(spec.size, np.float32)
-    widened(bits.data.cast("B"), spec.dtype, wide)
-    return wide.reshape(spec.shape)
+    return float32_of(bits, spec.dtype).reshape(spec.shape)
 
 
 def _arrow(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iterator[bytes | memoryview]:

@@ -28,7 +28,7 @@ from flightedl.formats.parquet import Footer
 from flightedl.formats.row_batches import StoredRows
 from flightedl.formats.sinks import PartsSink
 from flightedl.formats.sources import WatchedFile, opened, parsing
-from flightedl.kernels.half_precision import shortened, widened
+from flightedl.kernels.half_precision import float32_of, shortened
 from flightedl.ports import Files
 
 Floats = npt.NDArray[np.float32]
@@ -123,9 +123,7 @@ def _values(spec: TableSpec, rows: StoredRows) -> npt.NDArray[Any]:
     bits = np.ascontiguousarray(rows.values)
     if spec.dtype == "float16":
         return bits.view(np.float16)
-    wide = np.empty(bits.size, np.float32)
-    widened(bits.reshape(-1).data.cast("B"), spec.dtype, wide)
-    return wide.reshape(bits.shape)
+    return float32_of(bits, spec.dtype)
 
 
 def _column(array: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:

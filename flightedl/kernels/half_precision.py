@@ -86,9 +86,8 @@ def shortened(values: Floats, kind: str) -> Bits:
     return np.ascontiguousarray(rounded.view(np.uint16)[1::2])
 
 
-def widened(data: memoryview, kind: str, out: npt.NDArray[Any]) -> None:
-    """Convert the 16-bit floats in ``data`` exactly, to (n,) float32 in ``out``."""
+def float32_of(bits: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float32]:
+    """Return the exact values of an array of 16-bit floats, in the same shape."""
     if kind == "float16":
-        out[:] = np.frombuffer(data, np.float16)
-        return
-    np.left_shift(np.frombuffer(data, np.uint16), np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
+        return bits.view(np.float16).astype(np.float32)
+    return np.left_shift(bits.view(np.uint16), np.uint32(16), dtype=np.uint32).view(np.float32)

@@ -7,7 +7,7 @@ import pytest
 
 from flightedl.errors import UsageError
 from flightedl.kernels.compiled import half_kernels
-from flightedl.kernels.half_precision import check_kind, item_bytes, shortened, widened
+from flightedl.kernels.half_precision import check_kind, float32_of, item_bytes, shortened
 
 VALUES = np.concatenate(
     [
@@ -26,25 +26,20 @@ def test_trainers_and_pservers_round_to_the_same_bits() -> None:
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 def test_representable_values_are_converted_exactly(kind: str) -> None:
     fitting = np.array([0, -0.5, 1, 1.5, -3, 96, 256], np.float32)
-    out = np.empty_like(fitting)
-    widened(memoryview(shortened(fitting, kind)).cast("B"), kind, out)
-    assert out.tolist() == fitting.tolist()
+    assert float32_of(shortened(fitting, kind), kind).tolist() == fitting.tolist()
 
 
 def test_ties_go_to_even() -> None:
     ties = np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)
-    out = np.empty_like(ties)
-    widened(memoryview(shortened(ties, "bfloat16")).cast("B"), "bfloat16", out)
-    assert out.tolist() == [1.0, 1 + 4 * 2**-8]
+    assert float32_of(shortened(ties, "bfloat16"), "bfloat16").tolist() == [1.0, 1 + 4 * 2**-8]
 
 
 def test_unaligned_bytes_are_widened_the_same_way() -> None:
     bits = shortened(VALUES, "bfloat16")
     moved = memoryview(b"x" + bits.tobytes())[1:]
-    ours, theirs = np.empty_like(VALUES), np.empty_like(VALUES)
-    widened(moved, "bfloat16", ours)
-    half_kernels("bfloat16").to_float32(np.frombuffer(moved, np.uint16), theirs)
-    assert ours.tobytes() == theirs.tobytes()
+    unaligned, theirs = np.frombuffer(moved, np.uint16), np.empty_like(VALUES)
+    half_kernels("bfloat16").to_float32(unaligned, theirs)
+    assert float32_of(unaligned, "bfloat16").tobytes() == theirs.tobytes()
 
 
 def test_only_float32_is_shortened_and_only_to_known_types() -> None:

@@ -18,7 +18,7 @@ from flightedl.domain.feed.follower import FollowedFeeds, Use
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.errors import MessageError
-from flightedl.kernels.half_precision import KINDS, array_dtype, widened
+from flightedl.kernels.half_precision import KINDS, array_dtype, float32_of
 from flightedl.messages.feed import ChangesHeader, Position
 from flightedl.pserver.rows.tables import RowTables
 from flightedl.wire.changes import Change
@@ -49,19 +49,13 @@ class Received:
                 return
             self._count += 1
             if self.header.wire and (change.kind, change.name) in self._model.floats:
-                change = _widened(change, self.header.wire)  # noqa: PLW2901
+                bits = array_of(change.values, np.uint16, change.name)
+                change = change._replace(values=float32_of(bits, self.header.wire))  # noqa: PLW2901
             if change.kind == "rows" and self.store is not None:
                 self._model.tables.add(self.store, change)
             else:
                 self._model.check(change)
                 self.changes.append(change)
-
-
-def _widened(change: Change, kind: str) -> Change:
-    bits = array_of(change.values, np.uint16, change.name)
-    values = np.empty(bits.size, np.float32)
-    widened(bits.data, kind, values)
-    return change._replace(values=values)
 
 
 class FollowedModel:

@@ -31,7 +31,7 @@ from flightedl.coordination.lives import JobCoordinator
 from flightedl.domain.feed.follower import Use
 from flightedl.domain.model.declared import plan_of
 from flightedl.errors import DeadlineError, FlightedlError, MessageError, NotFoundError
-from flightedl.kernels.half_precision import check_kind, widened
+from flightedl.kernels.half_precision import check_kind, float32_of
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.feed import ChangesHeader, ChangesTicket
@@ -99,8 +99,7 @@ class FollowedTable:
         ids, values = model.rows(self.name)
         values = values.reshape(ids.size, spec.dim)
         if spec.dtype != "float32":
-            bits, values = np.ascontiguousarray(values), np.empty(values.shape, np.float32)
-            widened(bits.data.cast("B"), spec.dtype, values.reshape(-1))
+            values = float32_of(values, spec.dtype)
         return ids.view(np.int64), values
 
 
