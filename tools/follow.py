@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.client.following.consumer import checked_name
 from flightedl.client.following.follower import Follower
 from flightedl.config import CommonSettings, settings
 from flightedl.errors import UsageError
-from flightedl.messages.feed import CONSUMER_NAME
 
 from .options import Number, running_job_options
 
@@ -25,14 +24,11 @@ _wire_option = click.option(
 )
 
 
-def _consumer_name(_context: click.Context, _parameter: click.Parameter, text: str | None) -> str | None:
-    if text is not None and not (text and re.fullmatch(CONSUMER_NAME, text)):
-        raise click.BadParameter(f"{text!r:.80} is not a name: use 1 to 64 letters, digits and characters of '._-'.")
-    return text
-
-
 _name_option = click.option(
-    "--name", metavar="NAME", callback=_consumer_name, help="Name of this copy in `flightedl status` [no name]"
+    "--name",
+    metavar="NAME",
+    callback=lambda _context, _parameter, text: None if text is None else checked_name(text),
+    help="Name of this copy in `flightedl status` [no name]",
 )
 
 

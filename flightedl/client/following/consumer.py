@@ -23,6 +23,13 @@ _RETRY_S = 0.2
 _GRACE_S = 1.0
 
 
+def checked_name(name: str) -> str:
+    """Return the name of a consumer. Raises UsageError if it is invalid."""
+    if not name or not re.fullmatch(CONSUMER_NAME, name):
+        raise UsageError(f"the name {name!r:.80} needs 1 to 64 letters, digits and characters of '._-'")
+    return name
+
+
 class ConsumerName:
     """Holds the name of a consumer from construction until ``close``. Thread-safe.
 
@@ -41,9 +48,7 @@ class ConsumerName:
     """
 
     def __init__(self, coordinator: Coordinator, clock: Clock, keys: JobKeys, name: str, ttl_s: float) -> None:
-        if not name or not re.fullmatch(CONSUMER_NAME, name):
-            raise UsageError(f"the name {name!r:.80} needs 1 to 64 letters, digits and characters of '._-'")
-        self.name = name
+        self.name = checked_name(name)
         self._coordinator = coordinator
         self._clock = clock
         self._key = keys.consumer(name)

@@ -21,8 +21,8 @@ from flightedl.ports import Clock, Cluster
 Read = Callable[[], StatusReply]
 
 
-def look(cluster: Cluster, job: str, read: Read) -> Seen | None:
-    """Return the figures on which a scaling decision is based, or None if the job has ended.
+def look(cluster: Cluster, job: str, read: Read) -> tuple[Seen, StatusReply] | None:
+    """Return the figures on which scaling decisions are based, and the job's status. None if the job has ended.
 
     Raises:
         FlightedlError: the cluster or the master does not answer.
@@ -41,7 +41,7 @@ def look(cluster: Cluster, job: str, read: Read) -> Seen | None:
         leaving=leaving,
         tasks_left=tasks.todo + tasks.pending if is_last and not status.is_growing else None,
         is_training=status.state == "training" and tasks.todo + tasks.pending > 0,
-    )
+    ), status
 
 
 class PserverLoop:
@@ -90,13 +90,13 @@ def run(
     shown = ""
     while not stop.wait(every_s):
         try:
-            seen = look(cluster, job, read)
-            if seen is None:
+            if (found := look(cluster, job, read)) is None:
                 say(f"job {job} has ended")
                 return
+            seen, status = found
             wish = scaling.look(seen, clock.now())
             shown = _carry_out(cluster, job, seen, wish, say, shown)
-            if pservers is not None and (text := pservers.look(read(), clock.now())):
+            if pservers is not None and (text := pservers.look(status, clock.now())):
                 say(text)
         except FlightedlError as error:
             # Without figures, nothing is changed.

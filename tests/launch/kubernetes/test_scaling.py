@@ -48,16 +48,16 @@ def test_the_rule_sees_the_cluster_and_the_master() -> None:
     cluster.apply([pod("a", "Running", "DisruptionTarget"), pod("b", "Running", "Ready")])
     cluster.apply([pod("c", "Failed", "DisruptionTarget")])
     expected = Seen(records=7, running=2, wanted=2, leaving=1, tasks_left=None, is_training=True)
-    assert look(cluster, "demo", lambda: status(2, 7)) == expected
+    assert look(cluster, "demo", lambda: status(2, 7)) == (expected, status(2, 7))
     cluster.patch("Job", "demo-trainer", {"status": {"conditions": [{"type": "Complete", "status": "True"}]}})
     assert look(cluster, "demo", lambda: status(2, 7)) is None
 
 
 def test_the_rule_sees_the_remaining_tasks_of_the_last_epoch() -> None:
     last = StatusReply(job="demo", state="training", epoch=1, epochs=2, tasks=STATUS.tasks)
-    seen = look(started(), "demo", lambda: last)
-    assert seen is not None
-    assert seen.tasks_left == 95
+    found = look(started(), "demo", lambda: last)
+    assert found is not None
+    assert found[0].tasks_left == 95
 
 
 class Looks(threading.Event):
