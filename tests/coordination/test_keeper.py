@@ -507,11 +507,8 @@ def test_a_lease_to_which_a_key_has_moved_is_trusted_from_the_time_of_its_reques
     held.release()
 
 
-def test_a_released_key_is_free_although_the_outcome_of_its_move_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeClock()
-    coordinator = MemoryCoordinator(clock)
-    held = HeldKey.claim(coordinator, clock, KEY, b"me", 600.0)
-    assert held is not None
+def lose_replies(coordinator: MemoryCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lose the reply to every transaction after the transaction was executed."""
     transact = coordinator.transact
 
     def lose_the_reply(*arguments: Any) -> None:
@@ -519,6 +516,14 @@ def test_a_released_key_is_free_although_the_outcome_of_its_move_is_unknown(monk
         raise OutcomeUnknownError("the reply was lost")
 
     monkeypatch.setattr(coordinator, "transact", lose_the_reply)
+
+
+def test_a_released_key_is_free_although_the_outcome_of_its_move_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    coordinator = MemoryCoordinator(clock)
+    held = HeldKey.claim(coordinator, clock, KEY, b"me", 600.0)
+    assert held is not None
+    lose_replies(coordinator, monkeypatch)
     with pytest.raises(OutcomeUnknownError):
         held._move(900.0)
     held.release()
@@ -532,13 +537,7 @@ def test_a_lease_to_which_a_key_had_moved_unnoticed_is_renewed_before_it_is_trus
     coordinator = MemoryCoordinator(clock)
     held = HeldKey.claim(coordinator, clock, KEY, b"me", 900.0)
     assert held is not None
-    transact = coordinator.transact
-
-    def lose_the_reply(*arguments: Any) -> None:
-        transact(*arguments)
-        raise OutcomeUnknownError("the reply was lost")
-
-    monkeypatch.setattr(coordinator, "transact", lose_the_reply)
+    lose_replies(coordinator, monkeypatch)
     with pytest.raises(OutcomeUnknownError):
         held._move(600.0)
     clock.advance(300.0)

@@ -246,6 +246,13 @@ def test_evicted_rows_leave_a_follower(cluster: fe.LocalCluster, tmp_path: Path,
         np.testing.assert_array_equal(follower.tables["users"].lookup(every), users.pull(every))
 
 
+def tables_of(job: fe.Job, unused_versions: int) -> tuple[fe.Table, fe.Table]:
+    """Return a table that evicts rows by age and by norm, and a table of bfloat16 values."""
+    evict = fe.Evict(unused_versions=unused_versions, norm_below=0.05)
+    users = job.table("users", 3, optimizer=fe.RowAdagrad(lr=0.1), evict=evict)
+    return users, job.table("short", 3, optimizer=fe.SGD(lr=0.1), dtype="bfloat16")
+
+
 @pytest.mark.parametrize("mode", [fe.Async(), fe.Sync()], ids=["async", "sync"])
 def test_a_follower_is_bit_for_bit_the_checkpoint_of_the_same_state(tmp_path: Path, mode: Any) -> None:
     checkpoint = str(tmp_path / "checkpoints")
@@ -255,9 +262,7 @@ def test_a_follower_is_bit_for_bit_the_checkpoint_of_the_same_state(tmp_path: Pa
         follow(cluster) as follower,
     ):
         data = iter(job.dataset(data_of(tmp_path, 8), batch_size=1))
-        evict = fe.Evict(unused_versions=3, norm_below=0.05)
-        users = job.table("users", 3, optimizer=fe.RowAdagrad(lr=0.1), evict=evict)
-        short = job.table("short", 3, optimizer=fe.SGD(lr=0.1), dtype="bfloat16")
+        users, short = tables_of(job, unused_versions=3)
         first = {"w": VECTOR, "b": VECTOR[:900].astype(bfloat16)}
         model = job.parameters(first, optimizer=fe.Adam(lr=0.1), mode=mode)
         chance = np.random.default_rng(0)
@@ -294,9 +299,7 @@ def test_a_follower_stops_at_exactly_the_state_of_a_checkpoint_while_training_co
         follow(cluster) as follower,
     ):
         data = iter(job.dataset(data_of(tmp_path, 5000), batch_size=1))
-        evict = fe.Evict(unused_versions=30, norm_below=0.05)
-        users = job.table("users", 3, optimizer=fe.RowAdagrad(lr=0.1), evict=evict)
-        short = job.table("short", 3, optimizer=fe.SGD(lr=0.1), dtype="bfloat16")
+        users, short = tables_of(job, unused_versions=30)
         first = {"w": VECTOR, "b": VECTOR[:900].astype(bfloat16)}
         model = job.parameters(first, optimizer=fe.Adam(lr=0.1), mode=mode)
         begun, ended = threading.Event(), threading.Event()

@@ -87,12 +87,18 @@ def test_a_report_is_stored_before_it_is_answered(make_job: MakeJob) -> None:
     assert stored(job, KEYS.task_queues) != before
 
 
-def test_an_assignment_that_was_awaited_is_stored_before_it_is_sent(make_job: MakeJob) -> None:
-    job = make_job()
+def begun_without_tasks_left(job: Job) -> Master:
+    """Return a master that has assigned all tasks to trainers "a", "c" and so on."""
     master, _ = begun(job)
     names = iter("acdefghij")
     while master.work(name := next(names), job.start_trainer(name), want=TASKS).assignments:
         pass
+    return master
+
+
+def test_an_assignment_that_was_awaited_is_stored_before_it_is_sent(make_job: MakeJob) -> None:
+    job = make_job()
+    master = begun_without_tasks_left(job)
     b = job.start_trainer("trainer-b")
     master.work("trainer-b", b, want=0)
     ticket = TasksTicket(trainer="trainer-b", generation=b, want=1, wait_s=20.0)
@@ -187,10 +193,7 @@ def test_an_answer_is_complete_before_its_request_continues(make_job: MakeJob, m
 
 def test_a_request_that_waits_in_vain_is_answered_at_its_time_limit(make_job: MakeJob) -> None:
     job = make_job()
-    master, _ = begun(job)
-    names = iter("acdefghij")
-    while master.work(name := next(names), job.start_trainer(name), want=TASKS).assignments:
-        pass
+    master = begun_without_tasks_left(job)
     b = job.start_trainer("b")
     master.work("b", b, want=0)
     ticket = TasksTicket(trainer="b", generation=b, want=1, wait_s=0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from flightedl.ports import Put
 from flightedl.pserver.flight import PserverFlight
 from flightedl.rpc.call import Call
 from flightedl.rpc.identity import Caller
+from tests.calls import call_of
 
 from .job_of_twins import KEYS, Job, Master
 
@@ -33,17 +33,7 @@ class Unasked:
 
 
 def call() -> Call:
-    return Call(
-        verb="action",
-        caller=Caller("stranger", "s"),
-        role=None,
-        peer="",
-        headers={},
-        deadline=SystemClock().now() + 60.0,
-        clock=SystemClock(),
-        closing=threading.Event(),
-        cancelled=lambda: False,
-    )
+    return call_of("action", Caller("stranger", "s"))
 
 
 @pytest.fixture

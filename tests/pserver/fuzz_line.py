@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 import socket
-import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -34,13 +33,12 @@ from flightedl.pserver.line_loop import LineLoop
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.step_stream import StepStream
-from flightedl.rpc.call import Call
-from flightedl.rpc.identity import Caller
 from flightedl.rpc.line import LIMIT_BYTES, Line
 from flightedl.rpc.streams import Exchange
 from flightedl.rpc.validation import BatchLimits
 from flightedl.wire.parts import STEP_SCHEMA, encode_message
 from flightedl.wire.rows import OutgoingBlocks
+from tests.calls import call_of
 
 _CLOCK = SystemClock()
 _SIZES = (20, 15, 30)
@@ -77,17 +75,7 @@ class _Target:
         """Connect the hostile trainer, or connect it again."""
         self.theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.theirs.setblocking(False)
-        self.call = Call(
-            verb="step",
-            caller=Caller(),
-            role=None,
-            peer="",
-            headers={},
-            deadline=_CLOCK.now() + 60.0,
-            clock=_CLOCK,
-            closing=threading.Event(),
-            cancelled=lambda: True,
-        )
+        self.call = call_of("step", is_cancelled=True)
         exchange = Exchange(None, None, STEP_SCHEMA, self.call, BatchLimits())  # type: ignore[arg-type]
         self.stream = StepStream(exchange, self.call, _CLOCK, self.shard.meter, lambda: None, shares_memory=True)
         self.line = self.stream._line = Line(mine)

@@ -33,7 +33,7 @@ from flightedl.formats.checkpoint_files import found_checkpoints
 from flightedl.formats.stored_tables import stored_rows
 from flightedl.kernels import compiled, compiled_rows
 from flightedl.kernels.compiled_rows import distinct_kernels
-from flightedl.kernels.half_precision import widened
+from flightedl.kernels.half_precision import float32_of
 from flightedl.messages.base import encode
 from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, Placement
@@ -338,11 +338,7 @@ def test_the_rows_of_a_chain_are_exported_unchanged() -> None:
     for number, spec in enumerate(TABLES):
         found: dict[int, list[float]] = {}
         for rows in stored_rows(cluster.storage, manifest, number, spec):
-            values = rows.values
-            if rows.values.dtype == np.uint16:
-                wide = np.empty(values.size, np.float32)
-                widened(values.reshape(-1).data.cast("B"), spec.dtype, wide)
-                values = wide.reshape(values.shape)
+            values = float32_of(rows.values, spec.dtype) if rows.values.dtype == np.uint16 else rows.values
             assert not found.keys() & set(rows.ids.tolist()), "a row occurs twice"
             found.update(zip(rows.ids.tolist(), values.tolist(), strict=True))
         table = cluster.rows()[number]
