@@ -17,7 +17,7 @@ USUAL_REFUSALS = frozenset(
 class PserverFigures(Reply, frozen=True, kw_only=True):
     """Statistics that a pserver reports to the master, and that the master passes on."""
 
-    #: Number of blocks of parameters, and number of buckets of tables, that the pserver has.
+    #: Numbers of parameter blocks and of table buckets on the pserver.
     blocks: int = 0
     buckets: int = 0
     #: Lowest and highest version of the pserver's blocks.

@@ -161,7 +161,7 @@ class Inbox:
 
 
 class CopyingInbox(Inbox):
-    """A receiver's end that copies values before checking and using them. A copy is valid until the next ``take``.
+    """Receiving end that copies values before it checks and uses them. A copy is valid until the next ``take``.
 
     Args:
         memory: See ``Inbox``.

@@ -104,7 +104,7 @@ def step(client: flight.FlightClient, gradient: Floats, values: Floats) -> None:
 
 
 def run_client(element_count: int, addresses: list[str]) -> None:
-    """Run steps as ordered."""
+    """Run the requested steps."""
     tuning.apply()
     gradient = np.random.default_rng(0).standard_normal(element_count).astype(np.float32)
     values = np.zeros(element_count, np.float32)

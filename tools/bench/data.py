@@ -114,7 +114,7 @@ def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _passes(batches: Iterator[Any], count: int, take: Callable[[Any], object]) -> None:
-    """Run and time passes of ``count`` batches as ordered. A pass reads, sleeps, or does both."""
+    """Run and time the requested passes of ``count`` batches. A pass reads, sleeps, or does both."""
     ready()
     while (order := next_order())[0]:
         passes, choice = order

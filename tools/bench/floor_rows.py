@@ -176,7 +176,7 @@ def _step_of(connection: socket.socket, workload: TableWorkload, group: int) -> 
 
 
 def run_client(workloads: list[TableWorkload], path: str, _option: str) -> None:
-    """Run steps as ordered."""
+    """Run the requested steps."""
     groups = groups_of(workloads)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)

@@ -87,12 +87,12 @@ def _step_of(module: Any, optimizer: Any = None) -> Callable[[], None]:
 
 
 def train_alone(mb: float) -> None:
-    """Run steps of the module alone, as ordered."""
+    """Run the requested steps of the module alone."""
     serve(_step_of(network(mb)))
 
 
 def train_parallel(mb: float, rank: int, world: int, port: int) -> None:
-    """Run steps as ordered, as one DDP process."""
+    """Run the requested steps as one DDP process."""
     from torch import nn
 
     net = network(mb)

@@ -195,7 +195,7 @@ class _Asking:
 
 
 def run_trainers(etcd: str, job: str, count: int) -> None:
-    """Run ``count`` trainers as threads with separate connections. They dispatch concurrently, as often as ordered."""
+    """Run ``count`` trainers as threads with separate connections. They dispatch concurrently, on request."""
     process_tuning.apply()
     clock = SystemClock()
     coordinator = EtcdCoordinator(etcd, clock=clock)
@@ -232,7 +232,7 @@ class _BareServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def run_bare(etcd: str, address: str) -> None:
-    """Run, as ordered, the minimum that a durable dispatch needs: a Flight call and an etcd transaction."""
+    """On request, run the minimum that a durable dispatch needs: a Flight call and an etcd transaction."""
     process_tuning.apply()
     coordinator = EtcdCoordinator(etcd, clock=SystemClock())
     client = flight.FlightClient(f"grpc://{address}")

@@ -119,7 +119,7 @@ class _Loop:
 
 
 def train(workloads: list[TableWorkload], dataset: str) -> None:
-    """Fill the tables, then run steps as ordered."""
+    """Fill the tables, then run the requested steps."""
     with fe.connect() as job:
         data = job.dataset(dataset, batch_size=1, epochs=None)
         optimizer, groups = fe.RowAdagrad(lr=RATE, eps=EPS), dict[Group, list[Any]]()

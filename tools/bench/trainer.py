@@ -67,7 +67,7 @@ class Workload:
 
 
 def train(workload: Workload, dataset: str, gradients_file: str) -> None:
-    """Step as ordered."""
+    """Run the requested steps."""
     line: np.ndarray[tuple[int], np.dtype[np.float32]] = np.memmap(gradients_file, np.float32, "r")
     if workload.trainers * workload.size_bytes <= _OWN_GRADIENTS_BYTES:
         line = np.array(line)

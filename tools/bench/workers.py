@@ -56,7 +56,7 @@ def report(seconds: Sequence[float], cpu_s: float, threads: int = 1) -> None:
 
 
 def serve(*steps: Callable[[], object], servers: Sequence[int] = ()) -> None:
-    """Run steps as ordered until standard input ends. Each order selects one of the functions."""
+    """Run the requested steps until standard input ends. Each request selects one of the functions."""
     ready(servers)
     while True:
         count, choice = next_order()
