@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 
 import flightedl as fe
 
-_PERIOD_S = 5.0
-_PERIODS = 6
+_PERIOD_S = 4.0
+_PERIODS = 25
 _ELEMENTS = 1_000_000
 _ROWS, _PUSHED = 200_000, 1_000
 
@@ -35,6 +35,7 @@ def _look(etcd: str, job: str, orders: Any, answers: Any) -> None:
         seen: list[tuple[float, float]] = []
         with fe.Follower(etcd=etcd, job=job).wait() as follower:
             answers.put("ready")
+            before = time.process_time()
             end = time.monotonic() + seconds
             last = -1.0
             while (now := time.monotonic()) < end:
@@ -43,11 +44,11 @@ def _look(etcd: str, job: str, orders: Any, answers: Any) -> None:
                     seen.append((now, value))
                     last = value
                 time.sleep(0.005)
-        answers.put(seen)
+        answers.put((seen, (time.process_time() - before) / seconds))
 
 
 def main() -> None:
-    """Measure, and print two lines."""
+    """Measure, and print the figures."""
     context = multiprocessing.get_context("spawn")
     orders, answers = context.Queue(), context.Queue()
     folder = Path(tempfile.mkdtemp())
@@ -62,7 +63,8 @@ def main() -> None:
         gradient, ends = -np.ones(_ELEMENTS, np.float32), [0.0]
         chance = np.random.default_rng(1)
 
-        pservers = [each for each in psutil.Process().children(recursive=True) if "pserver" in " ".join(each.cmdline())]
+        with cluster.status() as status:
+            pservers = [psutil.Process(each.pid) for each in status.read(10.0).pservers]
 
         def steps(end: float) -> tuple[float, float]:
             """Step until the end; return the steps per second, and the pservers' CPU milliseconds per step."""
@@ -79,6 +81,7 @@ def main() -> None:
         steps(time.monotonic() + _PERIOD_S)
         rates: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
         delays: list[float] = []
+        shares: list[float] = []
         for _ in range(_PERIODS):
             rates[False].append(steps(time.monotonic() + _PERIOD_S))
             orders.put(_PERIOD_S)
@@ -88,7 +91,8 @@ def main() -> None:
             rates[True].append(steps(time.monotonic() + _PERIOD_S - 0.5))
             while answers.empty():
                 steps(time.monotonic() + 0.1)
-            seen = answers.get()
+            seen, share = answers.get()
+            shares.append(share)
             # The first value is the base; each step counts from its end to the first look that sees it or a later one.
             for (_, before), (at, value) in pairwise(seen):
                 delays += [at - ends[step] for step in range(int(before) + 1, int(value) + 1)]
@@ -102,6 +106,7 @@ def main() -> None:
     print(f"freshness of {len(delays)} steps: p50 {p50:.0f} ms, p99 {p99:.0f} ms, most {1000 * delays[-1]:.0f} ms")
     print(f"steps per second: {without:.1f} without a follower, {with_one:.1f} with one: {with_one / without:.3f}")
     print(f"CPU of {len(pservers)} pservers per step: {used:.3f} ms without, {more:.3f} ms with one: {more / used:.3f}")
+    print(f"CPU of the follower's process: {statistics.median(shares):.1%} of a core")
 
 
 if __name__ == "__main__":

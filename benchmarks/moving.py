@@ -4,9 +4,10 @@ The model has a table of the given size (1 GB by default) and 8 MB of dense para
 20 ms, looks up and pushes 4,096 random rows, and pushes all dense parameters. The pservers and trainers are processes
 of their own; this process stores the intent and commits each move, as a master does.
 
-    python -m benchmarks.moving [MB] [back]
+    python -m benchmarks.moving [MB] [back] [tcp]
 
 ``back``: also move everything back, and compare steps with those before.
+``tcp``: processes do not share memory.
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ def halves(plan: ShardPlan, placement: Placement) -> list[Move]:
 def pservers(etcd: str, coordinator: Coordinator) -> Iterator[None]:
     """Run four pservers."""
     coordinator.transact([], [Put(_KEYS.ps_desired, b"4")])
-    chosen = PserverSettings(job="moving", etcd=etcd)
+    chosen = PserverSettings(job="moving", etcd=etcd, same_host="never" if "tcp" in sys.argv else "auto")
     started = [
         subprocess.Popen([sys.executable, "-m", "flightedl", "pserver"], env=child_environment(chosen))
         for _ in range(_PSERVERS)

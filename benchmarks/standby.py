@@ -48,6 +48,11 @@ class Steps:
         for start in range(0, rows, _FILLED_AT_ONCE):
             self.step(np.arange(start, min(rows, start + _FILLED_AT_ONCE)))
 
+    @property
+    def served(self) -> float:
+        """Fraction of the rows that the pserver has."""
+        return len(self._table) / self._rows
+
     def step(self, ids: np.ndarray | None = None) -> float:
         """Make a step, and return its duration in seconds."""
         next(self._data)
@@ -80,24 +85,30 @@ def _has_copy(cluster: LocalCluster, generation: int) -> bool:
     return found.generation > generation and is_copied and (found.standby_lag_s or 1e9) < _LAG_S
 
 
+def _checkpoints_since(folder: Path, seconds: float) -> int:
+    """Return how many checkpoints ended after this time. Only the first may have begun before it."""
+    return sum(each.stat().st_mtime > seconds for each in folder.rglob("*manifest*"))
+
+
 def _measure(kind: str, megabytes: int, folder: Path) -> None:
     rows = (megabytes << 20) // (4 * _DIM)
     more = {"standby_pservers": 1} if kind == "a standby" else {"standby": True}
     if kind == "a spare":
-        more |= {"checkpoint": str(folder / "checkpoints"), "checkpoint_every_s": 60.0}
+        more |= {"checkpoint": str(folder / "checkpoints"), "checkpoint_every_s": 20.0}
     with fe.local(pservers=1, **more) as cluster, cluster.connect() as job:
         steps = Steps(job, folder, rows)
         if kind == "a standby":
             steps.for_seconds(_WAIT_S, partial(_has_copy, cluster, 0))
         elif kind == "a spare":
-            steps.for_seconds(_WAIT_S, lambda: any(folder.rglob("*manifest*")))
+            filled = time.time()
+            steps.for_seconds(_WAIT_S, lambda: _checkpoints_since(folder, filled) > 1)
         steps.for_seconds(5.0)
         server = psutil.Process(_server(cluster).pid)
         before = server.cpu_times()
         durations = steps.for_seconds(_MEASURED_S)
         used = sum(server.cpu_times()[:2]) - sum(before[:2])
         print(
-            f"with {kind}: processor {used / _MEASURED_S:.0%} of a core, {len(durations) / _MEASURED_S:.0f} steps/s, "
+            f"with {kind}: processor {used / _MEASURED_S:.1%} of a core, {len(durations) / _MEASURED_S:.0f} steps/s, "
             f"median {statistics.median(durations) * 1e3:.1f} ms, 99 % {np.quantile(durations, 0.99) * 1e3:.1f} ms, "
             f"longest {max(durations) * 1e3:.1f} ms",
             flush=True,
@@ -105,7 +116,8 @@ def _measure(kind: str, megabytes: int, folder: Path) -> None:
         for _ in range(_KILLS if kind != "nothing" else 0):
             found = _server(cluster)
             psutil.Process(found.pid).kill()
-            print(f"    a push was accepted {steps.step():.2f} s after a kill", flush=True)
+            took = steps.step()
+            print(f"    a push was accepted {took:.2f} s after a kill, with {steps.served:.1%} of the rows", flush=True)
             steps.for_seconds(5.0)
             if kind == "a standby":
                 steps.for_seconds(_WAIT_S, partial(_has_copy, cluster, found.generation))

@@ -18,27 +18,27 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (22_549, 16_000, ("flightedl/domain",)),
-    "client, torch": (13_138, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (13_486, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "domain": (22_576, 16_000, ("flightedl/domain",)),
+    "client, torch": (13_136, 8_000, ("flightedl/client", "flightedl/torch")),
+    "pserver, kernels": (13_459, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (6_410, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         9_039,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
-    "formats": (5_748, 4_700, ("flightedl/formats",)),
+    "formats": (5_741, 4_700, ("flightedl/formats",)),
     "launch": (6_743, 4_800, ("flightedl/launch",)),
-    "recording": (2_512, 1_500, ("flightedl/recording",)),
-    "testing": (11_136, 8_000, ("flightedl/testing",)),
-    "tools/bench": (3_436, 3_000, ("tools/bench",)),
+    "recording": (2_510, 1_500, ("flightedl/recording",)),
+    "testing": (11_120, 8_000, ("flightedl/testing",)),
+    "tools/bench": (3_435, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
-        8_227,
+        8_223,
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),
     "pictures of the documentation": (383, 383, ("docs",)),
-    "benchmarks": (1_730, 600, ("benchmarks",)),
+    "benchmarks": (1_836, 600, ("benchmarks",)),
 }
 _PARTS = {directory for _, _, directories in BUDGETS.values() for directory in directories}
 
