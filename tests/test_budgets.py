@@ -18,7 +18,7 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (22_576, 16_000, ("flightedl/domain",)),
+    "domain": (22_593, 16_000, ("flightedl/domain",)),
     "client, torch": (13_136, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (13_459, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (6_410, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "formats": (5_741, 4_700, ("flightedl/formats",)),
     "launch": (6_743, 4_800, ("flightedl/launch",)),
     "recording": (2_510, 1_500, ("flightedl/recording",)),
-    "testing": (11_120, 8_000, ("flightedl/testing",)),
+    "testing": (11_133, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_435, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
         8_223,

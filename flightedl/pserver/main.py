@@ -4,8 +4,8 @@ The process first binds its server, which answers "not ready". Then it reads ``p
 ``ps/<index>``, and publishes its address and generation under that key. Once the model is declared, it builds the
 shard, loads its predecessor's values, and serves. A process that finds no free index waits as a spare.
 With the setting ``standby``, it instead copies the blocks of a pserver, and claims this pserver's index if it dies. If
-no process claims an index without a standby for a while, for example because a machine is gone, a standby of another
-pserver does, because trainers wait for all pservers.
+no process claims an index without a standby for a while, for example because a machine is gone, the newest standby of
+another pserver does, because trainers wait for all pservers.
 
 The lease has a longer TTL until the shard is built. The process exits with code 0 when asked to stop, 75 if it has lost
 its lease and should be restarted, and 3 if the job cannot continue. It ignores any state in etcd that is older than the
@@ -25,7 +25,7 @@ from flightedl.coordination.checkpoint_places import job_storage
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.process import ServerProcess, run_server
-from flightedl.domain.moving.standby import claims, index_to_follow, keeps_following
+from flightedl.domain.moving.standby import claims, has_unclaimed, index_to_follow, keeps_following
 from flightedl.errors import (
     EXIT_JOB_FAILED,
     EXIT_START_AGAIN,
@@ -54,8 +54,6 @@ _POLL_S = 0.5
 #: ends its lease; with other launchers, the successor waits until the longer TTL has passed.
 _STARTING_FACTOR = 4
 _DRAIN_POLL_S = 0.05
-#: Time after which a standby claims a free index that has no standby, since no other process does.
-_UNCLAIMED_S = 30.0
 
 
 class PserverProcess(ServerProcess[PserverSettings]):
@@ -171,16 +169,14 @@ class PserverProcess(ServerProcess[PserverSettings]):
         try:
             while not self._stop.is_set():
                 seen, desired = directory.revision, directory.ps_desired() or 0
-                if directory.pservers().keys() | directory.standbys().keys() >= set(range(desired)):
+                if not has_unclaimed(desired, directory.pservers(), directory.standbys()):
                     free_since = self._clock.now()
-                elif standby is not None and self._clock.now() - free_since >= _UNCLAIMED_S:
-                    service.end_standby()
-                    standby.release()
-                    standby = None
                 held = self._claim_free(coordinator, directory, port, desired, standby)
                 if held is not None:
                     return held
-                standby = self._keep_standby(coordinator, directory, port, service, desired, standby)
+                standby = self._keep_standby(
+                    coordinator, directory, port, service, desired, standby, self._clock.now() - free_since
+                )
                 taken = directory.pservers()
                 is_free = any(index not in taken for index in range(desired))
                 reason = "a free index" if desired else "a master to set the number of pservers"
@@ -235,12 +231,13 @@ class PserverProcess(ServerProcess[PserverSettings]):
         service: PserverService,
         desired: int,
         standby: HeldKey | None,
+        unclaimed_s: float,
     ) -> HeldKey | None:
         """Return the key of this process as a standby; None if it is a spare."""
         if standby is not None:
             revision = directory.revision
-            own, taken = self._place_of(standby), directory.pservers()
-            if keeps_following(own, desired, taken, revision, _generations(directory)):
+            own = self._place_of(standby)
+            if keeps_following(own, desired, revision, _generations(directory), unclaimed_s):
                 return standby
             service.end_standby()
             standby.release()

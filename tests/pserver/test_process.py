@@ -17,6 +17,7 @@ from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for
+from flightedl.domain.moving import standby as domain_standby
 from flightedl.errors import EXIT_START_AGAIN, FlightedlError, UsageError
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import (
@@ -27,7 +28,7 @@ from flightedl.messages.declarations import (
     ParameterDeclaration,
 )
 from flightedl.ports import Delete, Entry, Put
-from flightedl.pserver import main, service
+from flightedl.pserver import service
 from flightedl.pserver.main import PserverProcess
 from flightedl.pserver.shard import Shard
 from flightedl.testing.contracts.coordinator import eventually
@@ -183,7 +184,7 @@ def test_a_spare_leaves_an_index_to_its_standby() -> None:
 def test_a_standby_claims_another_index_that_stays_free(
     running: Running, standby: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main, "_UNCLAIMED_S", 1.5)
+    monkeypatch.setattr(domain_standby, "UNCLAIMED_S", 1.5)
     own, began = running.standby_key, time.monotonic()
     assert own is not None
     running.coordinator.transact([], [Put(KEYS.ps_desired, b"2")])

@@ -17,8 +17,8 @@ Rules:
   The standby then starts over, once no blocks are moving anymore: a change consists of many moves, with short pauses.
 * While a standby of an index is alive, only this standby may claim the index. The transaction that claims the index
   compares this, because a process may have read an older state.
-* If an index without a standby is free, the newest standby drops its copy, so that it can claim this index. Otherwise,
-  nobody might: a restarted process can become a standby before the lease of its predecessor ends.
+* If an index without a standby stays free, the newest standby drops its copy, so that it can claim this index. There
+  may be no other process: a restarted one can become a standby before the lease of its predecessor ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,21 @@ import msgspec
 
 from flightedl.messages.moving import CopyId
 
-__all__ = ["Claim", "CopyId", "CopySource", "Sent", "StandbyCopy", "claims", "index_to_follow", "keeps_following"]
+__all__ = [
+    "UNCLAIMED_S",
+    "Claim",
+    "CopyId",
+    "CopySource",
+    "Sent",
+    "StandbyCopy",
+    "claims",
+    "has_unclaimed",
+    "index_to_follow",
+    "keeps_following",
+]
+
+#: Seconds after which a standby claims a free index that has no standby, because no other process does.
+UNCLAIMED_S = 5.0
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
@@ -179,25 +193,28 @@ def claims(
 
 def index_to_follow(desired: int, taken: Collection[int], standbys: Collection[int]) -> int | None:
     """Return the lowest index of a pserver without a standby, or None if there is none, or an index to claim."""
-    without = [index for index in range(desired) if index not in standbys]
-    return without[0] if without and all(index in taken for index in without) else None
+    without = (index for index in range(desired) if index not in standbys)
+    return None if has_unclaimed(desired, taken, standbys) else next(without, None)
+
+
+def has_unclaimed(desired: int, taken: Collection[int], standbys: Collection[int]) -> bool:
+    """True if an index without a standby is free."""
+    return any(index not in taken and index not in standbys for index in range(desired))
 
 
 def keeps_following(
-    own: tuple[int, int], desired: int, taken: Collection[int], revision: int, standbys: Mapping[int, int]
+    own: tuple[int, int], desired: int, revision: int, standbys: Mapping[int, int], unclaimed_s: float
 ) -> bool:
     """True if a standby keeps following its pserver. Otherwise it drops its copy.
 
     Args:
         own: Index and generation of this process as a standby.
         desired: Number of the job's pservers.
-        taken: Indexes that processes hold.
         revision: Revision of the state in etcd from which ``standbys`` was read.
         standbys: Index -> generation of the live standby.
+        unclaimed_s: Seconds for which an index without a standby has been free.
     """
     index, generation = own
     is_dismissed = revision >= generation and standbys.get(index) != generation
-    is_needed = generation == max(standbys.values(), default=0) and any(
-        other not in taken and other not in standbys for other in range(desired)
-    )
+    is_needed = unclaimed_s >= UNCLAIMED_S and generation == max(standbys.values(), default=0)
     return index < desired and not is_dismissed and not is_needed

@@ -45,4 +45,12 @@ STANDBY_BUGS: dict[str, Planted] = {
         "a copy contains only changes, although its standby lacks the copy before it",
         swaps(f"{_STANDBY}CopySource.begin", "self.newest == Sent(standby, has)", "self.newest is not None"),
     ),
+    "standbys leave an index free": bug(
+        "all processes without an index are standbys of others, and none gives up its copy",
+        answers(f"{_STANDBY}has_unclaimed", "False"),
+    ),
+    "a pserver without values keeps its placement": bug(
+        "a pserver that lacks its values ignores newer placements, and can never report this",
+        answers("domain.pserver.life:PserverLife.may_be_placed", "self.is_serving"),
+    ),
 }

@@ -14,7 +14,7 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.moving.server import is_surplus
-from flightedl.domain.moving.standby import CopyId, claims, index_to_follow, keeps_following
+from flightedl.domain.moving.standby import CopyId, claims, has_unclaimed, index_to_follow, keeps_following
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import State
@@ -116,6 +116,8 @@ class Pserver(Process):
         self.standby: Standby | None = None
         self.copies: Copies | None = None
         self._is_becoming_standby = False
+        #: Time since which an index without a standby has been free.
+        self._unclaimed_at = cluster.world.now
         self._is_looking = False
         cluster.etcd.watch(self, self._look_around)
         self.later(0.05, self._claim)
@@ -207,6 +209,8 @@ class Pserver(Process):
         keys = self.directory
         count, standbys = desired_in(keys) or cluster.pserver_count, standbys_in(keys)
         own = None if self.standby is None else (self.standby.index, self.standby.generation)
+        if not has_unclaimed(count, pservers_in(keys), standbys):
+            self._unclaimed_at = self.world.now
         claim = next(claims(count, pservers_in(keys), standbys, own), None)
         if claim is None or self._is_becoming_standby:
             if cluster.scenario.has_standbys and not self._is_becoming_standby:
@@ -249,7 +253,8 @@ class Pserver(Process):
         """Become the standby of a pserver, or end being one."""
         etcd, keys = self.cluster.etcd, self.directory
         if own is not None:
-            if not keeps_following(own, desired, pservers_in(keys), self.directory_revision, standbys):
+            unclaimed_s = self.world.now - self._unclaimed_at
+            if not keeps_following(own, desired, self.directory_revision, standbys, unclaimed_s):
                 assert self.standby is not None, "a standby follows a pserver"
                 self.standby.close()
                 self.standby, key = None, standby_key(own[0])

@@ -3,11 +3,13 @@
 import pytest
 
 from flightedl.domain.moving.standby import (
+    UNCLAIMED_S,
     Claim,
     CopyId,
     CopySource,
     StandbyCopy,
     claims,
+    has_unclaimed,
     index_to_follow,
     keeps_following,
 )
@@ -145,15 +147,17 @@ def test_a_standby_starts_over_when_no_blocks_are_moving_anymore() -> None:
     ids=["the state is too old", "its key exists", "it was dismissed", "another process is the standby"],
 )
 def test_a_standby_that_was_dismissed_drops_its_copy(revision: int, standbys: dict[int, int], keeps: bool) -> None:
-    assert keeps_following((1, 8), 2, [0, 1], revision, standbys) == keeps
-    assert not keeps_following((1, 8), 1, [0], revision, standbys), "the job needs fewer pservers"
+    assert keeps_following((1, 8), 2, revision, standbys, 0.0) == keeps
+    assert not keeps_following((1, 8), 1, revision, standbys, 0.0), "the job needs fewer pservers"
 
 
-def test_the_newest_standby_gives_up_its_copy_if_an_index_is_free() -> None:
+def test_the_newest_standby_gives_up_its_copy_if_an_index_stays_free() -> None:
     standbys = {0: 8, 1: 9}
     for own, keeps in (((0, 8), True), ((1, 9), False)):
-        assert keeps_following(own, 3, [0, 1], 20, standbys) == keeps
-        assert keeps_following(own, 3, [0, 1, 2], 20, standbys), "no index is free"
-        assert keeps_following(own, 3, [1, 2], 20, standbys), "the standby of the free index claims it"
+        assert keeps_following(own, 3, 20, standbys, UNCLAIMED_S) == keeps
+        assert keeps_following(own, 3, 20, standbys, UNCLAIMED_S - 1), "there may be a spare"
+    assert has_unclaimed(3, [0, 1], standbys)
+    assert not has_unclaimed(3, [0, 1, 2], standbys), "no index is free"
+    assert not has_unclaimed(3, [1, 2], standbys), "its standby claims it"
     assert index_to_follow(4, {0, 1, 2}, {0: 8}) is None, "a free index is claimed instead"
     assert index_to_follow(3, {1, 2}, {0: 8}) == 1
