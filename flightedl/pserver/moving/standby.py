@@ -215,9 +215,10 @@ class Standby:
                 self._describe(shard, head)
             self._fill(kept)
             numbers = [*shard.dense.numbers, *shard.rows.numbers]
+            applied = AppliedBatches.decode(end.arrays[0].tobytes(), numbers)
             if not self._core.end(numbers, sorted([*shard.dense.restored, *shard.rows.restored])):
                 raise CorruptError("a copy does not contain the blocks that the placement assigns to the pserver")
-            self._applied = AppliedBatches.decode(end.arrays[0].tobytes(), numbers)
+            self._applied = applied
             if head.copy.number % _COPIES_PER_SWEEP == 0:
                 shard.rows.finish_restore()
 
