@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flightedl.client.model.step_plan import Piece, StepPlans, converted
+from flightedl.client.model.step_plan import _BIG_BYTES, Piece, StepPlans, converted
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards, runs_of
 from flightedl.errors import GradientError
@@ -178,3 +178,17 @@ def test_gradients_with_swapped_lengths_are_rejected(plans: StepPlans) -> None:
 def test_gradients_without_names_are_rejected(plans: StepPlans) -> None:
     with pytest.raises(GradientError, match="must be given by name"):
         plans.sound([np.zeros(5, np.float32)], "batch 0")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", [0, _BIG_BYTES // 8 - 1, _BIG_BYTES // 8, _BIG_BYTES // 8 + 1, _BIG_BYTES // 4])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_two_threads_check_every_element_of_a_large_gradient(place: int, bad: float) -> None:
+    size = _BIG_BYTES // 4 + 1
+    plan = plan_shards([ParameterSpec("w", (size,))], 1)
+    gradient = np.zeros(size, np.float32)
+    with ThreadPoolExecutor(1) as pool:
+        plans = StepPlans(plan, [runs_of(plan, 0)], {"w": np.dtype(np.float32)}, "", None, pool)
+        plans.sound({"w": gradient}, "batch 0")
+        gradient[place] = bad
+        with pytest.raises(GradientError, match="'w' has NaN or infinity"):
+            plans.sound({"w": gradient}, "batch 0")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +14,18 @@ import numpy as np
 import pytest
 
 from flightedl.client.model.shard_client import ShardClient
+from flightedl.client.model.step_plan import StepPlans, at_one_version
 from flightedl.client.model.values import ModelValues
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import plan_shards
+from flightedl.domain.model.sharding import Block, plan_shards, runs_of
 from flightedl.domain.trainer.transfers import Answer, Pull, Push
 from flightedl.errors import MessageError, UnavailableError
+from flightedl.kernels.compiled import half_kernels
+from flightedl.kernels.half_precision import shortened
 from flightedl.messages.base import decode
 from flightedl.messages.parameters import Outcome, PullTicket
 from flightedl.wire.parts import ReceivedBlocks
+from flightedl.wire.rows import OutgoingBlocks
 
 NOTHING: Any = SimpleNamespace(rows=None)
 
@@ -173,3 +180,68 @@ def test_all_parameters_of_a_stored_run_are_reported_as_changed() -> None:
         with pytest.raises(MessageError, match="bytes arrived"):
             values.store(range(1, 3), memoryview(bytes(4 * size)))
     assert values.views["c"].tolist() == [3, 4, 5]
+
+
+SIZES = {"a": (7,), "b": (3, 4), "c": (), "d": (40_000,), "e": (5,), "f": (2, 9000), "g": (1,)}
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("wire", ["", "bfloat16"])
+def test_each_block_is_sent_its_part_of_its_gradient(seed: int, wire: str) -> None:
+    """Whatever gradients a batch has, however many pservers there are, and whichever blocks lack it."""
+    chance = random.Random(seed)
+    specs = [ParameterSpec(name, shape) for name, shape in SIZES.items()]
+    plan = plan_shards(specs, chance.randrange(1, 4), block_bytes=1 << 15)
+    runs = [runs_of(plan, index) for index in range(plan.pserver_count)]
+    blocks = {number: plan.block(number) for number in range(plan.block_count)}
+    values = ModelValues(plan, blocks, half_kernels(wire) if wire else None)
+    names = [name for name in SIZES if chance.random() < 0.7]
+    gradients = {
+        name: np.random.default_rng([seed, place]).standard_normal(SIZES[name], np.float32)[...]
+        for place, name in enumerate(names)
+    }
+    with ThreadPoolExecutor(1) as pool:
+        dtypes = dict.fromkeys(SIZES, np.dtype(np.float32))
+        outgoing = StepPlans(plan, runs, dtypes, wire, None, pool).sound(gradients, "batch 0")
+    client = Client()
+    client._values = values
+    bases = {number: chance.choice([3, 3, 3, 4]) for number in blocks}
+    wanted = frozenset(number for number in blocks if chance.random() < 0.7)
+    for chosen in (None, wanted):
+        received: dict[int, Any] = {}
+        for index in range(plan.pserver_count):
+            for run in outgoing.plan.pieces[index]:
+                for message in client._messages_of(run, bases, chosen, outgoing):
+                    for piece in message:
+                        assert {bases[number] for number in piece.blocks} == {piece.version}
+                        received.update(_parts_of(piece, blocks))
+        assert sorted(received) == sorted(blocks if chosen is None else chosen)
+        for number, part in received.items():
+            block = blocks[number]
+            name = specs[block.parameter].name
+            if name not in gradients:
+                assert part is None
+                continue
+            exact = np.ravel(gradients[name])[block.start : block.stop]
+            assert part.tobytes() == (shortened(np.ascontiguousarray(exact), wire) if wire else exact).tobytes()
+
+
+def _parts_of(piece: OutgoingBlocks, blocks: dict[int, Block]) -> Iterator[tuple[int, Any]]:
+    at = 0
+    for number in piece.blocks:
+        size = blocks[number].size
+        yield number, None if piece.values is None else piece.values[at : at + size]
+        at += size
+    assert piece.values is None or at == piece.values.size
+
+
+def test_ranges_of_one_version_contain_each_wanted_block_once() -> None:
+    for seed in range(50):
+        chance = random.Random(seed)
+        bases = {number: chance.randrange(2) for number in range(5, 17)}
+        wanted = None if seed % 2 else {number for number in bases if chance.random() < 0.6}
+        found = at_one_version(range(5, 17), bases, wanted)
+        assert [number for blocks in found for number in blocks] == sorted(bases if wanted is None else wanted)
+        assert all(len({bases[number] for number in blocks}) == 1 for blocks in found)
+        for before, after in itertools.pairwise(found):
+            assert before.stop < after.start or bases[before[-1]] != bases[after[0]], "two ranges could be one"
