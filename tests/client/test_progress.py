@@ -169,3 +169,19 @@ def test_a_page_beyond_loopback_requires_tls() -> None:
     assert TrainerSettings(bind="0.0.0.0").metrics_port == 0
     with pytest.raises(UsageError, match=r"bind is 0\.0\.0\.0, and without TLS"):
         TrainerSettings(bind="0.0.0.0", metrics_port=9000)
+
+
+def test_a_reason_that_changes_during_a_report_is_in_the_next_one() -> None:
+    sent: list[LogRequest] = []
+
+    def send(body: bytes) -> bytes:
+        sent.append(decode(body, LogRequest))
+        reporter.waiting_for("the next one")
+        return encode(LogReply())
+
+    reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None)
+    reporter.waiting_for("the first one")
+    reporter._flush()
+    reporter._flush()
+    reporter.close()
+    assert [each.waiting_for for each in sent] == ["the first one", "the next one"]

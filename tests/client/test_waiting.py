@@ -160,3 +160,19 @@ def test_a_wait_for_permanently_lost_servers_ends() -> None:
     why = "the master ended 4 times in a row"
     with pytest.raises(JobFailedError, match="the master ended 4 times"):
         waiting.because("a pserver")
+
+
+def test_an_answer_that_arrives_while_its_absence_is_reported_ends_the_report() -> None:
+    clock, lines = FakeClock(), list[str]()
+    slow = Conversation(0, clock.now)
+
+    def report(text: str) -> None:
+        lines.append(text)
+        slow.asked_at = None
+
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=report)
+    waits.watch([slow])
+    slow.begin(PUSH)
+    clock.advance(6.0)
+    waits.look()
+    assert lines == ["pserver 0 to answer", ""]

@@ -218,3 +218,22 @@ def test_the_successor_of_a_master_that_dies_while_beginning_a_life_detects_it_a
         job.begin()
     assert not job.begin(resume=True)
     assert job.begin(resume=True)
+
+
+def test_nothing_of_a_former_life_is_left_except_what_processes_hold(job: Job) -> None:
+    assert job.begin()
+    job.reach(1)
+    coordinator = JobCoordinator(job.store.another(), KEYS)
+    lease = coordinator.grant(60.0)
+    names = [KEYS.job, KEYS.init_params, KEYS.placement, KEYS.moving, KEYS.arrival(0), KEYS.once + "report"]
+    coordinator.transact([], [Put(name, b"{}") for name in names])
+    coordinator.transact([], [Put(KEYS.trainer("t"), b"{}", lease.id), Put(KEYS.ps_desired, b"2")])
+    older(job)
+    coordinator = JobCoordinator(job.store.another(), KEYS)
+    coordinator.transact([], [Put(name, b"{}") for name in names])
+    live = coordinator.grant(60.0)
+    coordinator.transact([], [Put(KEYS.trainer("u"), b"{}", live.id)])
+    assert not job.begin(resume=True)
+    left = {entry.key for entry in job.store.list("").entries}
+    assert not left & {*names, KEYS.checkpoint_latest, KEYS.task_queues}
+    assert KEYS.trainer("u") in left

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
-from flightedl.errors import UnavailableError
+from flightedl.errors import FencedError, UnavailableError
+from flightedl.master import exporting
 from flightedl.master.exporting import ModelExports
 from flightedl.messages.base import encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest, SaveModelReply, SaveModelRequest
@@ -66,3 +69,50 @@ def test_a_store_that_fails_briefly_is_retried(point: str) -> None:
     storage.plan.fail_at(point, 1, UnavailableError("Connection reset by peer"))
     # The error is from the second attempt, which has read the checkpoint.
     assert "checkpoint 3 has no table 'users'" in ended(exports_of(storage), table="users").error
+
+
+def publish_manifest(storage: MemoryStorage, number: int) -> None:
+    manifest = Manifest(
+        job="j", number=number, plan_hash="p", pserver_count=0, cut_for=1, round=None, created_s=0.0, shards=()
+    )
+    storage.publish(manifest_name(number), [manifest.encode()])
+
+
+def test_a_model_is_not_written_from_a_checkpoint_before_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+
+    def write(_storage: object, manifest: Manifest, *_: object, **__: object) -> str:
+        written.append(manifest.number)
+        return "/out/model.npz"
+
+    monkeypatch.setattr(exporting, "export_model", write)
+    storage, tickets = MemoryStorage(), [5, 5, 5]
+    exports = ModelExports(
+        storage, "j", lambda _: CheckpointReply(ticket=tickets.pop(), complete=True), lambda: None, SystemClock()
+    )
+    publish_manifest(storage, 4)
+    assert ended(exports).error == "its checkpoint was already deleted"
+    publish_manifest(storage, 7)
+    reply = ended(exports)
+    assert (reply.state, reply.checkpoint) == ("written", 7)
+    publish_manifest(storage, 8)
+    assert ended(exports).checkpoint == 8, "a result was returned twice"
+    assert (written, tickets) == ([7, 8], [])
+
+
+@pytest.mark.parametrize("table", ["", "users"])
+def test_a_deposed_master_writes_no_file(monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    def write(*arguments: Any, require: Any = None, **_: object) -> str:
+        (require or arguments[-1])()
+        return "/out/model.npz"
+
+    def require() -> None:
+        raise FencedError("another master leads")
+
+    monkeypatch.setattr(exporting, "export_model", write)
+    monkeypatch.setattr(exporting, "export_table", write)
+    storage = MemoryStorage()
+    publish_manifest(storage, 1)
+    exports = ModelExports(storage, "j", lambda _: CheckpointReply(ticket=1, complete=True), require, SystemClock())
+    reply = ended(exports, table)
+    assert (reply.state, reply.error) == ("failed", "another master leads")

@@ -16,8 +16,9 @@ from flightedl.formats.following import DirectoryFollower
 from flightedl.master.indexing import DatasetIndexing, IndexedDataset, look
 from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.ports import FileStat
+from flightedl.testing.clock import FakeClock
 from flightedl.testing.contracts.coordinator import eventually
-from flightedl.testing.memory import MemoryFiles
+from flightedl.testing.memory import MemoryFiles, MemoryStorage
 
 DECLARED = DatasetDeclaration(urls=["/d/a.parquet"], batch_size=5)
 DOWN = UnavailableError("the store does not answer")
@@ -103,3 +104,56 @@ def test_a_dataset_is_not_complete_before_a_file_that_was_written_while_it_was_l
             break
     assert scan.is_complete
     assert joined == ["/d/a.parquet", "/d/b.parquet"]
+
+
+def test_a_failed_declaration_may_be_repeated_after_a_minute_or_changed_at_once(files: MemoryFiles) -> None:
+    clock = FakeClock(jumps=True)
+    indexing = DatasetIndexing(files, clock)
+    missing = DatasetDeclaration(urls=["/d/none.parquet"], batch_size=5)
+
+    def declare(declared: DatasetDeclaration) -> IndexedDataset | str:
+        found: list[IndexedDataset | str] = []
+
+        def has_ended() -> bool:
+            try:
+                found.append(indexing.index(declared))
+            except NotReadyError:
+                return False
+            except DataError as error:
+                found.append(str(error))
+            return True
+
+        eventually(has_ended)
+        return found[0]
+
+    assert "no file matches" in str(declare(missing))
+    files.contents["/d/none.parquet"] = files.contents["/d/a.parquet"]
+    assert "no file matches" in str(declare(missing)), "trainers that declare together get one answer"
+    clock.advance(61.0)
+    repeated = declare(missing)
+    assert isinstance(repeated, IndexedDataset)
+    other = DatasetIndexing(files, clock)
+    del files.contents["/d/none.parquet"]
+    indexing = other
+    assert "no file matches" in str(declare(missing))
+    assert isinstance(declare(DECLARED), IndexedDataset)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_successor_detects_that_the_dataset_has_changed(files: MemoryFiles, is_stored: bool) -> None:
+    storage = MemoryStorage() if is_stored else None
+    known = indexed(DatasetIndexing(files, SystemClock(), storage)).reply
+    again = DatasetIndexing(files, SystemClock(), storage).index_again(known)
+    assert again.reply.index_hash == known.index_hash
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"k": list(range(15))}), sink)
+    files.contents["/d/a.parquet"] = sink.getvalue()
+    if storage is None:
+        with pytest.raises(DataError, match="have changed since the job began"):
+            DatasetIndexing(files, SystemClock(), storage).index_again(known)
+    else:
+        assert DatasetIndexing(files, SystemClock(), storage).index_again(known).layout.record_count == 20
+        newer = indexed(DatasetIndexing(files, SystemClock(), storage)).reply
+        assert newer.record_count == 15
+        with pytest.raises(DataError, match="have changed since the job began"):
+            DatasetIndexing(files, SystemClock(), storage).index_again(known)

@@ -11,10 +11,12 @@ import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.coordination.records import ServerRecord
-from flightedl.domain.master.effects import NoCallDue
+from flightedl.domain.master.effects import ControlCall, NoCallDue
+from flightedl.domain.master.events import Answered
 from flightedl.errors import UnavailableError
 from flightedl.master.pservers import PserverLink
 from flightedl.messages.base import encode
+from flightedl.messages.control import ViewRequest
 from flightedl.messages.status import PserverStatusReply
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.testing.contracts.coordinator import eventually
@@ -120,3 +122,24 @@ def test_pservers_beyond_the_desired_number_are_followed_too(make_job: Callable[
     job.start_pserver(2)
     eventually(lambda: len(master.service._links.statuses) == 3)
     eventually(lambda: master.service._links.statuses[2])
+
+
+def test_the_core_learns_that_a_view_may_not_have_arrived(pserver: Pserver) -> None:
+    view = ViewRequest(plan_hash="h", master_generation=1, serial=1, members=[])
+    answered = queue.SimpleQueue[Answered]()
+    state: Any = pserver.link._state
+
+    def apply(event: Any, carry: Callable[[object], None] | None = None) -> None:
+        if isinstance(event, Answered):
+            answered.put(event)
+        elif carry is not None:
+            carry(ControlCall(0, event.generation, view, revision=3))
+
+    def wait_durable(revision: int) -> None:
+        assert revision == 3
+        raise UnavailableError("the reply was lost")
+
+    state.apply, state.wait_durable = apply, wait_durable
+    pserver.link.wake()
+    found = answered.get(timeout=20)
+    assert (found.request, found.generation, found.reply) == (view, 5, None)

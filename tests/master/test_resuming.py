@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,10 @@ from flightedl.domain.checkpoint.manifest import candidates, manifest_name
 from flightedl.domain.checkpoint.pointer import decode_pointer
 from flightedl.errors import UsageError
 from flightedl.master import resuming
+from flightedl.messages.base import decode
 from flightedl.messages.checkpoints import CheckpointRequest
+from flightedl.messages.declarations import JobDeclaration
+from flightedl.ports import Put
 from flightedl.testing.contracts.coordinator import eventually
 
 from .job_of_twins import KEYS, TASKS, Job, Master, PserverTwin
@@ -124,3 +128,38 @@ def test_checkpoints_that_a_pserver_could_not_load_are_stored(make_job: MakeJob)
     successor = job.start_master()
     saved(job, successor)
     assert rejected(job) == [newest]
+
+
+def test_a_placement_is_newer_each_time_that_a_job_is_resumed(make_job: MakeJob) -> None:
+    job = make_job(2)
+    versions = []
+    for _ in range(3):
+        pservers = [job.start_pserver(index) for index in range(2)]
+        master = job.start_master()
+        master.declare()
+        for pserver in pservers:
+            eventually(partial(master.is_settled, pserver))
+        saved(job, master)
+        job.end_master()
+        job = resumed(job, make_job)
+        entry = job.coordinator.get(KEYS.job)
+        assert entry is not None
+        model = decode(entry.value, JobDeclaration).model
+        assert model is not None
+        assert model.placement is not None
+        versions.append(model.placement.version)
+    assert versions == sorted(set(versions))
+
+
+def test_arrivals_of_a_master_that_died_while_it_resumed_are_deleted(make_job: MakeJob) -> None:
+    job = make_job()
+    master, _ = begun(job)
+    saved(job, master)
+    job.end_master()
+    other = make_job(job.pserver_count)
+    other.coordinator.transact([], [Put(KEYS.arrival(number), b"{}") for number in range(3)])
+    held = HeldKey.claim(other.coordinator, SystemClock(), KEYS.master_lock, b"", 20.0)
+    assert held is not None
+    resuming.begin(job.storage, other.coordinator, held, KEYS, job.pserver_count, resume=Resume.ALWAYS)
+    held.release()
+    assert not other.coordinator.list(KEYS.arrivals).entries

@@ -185,3 +185,13 @@ def test_only_the_oldest_of_many_hidden_strings_is_forgotten() -> None:
     lines = [core.without_hidden(text.encode()) for text in texts]
     assert sum(b"secret" in line for line in lines) == 1
     assert b"secret" in lines[0]
+
+
+def test_a_hidden_string_that_contains_a_kept_one_is_replaced_as_a_whole() -> None:
+    core = Recorder("master", "n", "demo", SystemClock(), lambda _: True).core("x")
+    core.hidden("/secret/place")
+    core.keep_hidden()
+    text = "cannot open /secret/place/file"
+    shown = core.hidden(text)
+    assert core.without_hidden(text.encode()) == shown.encode()
+    assert b"secret" not in core.without_hidden(b"see /secret/place")
