@@ -32,6 +32,8 @@ from flightedl.pserver.spans import ArraySpan
 Array = npt.NDArray[np.generic]
 
 KEPT_S = 60.0
+#: Seconds after which a cut that is not complete is given up if the master no longer asks for its progress.
+_ASKED_S = 5.0
 _NOT_HERE = "the cut was made before these rows moved here: request a new cut"
 
 
@@ -147,6 +149,8 @@ class RequestedCuts:
         self._state = PserverSnapshots()
         #: The newest cut and the time at which it was requested.
         self._kept: tuple[KeptCut, float] | None = None
+        #: Time of the newest request.
+        self._asked = 0.0
 
     def order(self, request: CutRequest) -> SnapshotReply:
         """Accept a request unless it is known or outdated. Return the progress of the newest one."""
@@ -156,6 +160,7 @@ class RequestedCuts:
             return KeptCut(list(versions), request.round) if is_taken else None
 
         with self._lock:
+            self._asked = self._clock.now()
             progress = self._state.progress
             if progress is None or request.order.is_newer_than(progress.order):
                 self._drop()
@@ -189,10 +194,15 @@ class RequestedCuts:
             return self._kept[0]
 
     def expire(self) -> None:
-        """Drop the cut if it has been kept for long enough."""
+        """Drop the cut if it has been kept for long enough, or if it keeps blocks from moving for no reason."""
         with self._lock:
-            if self._kept is not None and self._clock.now() - self._kept[1] >= KEPT_S:
-                self._drop()
+            now, progress = self._clock.now(), self._state.progress
+            if self._kept is not None and progress is not None:
+                if progress.state == "waiting" and now - self._asked >= _ASKED_S:
+                    self._state.failed(progress.order, "the master has not asked for the cut's progress")
+                    self._drop()
+                elif now - self._kept[1] >= KEPT_S:
+                    self._drop()
 
     def _drop(self) -> None:
         if self._kept is not None:
