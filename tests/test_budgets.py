@@ -38,7 +38,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),
     "pictures of the documentation": (383, 383, ("docs",)),
-    "benchmarks": (1_836, 600, ("benchmarks",)),
+    "benchmarks": (1_887, 600, ("benchmarks",)),
 }
 _PARTS = {directory for _, _, directories in BUDGETS.values() for directory in directories}
 
