@@ -18,11 +18,13 @@ from flightedl.client.following.copy import FollowedModel
 from flightedl.errors import FencedError
 from flightedl.messages.base import encode
 from flightedl.messages.feed import ChangesTicket
-from flightedl.pserver.feed import PserverFeed
+from flightedl.pserver import feed
+from flightedl.pserver.feed import _ANSWERS, PserverFeed
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.stores import distinct
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.server import FlightServer
+from flightedl.testing.contracts.coordinator import eventually
 
 from .fuzz import mutated
 from .test_feed_marks import Bench, content_of
@@ -149,3 +151,29 @@ def test_damaged_tickets_are_answered(served: Served) -> None:
     assert codes[""] > 50
     assert codes["message"] > 100
     served.require_healthy()
+
+
+def test_clients_that_stop_reading_do_not_keep_others_out(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers are larger than the buffers between the processes."""
+    monkeypatch.setattr(feed, "_STALLED_S", 1.0)
+    served.train(list(range(700_000)), 1.0)
+    ticket = json.dumps({**ticket_of(served), "since": None}).encode()
+    sleeping = [served.client.do_get(flight.Ticket(ticket), OPTIONS) for _ in range(_ANSWERS)]
+    for each in sleeping:
+        each.read_chunk()
+    assert served.send(ticket) == "busy"
+    eventually(lambda: served.send(ticket) == "", 20.0)
+    ends = [end_of(each) for each in sleeping]
+    assert ends.count("") == 1
+    assert any("accepted no changes" in end for end in ends)
+    served.feed.expire()
+    assert served.feed._sending == []
+
+
+def end_of(stream: Any) -> str:
+    """Read the rest of an answer, and return the error at its end."""
+    try:
+        stream.read_all()
+    except flight.FlightError as error:
+        return str(error)
+    return ""
