@@ -361,3 +361,51 @@ def test_a_transform_that_readers_cannot_import_ends_the_loop(make: Make, monkey
     monkeypatch.setattr(of_tests.doubled, "__qualname__", "no_such_function")
     with pytest.raises(UsageError, match="a reader cannot use transform=no_such_function: AttributeError"):
         list(make(Master(1), Listener(), numbers, Transforming(of_tests.doubled, 1)))
+
+
+def test_a_loop_that_is_left_returns_its_tasks_and_stops_reading_although_the_session_goes_on(make: Make) -> None:
+    master, read = Master(20), list[int]()
+
+    def reading(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+        for batch in empty_batches(task):
+            read.append(task.number)
+            yield batch
+
+    data = make(master, Listener(), reading)
+    loop = iter(data)
+    next(loop)
+    loop.close()  # type: ignore[attr-defined]
+    assert data._reading.stopping.is_set(), "the reader goes on for nobody"
+    with master.changed:
+        assert master.changed.wait_for(lambda: not master.queue.holders(), 20.0), "other trainers wait for its tasks"
+    data._reading.join(20.0)
+    count = len(read)
+    assert count < 20 * BATCHES
+    threading.Event().wait(0.05)
+    assert len(read) == count
+
+
+def test_records_of_batches_that_are_done_are_released(make: Make) -> None:
+    master = Master(5)
+    data = make(master, Listener())
+    for _ in data:
+        assert len(data._records) <= BATCHES + 1
+    assert len(data._records) <= 1
+
+
+def test_an_error_that_ends_the_feed_ends_the_loop(make: Make) -> None:
+    master = Master(3)
+    fetch, fetched = master.fetch, list[Ask]()
+
+    def refuse(ask: Ask) -> TasksReply:
+        if fetched:
+            raise UsageError("the master refuses this trainer")
+        fetched.append(ask)
+        return fetch(ask)
+
+    master.fetch = refuse  # type: ignore[method-assign]
+    data = make(master, Listener())
+    with pytest.raises(UsageError, match="refuses this trainer"):
+        for _ in data:
+            pass
+    assert not data.is_over, "a loop that has failed counts as complete"

@@ -349,3 +349,23 @@ def test_closing_does_not_wait_for_an_endless_transform(ranks: Ranks) -> None:
     data = ranks.data(transforming=Transforming(of_tests.endless_after_fifty, 1), seed=None)
     next(iter(data))
     data.close()
+
+
+@pytest.mark.parametrize("taken", [24, 25, 26, 30])
+def test_a_position_in_a_later_epoch_continues_with_the_next_round(ranks: Ranks, taken: int) -> None:
+    """An epoch has 25 rounds."""
+    first = ranks.data(epochs=3)
+    rounds = rounds_of([first], taken)
+    second = ranks.data(epochs=3)
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict()
+    rounds += rounds_of([second])
+    assert counted(rounds) == dict.fromkeys(range(RECORDS), 3), "rounds were repeated or left out"
+
+
+def test_the_master_knows_the_round_whose_records_raise_an_error(ranks: Ranks) -> None:
+    attendance = Followed("")
+    data = ranks.data(seed=None, transforming=Transforming(of_tests.broken_at_fifty), attendance=attendance)
+    with pytest.raises(DataError, match="broken_at_fifty"):
+        rounds_of([data])
+    assert [at for at, _ in attendance.rounds_taken] == [*range(0, 56, 8)], "an earlier round is blamed"

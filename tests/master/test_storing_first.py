@@ -12,10 +12,10 @@ import pytest
 
 from flightedl.coordination.records import TrainerRecord
 from flightedl.domain.master.events import LeasesSeen, TimePassed
-from flightedl.errors import NotReadyError
+from flightedl.errors import NotReadyError, UnregisteredError
 from flightedl.master.state import _Slot
 from flightedl.messages.control import ViewReply
-from flightedl.messages.tasks import FinishedTask, TasksTicket
+from flightedl.messages.tasks import FailedTask, FinishedTask, TasksTicket
 from flightedl.testing.contracts.coordinator import eventually
 
 from .job_of_twins import DATASET, KEYS, TASKS, Job, Master, PserverTwin, until_ready
@@ -323,3 +323,19 @@ def test_a_trainer_that_registers_while_leases_are_read_does_not_count_as_gone(
     assert "late" not in seen[0].trainers
     assert seen[0].revision < late[0]
     eventually(lambda: "late" in master.state.core.trainers)
+
+
+def test_errors_that_a_departed_trainer_reports_do_not_count(make_job: MakeJob) -> None:
+    job = make_job()
+    master, _ = begun(job)
+    a = job.start_trainer("trainer-a")
+    given = master.take("trainer-a", a)
+    report = FailedTask(
+        epoch=0, position=given.position, attempt=given.attempt, error="odd", batch=0, place="train.py:7"
+    )
+    with pytest.raises(UnregisteredError):
+        master.ask("trainer-a", a - 1, want=0, failed=[report])
+    progress, now = master.state.progress, master.state.clock.now
+    assert not progress.raised(now())
+    master.work("trainer-a", a, want=0, failed=[report])
+    assert [each.error for each in progress.raised(now())] == ["odd"]
