@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 import threading
 import time
@@ -17,6 +19,7 @@ from flightedl.errors import FencedError, FlightedlError, GradientError, Message
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver import conversation
+from flightedl.pserver.line_loop import LineLoop
 from flightedl.wire.parts import STEP_END, ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
 
@@ -30,6 +33,21 @@ SIZE = 50
 
 def _loops() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "flightedl-lines"]
+
+
+@pytest.mark.parametrize("is_newest", [True, False])
+def test_a_thread_that_ends_closes_what_is_its_own(is_newest: bool) -> None:
+    """The loop may have started another thread before this one has noticed that it ends."""
+    loop, poller = LineLoop(CLOCK.now), select.epoll()
+    event, other = (os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+    poller.register(event, select.EPOLLIN)
+    loop._event = event if is_newest else other
+    loop._run(poller, event)
+    assert poller.closed
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.eventfd_write(event, 1)
+    assert loop._event == (None if is_newest else other)
+    os.close(other)
 
 
 class Member:

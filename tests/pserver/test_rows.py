@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,14 +29,14 @@ from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.placement import buckets_of
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import BusyError, GradientError, MessageError, UsageError
+from flightedl.errors import BusyError, GradientError, MessageError, UnavailableError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
 from flightedl.formats.stored_tables import stored_rows
 from flightedl.kernels import compiled, compiled_rows
 from flightedl.kernels.compiled_rows import distinct_kernels
 from flightedl.kernels.half_precision import float32_of
 from flightedl.messages.base import encode
-from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, Placement
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.building import kernels_of
@@ -195,6 +196,42 @@ def test_rows_are_restored_with_slots_and_counts_and_training_continues(mode: Mo
     assert [one.piece.outcome for one in new.push(1, base=base)] == [Outcome.ACCEPTED]
     require(new, 2)
     new.check()
+
+
+def test_orders_that_fail_or_are_replaced_leave_nothing_behind() -> None:
+    """Cuts that stay among those of the rows, of which there is a limited number, would end all checkpoints."""
+    begun, going_on = threading.Event(), threading.Event()
+
+    class Failing(MemoryStorage):
+        def publish(self, name: str, parts: object) -> int:
+            begun.set()
+            assert going_on.wait(20.0)
+            raise UnavailableError("no space left")
+
+    pserver = Pserver(Failing(), Async())
+    pserver.push(0)
+    (rows,) = {span.rows for span in pserver.shard.rows.spans.values()}
+
+    def order(number: int) -> SnapshotReply | None:
+        name = f"c-{number}/s.arrow"
+        pserver.snapshots.order(SnapshotRequest(OrderNumber(1, number, 1), None, name, plan_hash="p"))
+        assert begun.wait(20.0)
+        begun.clear()
+        return pserver.snapshots.progress
+
+    for number in range(1, 2 * MAX_CUTS, 2):
+        going_on.clear()
+        for newest in (number, number + 1):
+            progress = order(newest)
+            assert progress is not None
+            assert (progress.order.number, progress.state) == (newest, "taken")
+        going_on.set()
+        eventually(lambda: pserver.snapshots.progress.state == "failed")  # type: ignore[union-attr]
+        progress = pserver.snapshots.progress
+        assert progress is not None
+        assert (progress.order.number, progress.reason) == (number + 1, "no space left")
+        eventually(lambda: all(cut.is_over for cut in rows._cuts.values()))
+        assert not pserver.shard.copying.under_way
 
 
 def test_two_readers_at_a_time_read_all_rows_without_a_checkpoint() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, permutations
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +33,16 @@ class Bench:
 
     has_parts = False
 
-    def __init__(self, mode: Mode, optimizer: Optimizer | None = None, wire: str = "") -> None:
+    def __init__(
+        self, mode: Mode, optimizer: Optimizer | None = None, wire: str = "", members: Sequence[int] = (1, 2)
+    ) -> None:
         plan = plan_shards([ParameterSpec(f"p{i}", (SIZE,)) for i in ALL], 1)
         self.shard = Shard(plan, 0, optimizer or SGD(lr=1.0), mode, wire)
         for number in ALL:
             zeros = memoryview(np.zeros(SIZE, np.float32)).cast("B")
             self.shard.initialize(1, Row(number, 0, zeros))
-        members = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
-        self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))
+        view = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members]
+        self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=view))
 
     def push(
         self, member: int, batch: int, blocks: range = ALL, gradient: float = -1.0, bases: list[int] | None = None
@@ -227,13 +230,19 @@ def test_blocks_with_different_settings_or_norms_form_separate_spans() -> None:
 
 
 def test_contributions_are_added_in_the_order_of_their_batches() -> None:
-    def result(first: int, second: int) -> list[tuple[int, float]]:
-        bench = Bench(Sync(reduce="sum", deterministic=True))
-        for batch in (first, second):
-            bench.push(1 + batch, batch, gradient={0: 1e8, 1: 1.0}[batch])
+    """With three of them, the sum depends on the order."""
+    gradients = (1e8, 1.0, -1e8)
+
+    def result(order: Sequence[int]) -> list[tuple[int, float]]:
+        bench = Bench(Sync(reduce="sum", deterministic=True), members=(1, 2, 3))
+        for batch in order:
+            bench.push(1 + batch, batch, gradient=gradients[batch])
         return bench.values()
 
-    assert result(0, 1) == result(1, 0)
+    found = [result(order) for order in permutations(range(3))]
+    expected = -np.float32(np.float32(1e8 + 1.0) - np.float32(1e8))
+    assert found[0][0] == (1, expected)
+    assert all(each == found[0] for each in found)
 
 
 @pytest.mark.parametrize("pservers", [1, 3])
