@@ -19,14 +19,16 @@ from flightedl.client.data.group_dataset import GroupDataset
 from flightedl.client.data.pieces import PieceReader
 from flightedl.client.data.readers import Transforming
 from flightedl.client.probe import DATA, SCRIPT
-from flightedl.domain.groups.plan import Round, RoundPlan
+from flightedl.domain.groups.plan import Piece, Round, RoundPlan
 from flightedl.errors import DataError, FencedError, UsageError
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
+from flightedl.formats.recordio import encode_chunk
 from flightedl.formats.stored_index import index_from_pieces, index_to_pieces
 from flightedl.master.indexing import _indexed
 from flightedl.messages.declarations import DatasetDeclaration
+from flightedl.testing.memory import MemoryFiles
 
 from . import transforms_of_tests as of_tests
 from .loop_bench import waiting
@@ -369,3 +371,16 @@ def test_the_master_knows_the_round_whose_records_raise_an_error(ranks: Ranks) -
     with pytest.raises(DataError, match="broken_at_fifty"):
         rounds_of([data])
     assert [at for at, _ in attendance.rounds_taken] == [*range(0, 56, 8)], "an earlier round is blamed"
+
+
+def test_corrupt_records_of_a_round_are_left_out_and_counted() -> None:
+    damaged = bytearray(encode_chunk([b"b%d" % n for n in range(4)], "none"))
+    damaged[-1] ^= 1
+    files = MemoryFiles({"a.recordio": encode_chunk([b"a0", b"a1"], "none") + bytes(damaged)})
+    spec = DatasetSpec(("a.recordio",), on_corrupt="skip")
+    layout = TaskLayout(build_index(files, spec), 1, chunks_per_task=2)
+    skipped: list[int] = []
+    reader = PieceReader(files, layout, spec, None, None, skipped.append)
+    batch = reader.read(Round(0, 0, 0, (Piece(0, 0, 6),)))
+    assert batch["record"].to_pylist() == [b"a0", b"a1"]
+    assert sum(skipped) == 4

@@ -260,3 +260,16 @@ def test_csv_is_read_as_it_was_indexed_whatever_ends_its_lines(
     found = pa.Table.from_batches(read_task(files, chunks, spec, None, 0, 0, schema=index.schema))
     expected = pa.csv.read_csv(pa.py_buffer(content), parse_options=pa.csv.ParseOptions(newlines_in_values=True))
     assert found.to_pydict() == expected.to_pydict()
+
+
+def test_a_corrupt_chunk_yields_no_records_of_the_chunk_before_it(world: Any) -> None:
+    damaged = bytearray(encode_chunk([b"b%d" % n for n in range(4)], "none"))
+    damaged[-1] ^= 1
+    good = [encode_chunk([b"%s%d" % (name, n) for n in range(4)], "none") for name in (b"a", b"c")]
+    world.put("a.recordio", good[0] + bytes(damaged) + good[1])
+    spec = DatasetSpec(("a.recordio",), batch_size=2, on_corrupt="skip")
+    counts = ReadCounts()
+    batches = read(world, spec, counts=counts)
+    found = [batch["record"].to_pylist() for batch in batches]
+    assert found == [[b"a0", b"a1"], [b"a2", b"a3"], [], [], [b"c0", b"c1"], [b"c2", b"c3"]]
+    assert (counts.corrupt_chunks, counts.corrupt_records) == (1, 4)
