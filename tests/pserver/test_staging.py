@@ -168,10 +168,10 @@ def test_no_unit_is_acknowledged_during_a_cut(destination: Destination) -> None:
     copy, update, last = messages_of(destination.attempt)
     assert not destination.receive(copy)
     assert not destination.receive(update)
-    shard = destination.pserver.shard
-    shard.copying.under_way[1] = None  # type: ignore[assignment]
-    assert "being copied" in destination.receive(last)
+    protocol = destination.pserver.shard._protocol
+    cut = protocol.begin_cut(None).cut
+    assert destination.receive(last)
     assert not destination.waits
     assert not destination.peers.acknowledged
-    shard.copying.under_way.clear()
+    protocol.drop_cut(cut)
     assert not destination.receive(last)
