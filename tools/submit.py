@@ -180,7 +180,8 @@ def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
             if obstacle not in shown:
                 display.event(obstacle)
         shown.update(obstacles)
-        display.update(Figures(clock.now() - started_at, status, view.active, view.wanted, job.pservers, ""))
+        pservers = job.pservers if status is None else status.pservers_desired
+        display.update(Figures(clock.now() - started_at, status, view.active, view.wanted, pservers, ""))
 
     with display, contextlib.closing(Followers(cluster, display.lines)) as followers:
         display.event(f"job {job.job} is submitted; Ctrl-C leaves it running, `flightedl cancel {job.job}` ends it")

@@ -169,7 +169,8 @@ class PserverProcess(ServerProcess[PserverSettings]):
         try:
             while not self._stop.is_set():
                 seen, desired = directory.revision, directory.ps_desired() or 0
-                if not has_unclaimed(desired, directory.pservers(), directory.standbys()):
+                # Nothing waits for a pserver that is being added.
+                if not has_unclaimed(service.placed_count(desired), directory.pservers(), directory.standbys()):
                     free_since = self._clock.now()
                 held = self._claim_free(coordinator, directory, port, desired, standby)
                 if held is not None:

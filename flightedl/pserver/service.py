@@ -306,6 +306,13 @@ class PserverService:
 
         self._standby = Standby(index, generation, followed, lag_s, self._clock)
 
+    def placed_count(self, desired: int) -> int:
+        """Return how many of the ``desired`` pservers may have blocks. The others are being added."""
+        model = self._facts(0).model
+        if model is None:
+            return 0
+        return desired if model.placement is None else min(desired, model.placement.pservers)
+
     @property
     def lacks_copy(self) -> bool:
         """True if this process is a standby whose first copy is not complete yet."""

@@ -78,14 +78,14 @@ class Running:
         assert self.key is not None
         return self.coordinator._store.leases[self.key.lease_id][0]
 
-    def declare(self) -> None:
+    def declare(self, pservers: int = 1) -> None:
         model = ModelDeclaration(
             parameters=[ParameterDeclaration(name="w", shape=[4], dtype="float32")],
             optimizer=SGD(0.1).to_json(),
             mode=Sync().to_json(),
         )
-        plan = plan_for([ParameterSpec("w", (4,))], 1, 0)
-        reply = DeclaredModel(declaration=model, pservers=1, plan_hash=plan.hash)
+        plan = plan_for([ParameterSpec("w", (4,))], pservers, 0)
+        reply = DeclaredModel(declaration=model, pservers=pservers, plan_hash=plan.hash)
         self.coordinator.transact([], [Put(KEYS.job, encode(JobDeclaration(model=reply)))])
 
     def join(self) -> None:
@@ -185,9 +185,13 @@ def test_a_standby_claims_another_index_that_stays_free(
     running: Running, standby: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(domain_standby, "UNCLAIMED_S", 1.5)
-    own, began = running.standby_key, time.monotonic()
+    own = running.standby_key
     assert own is not None
     running.coordinator.transact([], [Put(KEYS.ps_desired, b"2")])
+    time.sleep(2.5)
+    assert running.standby_key == own, "no blocks are on the free index"
+    began = time.monotonic()
+    running.declare(pservers=2)
     key = eventually(lambda: running.coordinator.get(KEYS.pserver(1)))
     assert key.create_revision > own.create_revision
     assert time.monotonic() - began >= 1.5
