@@ -38,6 +38,7 @@ STANDBY_BUGS: dict[str, Planted] = {
     "a copy of moved blocks is taken over": bug(
         "a standby serves a copy although blocks have moved away from its pserver since, or to it",
         swaps(f"{_COPY}is_usable", " and self.layout == layout", ""),
+        swaps(f"{_COPY}waits", "waits = layout != self.layout and", "waits = self.layout is None and"),
         swaps(f"{_COPY}follow", "layout != self.layout", "self.layout is None"),
         swaps(f"{_COPY}end", "if blocks == received else", "if self.receiving else"),
     ),

@@ -91,6 +91,8 @@ class SpanRows:
         self._changed: set[int] = set()
         #: Ids that have changed since the newest copy for a standby; None if there is no copy of these rows.
         self.uncopied: set[int] | None = None
+        #: Ids that cuts have removed since that copy, even if they have returned.
+        self._removed: set[int] = set()
 
     def update(self, elements: Sequence[int], epoch: int, version: int, number: int) -> None:
         """Apply batches to the rows as one update."""
@@ -118,8 +120,7 @@ class SpanRows:
         removed = self.table.remove_small(version, self.epoch)
         newest = Changed(frozenset(elements), frozenset(self._changed), frozenset(removed))
         self._changed.clear()
-        if self.uncopied is not None:
-            self.uncopied.update(removed)
+        self._removed.update(removed)
         changed = self.changes.cut(command.name, command.after, newest)
         found = self.content(version, updates)
         if is_increment and changed is not None:
@@ -129,14 +130,15 @@ class SpanRows:
 
     def copied(self, version: int, updates: int, *, is_increment: bool) -> StoredTable:
         """Return all rows for a standby, or those that have changed since the previous copy."""
-        changed, self.uncopied = self.uncopied, set()
+        changed, removed = self.uncopied, frozenset(self._removed)
+        self.uncopied, self._removed = set(), set()
         found = self.content(version, updates)
         if not is_increment:
             return found
         assert changed is not None, "it is unknown what has changed"
         return replace(
             found,
-            removed=frozenset(changed - found.rows.keys()),
+            removed=removed,
             rows={row_id: row for row_id, row in found.rows.items() if row_id in changed},
         )
 
