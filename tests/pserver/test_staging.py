@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -10,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.domain.model.sharding import hash_with
 from flightedl.domain.moving.server import State
+from flightedl.errors import StalePlacementError
 from flightedl.messages.moving import MoveHeader, MoveReply
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.moving.mover import Mover
@@ -124,7 +127,9 @@ def test_messages_of_other_attempts_and_repeated_messages_are_rejected(destinati
     assert not destination.receive(update)
     assert "repeated" in destination.receive(update)
     for wrong in ({"number": 2}, {"digest": "0" * 16}, {"attempt": destination.attempt + 1}):
+        size_bytes = destination.pserver.shard.dense._arena.size_bytes
         assert destination.receive(last, **wrong)
+        assert destination.pserver.shard.dense._arena.size_bytes == size_bytes, "the prepared blocks stay in memory"
         assert not destination.waits
         assert not destination.peers.acknowledged
     assert not destination.receive(last)
@@ -175,3 +180,26 @@ def test_no_unit_is_acknowledged_during_a_cut(destination: Destination) -> None:
     assert not destination.peers.acknowledged
     protocol.drop_cut(cut)
     assert not destination.receive(last)
+
+
+def test_all_blocks_are_named_only_to_those_who_know_which_they_are(destination: Destination) -> None:
+    shard = destination.pserver.shard
+    older, newer = (hash_with(destination.pserver.plan.hash, version) for version in (1, 2))
+    shard.place(older)
+    assert shard.all_numbers(older) == [1]
+    assert destination.receive_all() == ["", "", ""]
+    eventually(lambda: destination.peers.acknowledged)
+    destination.peers.commit(destination.peers.acknowledged[0])
+    with ThreadPoolExecutor(1) as executor:
+        with shard.placing:
+            destination.moves.look()
+            asked = executor.submit(shard.all_numbers, older)
+            with pytest.raises(TimeoutError):
+                asked.result(0.05)
+        with pytest.raises(StalePlacementError):
+            asked.result(20.0)
+    assert shard.all_numbers(newer) == [0, 1]
+    shard.place(newer)
+    assert shard.all_numbers(newer) == [0, 1]
+    with pytest.raises(StalePlacementError):
+        shard.all_numbers(older)
