@@ -416,6 +416,26 @@ def test_a_copy_that_cannot_be_completed_is_dropped(trouble: Callable[[Source], 
         assert source.can_copy()
 
 
+def test_a_copy_that_is_not_read_to_its_end_leaves_nothing_behind() -> None:
+    source = Source(Async())
+    source.pserver.push(0)
+    for _ in range(2 * MAX_CUTS):
+        ticket = CopyTicket(plan_hash=source.pserver.plan.hash, standby=9, has=None)
+        call: Any = SimpleNamespace(check=source.check)
+        sent: Any = source._sent(ticket, call)
+        next(sent)
+        sent.close()
+        assert not source.pserver.shard.copying.under_way
+    assert source.can_copy()
+
+
+def test_a_standby_that_ends_does_not_wait_for_the_source(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    aborted: list[str] = []
+    monkeypatch.setattr(pair.carrier, "abort_calls", lambda: aborted.append("calls"))
+    pair.standby.close()
+    assert aborted == ["calls"]
+
+
 def test_the_lag_of_a_standby_is_the_age_of_the_copy_that_it_is_known_to_have() -> None:
     source = Source(Async())
     source.pserver.push(0)
