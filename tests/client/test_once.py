@@ -343,3 +343,24 @@ def test_whenever_a_writer_is_replaced_the_file_is_that_of_the_last_writer(tmp_p
         # Nobody waits for a request whose writer is gone.
         assert [trainer.saves.save("m", 2, writer(file, b"next")) for trainer in (other, one)] == [True, False]
     assert replaced[-1] >= 3
+
+
+def test_each_request_to_save_a_file_is_carried_out_by_one_trainer(trainers: tuple[Trainer, Trainer]) -> None:
+    written: list[str] = []
+    for number in range(3):
+        for name, trainer in zip(("one", "other"), trainers, strict=True):
+            trainer.saves.save("/out", 0, lambda require, name=name, n=number: written.append(f"{name} {n}"))  # type: ignore[misc]
+    assert written == ["one 0", "one 1", "one 2"]
+
+
+def test_a_writer_that_was_replaced_leaves_the_newer_request_alone(trainers: tuple[Trainer, Trainer]) -> None:
+    one, other = trainers
+    request = one.saves.claim("/out", 0)
+    assert request is not None
+    one.frozen()
+    assert other.saves.claim("/out", 0) is not None
+    for replace in (one.saves.mark_written, one.saves.release):
+        replace("/out", request)
+        entry = one.coordinator.get(KEYS.save("/out"))
+        assert entry is not None
+        assert entry.lease_id == other.registration.held.lease_id, "the request of another trainer was changed"

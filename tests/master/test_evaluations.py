@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.evaluations import Evaluation, Evaluations
 from flightedl.domain.queue.values import QueueSettings
-from flightedl.errors import DeclarationError, NotFoundError
+from flightedl.errors import DataError, DeclarationError, NotFoundError, UsageError
+from flightedl.master.evaluations import EvaluationDatasets
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import Assignment, FinishedTask, TasksTicket
 
@@ -121,3 +124,16 @@ def test_a_checkpoint_has_the_results_of_finished_evaluations() -> None:
     assert restored.find("through").is_done
     with pytest.raises(NotFoundError):
         restored.find("under way")
+
+
+def test_an_evaluation_of_files_that_have_changed_since_it_began_is_refused() -> None:
+    """A successor indexes the files again."""
+    indexed = SimpleNamespace(reply=msgspec.structs.replace(DECLARED, index_hash="new"))
+    indexing: Any = SimpleNamespace(index=lambda _: indexed)
+    datasets = EvaluationDatasets(lambda: indexing, lambda **_: QueueSettings(1, lambda _: 1))
+    with pytest.raises(DataError, match="have changed since it began"):
+        datasets.index("e", msgspec.structs.replace(DECLARED, index_hash="old"))
+    assert datasets.index("e", msgspec.structs.replace(DECLARED, index_hash="new")) is indexed
+    following = msgspec.structs.replace(DECLARED.declaration, follow=True)
+    with pytest.raises(UsageError, match="cannot follow"):
+        datasets.index("f", EvaluationDeclaration(name="f", dataset=following))
