@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from flightedl.errors import DeadlineError, FencedError, FlightedlError, Outcome
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.step_stream import StepStream as PserverStream
 from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Routes, ServerIdentity
-from flightedl.rpc.line import LIMIT_BYTES
+from flightedl.rpc.line import LIMIT_BYTES, SMALL_BYTES
 from flightedl.wire.parts import STEP_SCHEMA, encode_message
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import Outbox
@@ -149,6 +150,46 @@ def test_a_failed_step_revokes_its_memory_and_keeps_none_of_it() -> None:
     assert ended == ["end"]
     assert stream._pair is stream._outbox is stream._inbox is None
     assert not stream.is_borrowing
+
+
+@pytest.mark.parametrize("size", [1, SMALL_BYTES - 200, *range(SMALL_BYTES - 70, SMALL_BYTES + 3)])
+def test_a_message_counts_where_it_is_sent(size: int) -> None:
+    """The bytes on the line and those on the stream have separate limits, without which both sides could wait."""
+    exchange = Answering()
+    stream = _by_stream(exchange, 9)
+    stream._is_inline = False
+    on_line: list[int] = []
+
+    def send(values: Sequence[memoryview] | None, header: bytes, _: object) -> bool:
+        on_line.append(sum(map(len, values or [])) + len(header))
+        return True
+
+    stream._line = SimpleNamespace(send=send)  # type: ignore[assignment]
+    stream.send(_message(0, size), b"request", checksums=False)
+    (sent,) = on_line
+    assert sent <= SMALL_BYTES
+    assert sum(exchange.sent) == (0 if sent else size)
+    assert stream._by_line == (1 << 10) + sent
+    assert stream._by_stream == sum(exchange.sent)
+
+
+def test_an_answer_without_values_has_only_its_attached_bytes() -> None:
+    exchange = Answering()
+    stream = _by_stream(exchange, 9)
+    stream.send(_message(0, 5), checksums=False)
+    exchange.answers[0] = b"end of step"
+    assert stream.receive() == ([], b"end of step")
+    assert not stream.is_borrowing
+
+
+@pytest.mark.parametrize("is_borrowing", [True, False])
+@pytest.mark.parametrize("is_over", [True, False])
+def test_only_lent_values_that_were_revoked_are_not_used(is_borrowing: bool, is_over: bool) -> None:
+    stream = _by_stream(Answering(), 9)
+    stream._pair = SimpleNamespace(other=SimpleNamespace(is_over=is_over))  # type: ignore[assignment]
+    stream.is_borrowing = is_borrowing
+    with pytest.raises(UnavailableError, match="mixture") if is_borrowing and is_over else nullcontext():
+        stream.require_lent()
 
 
 class Echo:
