@@ -217,6 +217,26 @@ def test_only_one_trainer_writes_a_model(trainers: tuple[Trainer, Trainer], tmp_
     assert file.read_bytes() == b"3"
 
 
+def test_each_request_of_an_epoch_is_carried_out_once(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
+    one, other = trainers
+    file = tmp_path / "m"
+    assert [one.saves.save("m", 1, writer(file, b"first")), other.saves.save("m", 1, writer(file, b"x"))] == [
+        True,
+        False,
+    ]
+    assert [other.saves.save("m", 1, writer(file, b"second")), one.saves.save("m", 1, writer(file, b"x"))] == [
+        True,
+        False,
+    ]
+    assert file.read_bytes() == b"second"
+    # The requests for another file, or in another epoch, are counted separately.
+    assert one.saves.save("n", 1, writer(file, b"other"))
+    assert not other.saves.save("n", 1, writer(file, b"x"))
+    assert one.saves.save("m", 2, writer(file, b"third"))
+    assert not other.saves.save("m", 2, writer(file, b"x"))
+    assert file.read_bytes() == b"third"
+
+
 def test_a_replaced_writer_leaves_the_file_to_its_successor(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
     one, other = trainers
     file = tmp_path / "m"

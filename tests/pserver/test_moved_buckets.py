@@ -149,6 +149,9 @@ def ones(*ids: int) -> list[TableGradients]:
     return [TableGradients(0, np.array(ids, np.uint64), np.ones((len(ids), 3), np.float32))]
 
 
+IDS_OF_FEED = np.arange(50, dtype=np.uint64)
+
+
 def all_rows(cut: Any) -> set[int]:
     found: set[int] = set()
     while (chunk := cut.next_rows()) is not None:
@@ -187,3 +190,42 @@ def test_a_bucket_is_found_by_its_range_of_the_index(count: int) -> None:
         (rows, waiting) = store.release([bucket], 1, 0).chunks
         assert sorted(rows.ids.tolist()) == ids[places == bucket].tolist()
         assert not waiting.ids.size
+
+
+def test_followers_receive_buckets_that_have_arrived_completely_and_once() -> None:
+    """Rows that another pserver has changed are not marked as changed here."""
+    source, target = RowTables(SPECS[:1], range(512)), RowTables(SPECS[:1], range(512, BUCKETS))
+    places = buckets_of(IDS_OF_FEED, SPECS[0].salt)
+    lower, upper = IDS_OF_FEED[places < 512].tolist(), IDS_OF_FEED[places >= 512].tolist()
+    source.update(ones(*lower), version=1, epoch=0, number=0)
+    target.update(ones(*upper), version=1, epoch=0, number=0)
+
+    def followed(number: int, after: int | None) -> tuple[set[int], set[int]]:
+        """Return the ids of the rows in an answer, and its complete buckets."""
+        cut = target.begin_feed_cut(2, 0, number, after, 1 << 20)
+        complete = set(target.buckets) if cut.is_base else set(cut.complete)
+        return all_rows(cut), complete
+
+    assert followed(1, None) == (set(upper), set(range(512, BUCKETS)))
+    assert followed(2, 1) == (set(), set())
+    target.take(source.release(range(512), 1, 0), 1)
+    target.buckets = range(BUCKETS)
+    assert followed(3, 2) == (set(lower), set(range(512)))
+    assert followed(4, 3) == (set(), set())
+    # A client that has an older state receives them, too.
+    assert followed(5, 1) == (set(lower), set(range(512)))
+
+
+def test_changes_after_a_kept_cut_have_a_higher_number() -> None:
+    """Otherwise a follower that stops at the cut would never receive them."""
+    store = RowTables(SPECS[:1], range(BUCKETS))
+    store.update(ones(1, 2), version=1, epoch=0, number=0)
+    store.begin_feed_cut(1, 0, 1, None, 1 << 20).drop()
+    store.update(ones(2), version=2, epoch=0, number=1)
+    kept = store.keep_cut(2, 0, 2)
+    store.update(ones(3), version=3, epoch=0, number=2)
+    again = store.begin_again(kept, range(1), 1)
+    assert all_rows(again) == {2}
+    # Another cut settles what has changed so far.
+    store.begin_cut(3, 0, file="a").drop()
+    assert all_rows(store.begin_feed_cut(3, 0, 3, 2, 1 << 20)) == {3}
