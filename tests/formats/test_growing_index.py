@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pytest
@@ -104,3 +105,44 @@ def test_existing_tasks_do_not_change_when_the_dataset_grows(
     new = [chunk for task in range(before.task_count, after.task_count) for chunk in after.chunks_of(task)]
     assert new == [index.chunk(number) for number in range(len(known), len(index))]
     assert layout(index, len(known), len(index)).task_count == after.task_count
+
+
+def test_files_of_an_earlier_index_are_found_in_any_order(world: Any) -> None:
+    for name, count in (("a.parquet", 3), ("b.parquet", 5), ("c.parquet", 7)):
+        world.write(name, ROWS.slice(0, count), "parquet", 10)
+    known = build_index(world.files, SPEC)
+    stats = [world.files.stat(f"{name}.parquet") for name in "cab"]
+    for index in (
+        restored_index(world.files, SPEC, stats, known.schema, known=known),
+        build_index(world.files, SPEC, known=known, stats=stats),
+    ):
+        assert [index.chunk(number).url for number in range(3)] == ["c.parquet", "a.parquet", "b.parquet"]
+        assert index.records.tolist() == [7, 3, 5]
+
+
+class SlowFiles(MemoryFiles):
+    """Files of which those named first are opened last."""
+
+    def __init__(self, contents: dict[str, bytes]) -> None:
+        super().__init__(contents)
+        self.opened_last = threading.Event()
+
+    def open(self, url: str) -> BinaryIO:
+        if url == "z.parquet":
+            self.opened_last.set()
+        elif url == "a.parquet":
+            assert self.opened_last.wait(20.0)
+            threading.Event().wait(0.05)
+        return super().open(url)
+
+
+def test_files_are_added_in_their_order_whichever_is_read_first(world: Any, known: ChunkIndex) -> None:
+    for name, count in (("a.parquet", 3), ("z.parquet", 5)):
+        world.write(name, ROWS.slice(0, count), "parquet", 10)
+    stats = [world.files.stat(name) for name in ("a.parquet", "z.parquet")]
+    index, refused = extended_index(SlowFiles(world.files.contents), SPEC, known, stats, concurrency=2)
+    assert not refused
+    assert [stat.url for stat in index.stats] == ["m.parquet", "a.parquet", "z.parquet"]
+    built = build_index(SlowFiles(world.files.contents), SPEC, concurrency=3)
+    assert [stat.url for stat in built.stats] == ["a.parquet", "m.parquet", "z.parquet"]
+    assert built.records.tolist() == [3, 4, 4, 2, 5]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import struct
 from pathlib import Path
 
 import ml_dtypes
@@ -13,8 +15,8 @@ import safetensors
 import safetensors.numpy
 
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.errors import UsageError
-from flightedl.formats.model_files import WRITERS, format_of
+from flightedl.errors import DataError, UsageError
+from flightedl.formats.model_files import WRITERS, format_of, read_model
 
 VALUES = {
     "w": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -80,3 +82,20 @@ def test_16_bit_parameters_are_written_as_declared(tmp_path: Path, values: type)
     np.testing.assert_array_equal(
         np.frombuffer(rows["brain"]["values"], np.uint8).view(ml_dtypes.bfloat16), master.astype(ml_dtypes.bfloat16)[0]
     )
+
+
+def test_arrays_begin_at_multiples_of_eight_bytes() -> None:
+    """Readers map the file and use its arrays in place."""
+    for length in range(1, 10):
+        spec = ParameterSpec("w" * length, (2,))
+        data = b"".join(bytes(part) for part in WRITERS["safetensors"]([spec], [(spec, np.ones(2, np.float32))]))
+        (size,) = struct.unpack_from("<Q", data)
+        assert size % 8 == 0
+        assert read_model(data, "safetensors", "m")[spec.name].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("offsets", [(-8, 0), (4, 12), (8, 0), (0, 1 << 40)])
+def test_an_array_outside_of_its_file_is_rejected(offsets: tuple[int, int]) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": offsets}}).encode()
+    with pytest.raises(DataError, match=r"m\.safetensors cannot be read"):
+        read_model(struct.pack("<Q", len(header)) + header + bytes(8), "safetensors", "m.safetensors")

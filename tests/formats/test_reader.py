@@ -273,3 +273,31 @@ def test_a_corrupt_chunk_yields_no_records_of_the_chunk_before_it(world: Any) ->
     found = [batch["record"].to_pylist() for batch in batches]
     assert found == [[b"a0", b"a1"], [b"a2", b"a3"], [], [], [b"c0", b"c1"], [b"c2", b"c3"]]
     assert (counts.corrupt_chunks, counts.corrupt_records) == (1, 4)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_records_after_damage_are_read_from_their_places(world: Any, name: str) -> None:
+    is_csv = name == "a.csv"
+    lines = [b"%d" % n if is_csv else b'{"n": %d}' % n for n in range(60_000)]
+    lines[30_000] = b'"\xff\xfe"' if is_csv else b'{"n": "\xff"}'
+    world.put(name, (b"n\n" if is_csv else b"") + b"\n".join(lines) + b"\n")
+    spec = DatasetSpec((name,), batch_size=1000, on_corrupt="skip", text_chunk_bytes=16 << 10)
+    found = [n for batch in read(world, spec) for n in batch["n"].to_pylist()]
+    assert found == sorted(set(found))
+    assert found[0] == 0
+    assert found[-1] == 59_999
+    assert 30_000 not in found
+    assert 60_000 - len(found) < 10_000, "only the damaged chunk is left out"
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "a.arrows"])
+def test_values_outside_of_their_column_are_damage(world: Any, name: str) -> None:
+    world.write(name, pa.table({"t": ["aa"] * 50}), "arrow" if name == "a.arrow" else "arrow-stream", 10)
+    data = bytearray(world.files.contents[name])
+    at = data.index(b"".join(number.to_bytes(4, "little") for number in (0, 2, 4, 6)))
+    data[at + 4 : at + 8] = (1 << 30).to_bytes(4, "little")
+    world.put(name, bytes(data))
+    with pytest.raises(CorruptChunkError, match="is corrupt, record batch 0"):
+        read(world, DatasetSpec((name,), batch_size=5))
+    found = read(world, DatasetSpec((name,), batch_size=5, on_corrupt="skip"))
+    assert sum(batch.num_rows for batch in found) == 40

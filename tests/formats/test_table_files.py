@@ -16,6 +16,7 @@ from flightedl.domain.model.optimizers import SGD, Adam, Optimizer
 from flightedl.domain.tables.optimizers import RowAdagrad
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import DataError
+from flightedl.formats import table_files
 from flightedl.formats.row_batches import StoredRows
 from flightedl.formats.table_files import as_kept, read_table_file, require_table_file, table_file
 from flightedl.kernels.half_precision import shortened
@@ -115,3 +116,25 @@ def test_a_missing_or_unreadable_file_raises_one_sentence(tmp_path: Path) -> Non
     path.write_bytes(b"PAR1 and nothing else")
     with pytest.raises(DataError, match="corrupt"):
         require_table_file(FsspecFiles(), str(path), TableSpec("t", 2, SGD(1.0)))
+
+
+def test_rows_of_many_groups_are_written_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_files, "_ROWS_A_GROUP", 4)
+    spec = TableSpec("t", 2, SGD(1.0))
+    some = [
+        StoredRows(
+            9,
+            0,
+            "rows:float32",
+            np.arange(start, start + 3, dtype=np.uint64),
+            *(np.ones(3, np.uint32) for _ in range(3)),
+            np.zeros((3, 0), np.float32),
+            np.full((3, 2), start, np.float32),
+        )
+        for start in range(0, 30, 3)
+    ]
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"".join(table_file(spec, some)))
+    table = pq.read_table(path)
+    assert table["id"].to_pylist() == [*range(30)]
+    assert [each[0] for each in table["values"].to_pylist()] == [3 * (number // 3) for number in range(30)]
