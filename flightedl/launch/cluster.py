@@ -131,7 +131,7 @@ class LocalCluster:
         return self._running().processes()
 
     def pid(self, role: str, index: int = 0) -> int | None:
-        """Return the pid of a process, or None if it has finished or is being replaced.
+        """Return the pid of a process, or None if it does not exist, has finished or is being replaced.
 
         Args:
             role: "etcd", "master", "pserver" or "trainer".
@@ -150,6 +150,7 @@ class LocalCluster:
 
         Raises:
             UnavailableError: the process is not running at the moment.
+            UsageError: there is no such role.
         """
         child = self._child(role, index)
         if child is None:
@@ -364,6 +365,8 @@ class LocalCluster:
         return self._supervisor
 
     def _child(self, role: str, index: int) -> Child | None:
+        if role not in list(Role):
+            raise UsageError(f"the role {role!r:.80} must be one of {', '.join(Role)}")
         return self._running().child(Slot(Role(role), index))
 
     def _wait_until_ready(self, timeout_s: float) -> None:

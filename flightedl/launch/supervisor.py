@@ -173,9 +173,10 @@ class Supervisor:
             )
 
     def child(self, slot: Slot) -> Child | None:
-        """Return the process running in a slot, or None. Raises KeyError if there is no such slot."""
+        """Return the process running in a slot. None if none is running, or if the job has no such slot."""
         with self._lock:
-            return self._places[slot].child
+            place = self._places.get(slot)
+            return None if place is None else place.child
 
     def stop(self, drain_s: float = 0.0, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Stop watching, then stop all processes, trainers first. May be called twice.

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import flightedl as fe
-from flightedl.errors import JobFailedError, UsageError
+from flightedl.errors import JobFailedError, UnavailableError, UsageError
 from flightedl.launch.forking import ForkServer
 from flightedl.launch.policy import Limits
 
@@ -293,6 +293,15 @@ def test_a_killed_server_is_replaced(role: str, until: Until) -> None:
 
             until(is_whole, 60.0)
         assert cluster.outcome() is None
+
+
+def test_a_process_that_the_job_does_not_have_cannot_be_killed() -> None:
+    with fe.local(pservers=1) as cluster:
+        assert cluster.pid("pserver", 3) is None
+        with pytest.raises(UnavailableError, match="pserver 3 is not running at the moment"):
+            cluster.kill("pserver", 3)
+        with pytest.raises(UsageError, match="the role 'worker' must be one of etcd, master, pserver, trainer"):
+            cluster.kill("worker")
 
 
 def test_a_cluster_that_cannot_start_says_why() -> None:
