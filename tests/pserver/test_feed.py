@@ -149,9 +149,10 @@ def test_what_is_kept_for_a_sleeping_follower_does_not_grow(
     monkeypatch.setattr(ServerFeed.__init__, "__defaults__", (4_000,))
     bench = Bench()
     sleeping, awake = bench.followers
-    large, small = list(range(2_000)), list(range(2_000, 2_500))
-    bench.train(large, 1.0)
+    large, small, still = list(range(2_000)), list(range(2_000, 2_500)), list(range(2_500, 2_600))
+    bench.train([*large, *small, *still], 1.0)
     bench.ask(sleeping, is_marked=is_marked)
+    bench.train(small, -1.0)
     found = []
     tracemalloc.start()
     try:
