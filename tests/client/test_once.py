@@ -21,6 +21,8 @@ from flightedl.client.waiting import Waiting
 from flightedl.coordination.checkpoint_places import write_file
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FencedError
+from flightedl.messages.base import decode
+from flightedl.messages.checkpoints import SaveRecord
 from flightedl.ports import TransactionResult
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator
@@ -360,6 +362,10 @@ def test_whenever_a_writer_is_replaced_the_file_is_that_of_the_last_writer(tmp_p
             break
         assert has_written or results == [True]
         assert file.read_bytes() == (b"other" if results == [True] else b"one")
+        entry = store.get(KEYS.save("m"))
+        assert entry is not None
+        writing = decode(entry.value, SaveRecord)
+        assert (writing.trainer, writing.done) == ((other if results == [True] else one).registration.trainer, True)
         # Nobody waits for a request whose writer is gone.
         assert [trainer.saves.save("m", 2, writer(file, b"next")) for trainer in (other, one)] == [True, False]
     assert replaced[-1] >= 3

@@ -247,6 +247,15 @@ def orders_with(verb: str, **fields: object) -> Any:
     return msgspec.structs.replace(orders(PLAN.hash)[verb], **fields)
 
 
+def test_a_view_wakes_those_who_wait_for_its_rounds(served: Served, declared: MemoryCoordinator) -> None:
+    """The members that have left no longer hold up a round."""
+    serve(served, declared)
+    shard = served.service.shard(PLAN.hash)
+    before = shard.changes.count
+    served.service.apply_view(orders_with("view", serial=2, members=[]))
+    assert shard.changes.count > before
+
+
 def test_a_pserver_has_one_feed_and_one_source_of_copies(served: Served, declared: MemoryCoordinator) -> None:
     """Two feeds would number changes differently, and two sources would each forget what the other has sent."""
     serve(served, declared)
