@@ -293,6 +293,24 @@ def test_another_trainer_may_write_after_a_failed_write(trainers: tuple[Trainer,
     assert other.saves.save("m", 1, writer(tmp_path / "m", b"2"))
 
 
+def test_a_failed_write_of_a_replaced_writer_leaves_the_claim_of_its_successor(
+    trainers: tuple[Trainer, Trainer], tmp_path: Path
+) -> None:
+    one, other = trainers
+    claimed: list[SaveRecord | None] = []
+
+    def fail() -> None:
+        one.frozen()
+        claimed.append(other.saves.claim("m", 1))
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        one.saves.save("m", 1, writer(tmp_path / "m", b"1", fail))
+    entry = other.coordinator.get(KEYS.save("m"))
+    assert entry is not None
+    assert [decode(entry.value, SaveRecord)] == claimed
+
+
 def test_a_name_belongs_to_one_life_of_the_model(trainers: tuple[Trainer, Trainer]) -> None:
     one, other = trainers
     assert one.names.claim("setup"), "names can be claimed before the model exists"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -297,6 +298,32 @@ def test_a_checkpoint_that_was_ordered_before_the_drain_does_not_complete_it(
     assert not service.is_drained
     snapshots.progress = progress(4)
     assert service.is_drained
+
+
+def test_a_service_that_ends_ends_everything_that_it_has_started() -> None:
+    ended: list[str] = []
+    work, is_closing = queue.SimpleQueue[object](), threading.Event()
+
+    def of(name: str) -> Any:
+        return SimpleNamespace(close=lambda: ended.append(name))
+
+    builder = threading.Thread(target=work.get)
+    builder.start()
+    service: Any = SimpleNamespace(
+        _is_closing=is_closing,
+        _standby=of("standby"),
+        _consumers=of("consumers"),
+        _mover=of("mover"),
+        _work=work,
+        _builder=builder,
+    )
+    service.end_standby = lambda: PserverService.end_standby(service)
+    PserverService.close(service)
+    assert sorted(ended) == ["consumers", "mover", "standby"]
+    assert is_closing.is_set()
+    assert not builder.is_alive()
+    service.end_standby()
+    assert ended.count("standby") == 1, "a standby is ended once"
 
 
 def restoring(found: Restored | Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[object, list[object]]:
