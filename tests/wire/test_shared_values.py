@@ -297,3 +297,25 @@ def test_gradients_are_rejected_if_they_were_revoked_while_they_were_copied() ->
     with pytest.raises(UnavailableError, match="may have changed"):
         inbox.take((1 << 63) + 8, 16)
     assert bytes(inbox.take(8, 16)) == bytes(16), "values in the stream's own memory are not lent"
+
+
+def test_memory_is_free_again_once_the_receivers_counter_includes_its_message() -> None:
+    outbox = Outbox(np.zeros(1000, np.uint8), least_bytes=10)
+    values = [memoryview(bytes(400))]
+    assert outbox.put(values, 400) == 0
+    assert outbox.put(values, 400) == 448
+    assert outbox.put(values, 400) is None
+    outbox.counted(0)
+    assert not outbox.has_room(400)
+    outbox.counted(1)
+    assert outbox.loans.open == 1
+    assert outbox.put(values, 400) == 0, "the memory of the older message is free"
+    # A counter that is too high, or that goes back, frees nothing that was not lent.
+    outbox.counted(99)
+    assert outbox.loans.open == 0
+    outbox.counted(1)
+    assert outbox.put(values, 400) == 0
+    outbox.end()
+    assert outbox.loans.open == 0
+    assert outbox.loans.is_over
+    assert outbox.has_room(1000)
