@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -16,11 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flightedl.errors import DataError
+from flightedl.formats import parquet
 from flightedl.formats.chunks import CorruptChunkError
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
-from flightedl.formats.reader import read_task
+from flightedl.formats.reader import ChunkReader, read_task
 from flightedl.formats.records import expression
 from flightedl.testing.memory import MemoryFiles
 
@@ -157,3 +159,31 @@ def test_a_filter_keeps_exactly_the_records_that_arrow_keeps(
         for number in batch.column("n").to_pylist()
     ]
     assert kept == expected.column("n").to_pylist()
+
+
+@pytest.mark.parametrize("decoded", [1, 3, 7, 1000])
+def test_parts_of_a_row_group_are_complete_however_many_records_are_decoded_at_once(
+    world: Any, monkeypatch: pytest.MonkeyPatch, decoded: int
+) -> None:
+    monkeypatch.setattr(parquet, "_DECODED_RECORDS", decoded)
+    world.write("a.parquet", pa.table({"k": range(40)}), "parquet", 20)
+    spec = DatasetSpec(("a.parquet",), batch_size=5, max_records_per_chunk=7)
+    index = build_index(world.files, spec)
+    assert max(index.records) <= 7
+    for condition, expected in (((), range(40)), ((("k", ">=", 13),), range(13, 40))):
+        chosen = replace(spec, filter=condition)
+        for number in range(len(index)):
+            reader = ChunkReader(world.files, [index.chunk(number)], chosen, index.schema)
+            found = reader.range(range(reader.record_count))["k"].to_pylist()
+            first = index.chunk(number).first_record
+            whole = range(first, first + index.chunk(number).records)
+            assert found == [each for each in whole if each in expected]
+
+
+def test_a_row_group_with_fewer_records_than_in_the_index_is_damage(world: Any) -> None:
+    world.write("a.parquet", pa.table({"k": range(20)}), "parquet", 20)
+    spec = DatasetSpec(("a.parquet",))
+    index = build_index(world.files, spec)
+    chunk = replace(index.chunk(0), records=21)
+    with pytest.raises(CorruptChunkError, match="does not have 21 records"):
+        ChunkReader(world.files, [chunk], spec, index.schema).range(range(1))

@@ -17,6 +17,7 @@ from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import read_task
 from flightedl.formats.registry import named_format
+from flightedl.formats.tar_archive import _member, _plain_members
 
 World = Any  # the one of this folder's conftest
 
@@ -186,3 +187,12 @@ def test_archives_with_different_columns_are_rejected(world: World) -> None:
     world.put("b.tar", archive(("1.jpg", b"a")))
     with pytest.raises(DataError, match=r"b\.tar does not go with a\.tar"):
         build_index(world.files, DatasetSpec(("*.tar",)))
+
+
+@pytest.mark.parametrize("place", [3, 100, 140, 200])
+def test_a_damaged_header_is_not_read_as_a_plain_member(place: int) -> None:
+    """Members of plain archives are found without the standard library, which checks the sums of headers."""
+    data = bytearray(_member("a.txt", b"content") + _member("b.txt", b"more"))
+    assert _plain_members(memoryview(data)) is not None
+    data[place] ^= 1
+    assert _plain_members(memoryview(data)) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -13,7 +15,7 @@ from flightedl.errors import NotFoundError, UsageError
 from flightedl.launch.former import FormerJob, forget, former_job, require_startable
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
-from flightedl.ports import Put
+from flightedl.ports import Delete, Put, TransactionResult
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory import MemoryCoordinator, MemoryStorage
 
@@ -149,3 +151,23 @@ def test_a_restored_etcd_may_name_a_deleted_checkpoint() -> None:
     for wrong, resume in ((storage, False), (with_checkpoint(6), True), (MemoryStorage(), True)):
         with pytest.raises(UsageError, match="newest checkpoint is c-7"):
             require_startable(STOPPED, "e:1", wrong, resume=resume)
+
+
+@pytest.mark.parametrize("change", ["a master starts", "a key is written again"])
+def test_a_job_that_starts_while_it_is_forgotten_keeps_its_state(change: str) -> None:
+    coordinator = stored(queue(3, runs=[]))
+    transact = coordinator.transact
+
+    def start_first(*arguments: Any) -> TransactionResult:
+        coordinator.transact = transact  # type: ignore[method-assign]
+        if change == "a master starts":
+            transact([], [Put(KEYS.master_lock, b"{}", coordinator.grant(60.0).id)])
+        else:
+            transact([], [Delete(KEYS.task_queues)])
+            transact([], [Put(KEYS.task_queues, b"of a new job")])
+        return transact(*arguments)
+
+    coordinator.transact = start_first  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="has just been started"):
+        forget(coordinator, KEYS)
+    assert coordinator.get(KEYS.job) is not None
