@@ -17,6 +17,7 @@ from flightedl.messages.base import encode
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.conversation import Conversation
 from flightedl.pserver.meter import Meter
+from flightedl.pserver.step_stream import BY_STREAM
 from flightedl.pserver.steps import MOMENT_S
 from flightedl.testing.clock import FakeClock
 from flightedl.testing.memory import MemoryStorage
@@ -217,6 +218,39 @@ def test_a_step_that_the_loop_does_not_serve_is_handed_back_unchanged(
     assert alone.answers == [([Outcome.ACCEPTED], [(1, [-1.0] * 5)], STEP_END)]
     assert alone.served == [1]
     assert alone.conversation._is_small == (how == "moving")
+
+
+def test_a_step_that_is_announced_on_the_line_is_read_from_the_stream(alone: Bench) -> None:
+    alone.send()
+    following: list[Any] = [decode_message(*alone.incoming.pop()), None]
+    alone.conversation._stream.request_by_stream = lambda: following.pop(0)  # type: ignore[method-assign]
+    for goes_on in (True, False):
+        alone.incoming.append(BY_STREAM)
+        assert not alone.conversation.receive()
+        assert alone.conversation.handle(alone.handed()) == goes_on
+    assert alone.answers == [([Outcome.ACCEPTED], [(1, [-1.0] * 5)], STEP_END)]
+
+
+def test_a_parked_step_is_looked_for_when_blocks_change(together: Bench) -> None:
+    woken: list[bool] = []
+    together.conversation._lines = SimpleNamespace(wake=lambda: woken.append(True))  # type: ignore[assignment]
+    together.send()
+    assert together.conversation.receive()
+    assert not woken
+    together.pserver.push(1, 0, 2)
+    assert woken
+
+
+def test_the_time_of_a_step_is_measured_from_its_first_message(together: Bench) -> None:
+    seconds: list[float] = []
+    for meter in (together.pserver.shard.meter, together.conversation._service.meter):
+        meter.step = seconds.append  # type: ignore[method-assign]
+    together.send()
+    assert together.conversation.receive()
+    together.clock.advance(0.5)
+    together.pserver.push(1, 0, 2)
+    assert together.conversation.look(together.clock.now())
+    assert seconds == [0.5]
 
 
 @pytest.mark.parametrize("trouble", ["stopping", "no lease"])
