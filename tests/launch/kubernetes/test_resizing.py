@@ -141,6 +141,21 @@ def test_the_new_pods_remain_if_only_the_reply_to_the_request_is_lost() -> None:
     assert cluster.log == [5, "4"]
 
 
+def test_a_poll_that_times_out_does_not_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, failures = Master(), [DeadlineError("kubectl did not finish within 30 s")]
+    answer = cluster._answer
+
+    def slow(arguments: list[str]) -> ScaleReply:
+        if not arguments and not cluster.reply.is_done and failures:
+            raise failures.pop()
+        return answer(arguments)
+
+    monkeypatch.setattr(cluster, "_answer", slow)
+    assert changed(cluster, ScaleRequest(pservers=4)).pservers == 4
+    assert not failures
+    assert cluster.log == [5, "4", "done", 5]
+
+
 def test_an_interrupted_change_is_cancelled_and_keeps_the_pods_that_may_have_blocks() -> None:
     cluster = Master()
     cluster.error = KeyboardInterrupt()
