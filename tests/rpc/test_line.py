@@ -152,3 +152,55 @@ def test_a_line_that_is_added_after_all_lines_were_shut_is_shut(pair: Pair) -> N
     lines.shut()
     lines.add("a stream", line)
     assert line.receive() is None, "nothing would end the wait of its reader"
+
+
+def test_a_header_outlives_the_next_message() -> None:
+    here, there = _both()
+    for header in (b"first", b"other"):
+        assert here.send([memoryview(header * 3)], header, _never)
+    first = there.receive(_never)
+    assert first is not None
+    assert there.receive(_never) is not None
+    assert first[1] == b"first"
+    here.close()
+    there.close()
+
+
+def test_a_message_that_is_too_long_is_not_cut_to_a_valid_one(pair: Pair) -> None:
+    line, theirs = pair
+    valid = bytes(LIMIT_BYTES - 5) + struct.pack("<IB", 0, 1)
+    theirs.send(valid)
+    assert line.receive(_never) is not None
+    theirs.send(valid + b"x")
+    with pytest.raises(MessageError, match=f"{LIMIT_BYTES + 1} bytes or more"):
+        line.receive(_never)
+
+
+def test_a_line_does_not_wait_unless_it_is_told_when_to_give_up(pair: Pair) -> None:
+    line, _ = pair
+    with pytest.raises(BlockingIOError):
+        line.receive()
+    while line.send([memoryview(bytes(LIMIT_BYTES // 2))], b"", _always):
+        pass
+    with pytest.raises(BlockingIOError):
+        line.send([memoryview(bytes(LIMIT_BYTES // 2))], b"")
+
+
+def test_the_lines_of_a_connection_are_shut_together_and_closed_one_by_one() -> None:
+    lines, pairs = Lines(), [_both() for _ in range(3)]
+    for number, (line, _) in enumerate(pairs):
+        lines.add(number, line)
+    lines.end(0)
+    lines.end("a stream without a line")
+    assert pairs[0][0].fileno < 0
+    assert pairs[0][1].receive(_never) is None, "the peer notices"
+    lines.shut()
+    for line, there in pairs[1:]:
+        assert line.receive(_never) is None
+        assert there.receive(_never) is None
+        assert line.fileno >= 0, "its own thread closes it"
+    for number in (1, 2):
+        lines.end(number)
+        assert pairs[number][0].fileno < 0
+    for _, there in pairs:
+        there.close()
