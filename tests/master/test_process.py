@@ -10,10 +10,12 @@ import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import MasterSettings
+from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import EXIT_START_AGAIN, FlightedlError, UsageError
+from flightedl.launch.status import is_master_answering, tool_connector
 from flightedl.master import continuity
 from flightedl.master.main import MasterProcess
 from flightedl.messages.decoding import from_json
@@ -140,3 +142,22 @@ def test_a_master_that_begins_a_life_leads_only_under_a_new_lock(start: Start, m
     lock = start().lead()
     assert generations[1:] == [lock.create_revision]
     assert generations[0] < lock.create_revision
+
+
+def test_a_master_answers_from_the_moment_its_address_is_published(
+    store: MemoryCoordinator, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[bool] = []
+    publish = MasterProcess._publish
+
+    def ask_first(self: MasterProcess, held: HeldKey, port: int) -> None:
+        record = ServerRecord(address=f"127.0.0.1:{port}", generation=held.generation)
+        answered.append(is_master_answering(record, "demo", tool_connector(""), 20.0))
+        publish(self, held, port)
+
+    monkeypatch.setattr(MasterProcess, "_publish", ask_first)
+    start().lead()
+    assert answered == [True]
+    entry = store.get(KEYS.master_address)
+    assert entry is not None
+    assert is_master_answering(from_json(entry.value, ServerRecord), "demo", tool_connector(""), 20.0)
