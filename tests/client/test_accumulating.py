@@ -55,3 +55,17 @@ def test_gradients_of_a_pushed_sum_are_not_pushed_again() -> None:
     assert arrays.take("first", {})["w"].tolist() == [3.0] * 3
     assert (pushed == 1).all()
     assert (gradient == 1).all()
+
+
+def test_sums_are_as_exact_as_their_gradients_and_those_of_16_bits_as_float32() -> None:
+    arrays = GradientSums()
+    for value in (1.0, 2.0**-40):
+        arrays.add("first", {"w": np.full(2, value)}, 1)
+    assert arrays.take("first", {})["w"].tolist() == [1.0 + 2.0**-40] * 2
+    for _ in range(3):
+        arrays.add("second", {"v": np.full(2, 2.0**-11 + 1.0, np.float16)}, 1)
+    for _ in range(4096):
+        arrays.add("second", {"w": np.ones(2, np.float16)}, 1)
+    found = arrays.take("second", {"w": 4096})
+    assert found["w"].dtype == np.float16
+    assert found["w"].tolist() == [1.0, 1.0], "a sum of 16 bits would stop at 2048"
