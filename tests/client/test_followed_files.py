@@ -18,6 +18,8 @@ from flightedl.client.following.files import ParquetCopy, Rows
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.errors import UsageError
 from flightedl.messages.feed import Position
+from flightedl.testing.faults import FaultPlan, InjectedFault
+from flightedl.testing.memory import MemoryStorage
 
 #: id -> the only element of its row.
 TABLES = st.dictionaries(st.integers(-3, 5), st.sampled_from([0.0, 1.5, -2.5, np.nan]), max_size=8)
@@ -100,6 +102,33 @@ def test_files_of_a_copy_that_was_not_completed_are_deleted(tmp_path: Path) -> N
     assert by_duckdb(tmp_path, "t") == {1: 1.0, 2: 1.0}
     write(copy, {1: 1.0})
     assert by_duckdb(tmp_path, "t") == {1: 1.0}
+
+
+def test_a_copy_is_readable_after_its_writer_died_at_any_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    monkeypatch.setattr("flightedl.client.following.files.open_storage", lambda _: storage)
+    before, table, died, point = {1: 1.0}, {2: 2.0}, True, 0
+    while died:
+        point += 1
+        storage.files.clear()
+        storage.plan = FaultPlan()
+        # Each copy is a base, which replaces the files of the one before.
+        copy = ParquetCopy("", "job", 0)
+        write(copy, before)
+        storage.plan = FaultPlan()
+        storage.plan.fail_at_step(point)
+        try:
+            write(copy, table)
+        except InjectedFault:
+            pass
+        else:
+            died = False
+        storage.plan = FaultPlan()
+        rows = ParquetCopy("", "job", 0)._rows["t"]
+        assert dict(zip(rows.ids.tolist(), rows.values[:, 0].tolist(), strict=True)) in (
+            (table,) if not died else (before, table)
+        )
+    assert point > 5
 
 
 def test_a_table_with_another_size_of_rows_gets_a_base(tmp_path: Path) -> None:

@@ -115,6 +115,23 @@ def test_another_conversion_is_not_mixed_in(world: Any) -> None:
     assert sorted(shards) == list(done.names)
 
 
+@pytest.mark.parametrize("deleted", [0, 1])
+def test_shards_of_a_replaced_conversion_are_never_kept(world: Any, deleted: int) -> None:
+    """The process dies while it deletes the shards."""
+    target = Target("x", "csv", 2, 10)
+    world.write("a.parquet", TABLE, "parquet", 10)
+    run(world, target)
+    world.write("a.parquet", TABLE.slice(1), "parquet", 10)
+    world.storage.plan.fail_at("delete", deleted + 1, UnavailableError("the store is gone"))
+    with pytest.raises(UnavailableError):
+        run(world, target, overwrite=True)
+    with pytest.raises(UsageError, match="exists already"):
+        run(world, target)
+    assert [row["n"] for row in contents(world.storage, run(world, target, overwrite=True).names)] == list(
+        range(1, 100)
+    )
+
+
 def test_columns_and_filter_are_applied(world: Any) -> None:
     world.write("a.parquet", TABLE, "parquet", 10)
     spec = DatasetSpec(("a.parquet",), columns=("t",), filter=(("n", "<", 30),))

@@ -88,6 +88,19 @@ def test_waiters_that_shared_a_write_share_the_next_one(counter: Counter, monkey
     assert counter.durable.write_count < count * rounds / 2
 
 
+def test_a_single_waiter_is_answered_after_a_crowd_that_does_not_return(counter: Counter) -> None:
+    for first in range(1, 200, 20):
+        counter.value = first + 16
+        crowd = [threading.Thread(target=counter.durable.wait, args=(first + n, 5.0)) for n in range(17)]
+        for waiter in crowd:
+            waiter.start()
+        for waiter in crowd:
+            waiter.join()
+        for revision in (first + 17, first + 18):
+            counter.value = revision
+            counter.durable.wait(revision, 5.0)
+
+
 def test_a_change_after_the_snapshot_is_not_durable_with_it(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that arrives while an older state is being written waits for its own state."""
     transact, is_blocked = counter.coordinator.transact, threading.Event()

@@ -23,6 +23,7 @@ from flightedl.errors import BusyError, UnavailableError
 from flightedl.messages.feed import ChangesTicket
 from flightedl.pserver.feed import _ANSWERS, _STALLED_S, PserverFeed
 from flightedl.pserver.rows import tables
+from flightedl.pserver.rows.cut import RowCut
 from flightedl.pserver.rows.tables import MAX_CUTS
 from flightedl.pserver.stores import distinct
 from flightedl.rpc.routes import Outgoing
@@ -129,6 +130,27 @@ def test_a_client_that_stopped_reading_loses_its_place_to_another_one(followed: 
     with pytest.raises(BusyError, match="accepted no changes for 10 s"):
         list(sleeping)
     send_all(followed.ask())
+
+
+def test_an_answer_that_loses_its_place_is_not_taken_for_a_complete_one(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut that was dropped looks like one that was read to its end, so no message may follow that moment."""
+    sleeping, others = iter(followed.ask().messages), [followed.ask()]
+    next(sleeping)
+    followed.clock.advance(_STALLED_S + 1)
+    drop = RowCut.drop
+
+    def drop_and_read(cut: RowCut) -> None:
+        drop(cut)
+        with pytest.raises(BusyError, match="accepted no changes"):
+            list(sleeping)
+
+    monkeypatch.setattr(RowCut, "drop", drop_and_read)
+    others.append(followed.ask())
+    monkeypatch.undo()
+    for each in others:
+        send_all(each)
 
 
 def test_a_client_that_stopped_reading_keeps_its_place_as_long_as_nobody_needs_it(followed: Followed) -> None:

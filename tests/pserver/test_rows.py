@@ -40,6 +40,7 @@ from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotReque
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, Placement
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.building import kernels_of
+from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.rows.first import load_first_rows
 from flightedl.pserver.rows.memory import RowMemory
@@ -553,3 +554,17 @@ def test_all_kernels_are_loaded_before_training(tmp_path: Path) -> None:
     plan = plan_for(parameters, 1)
     Shard(plan, 0, SGD(lr=1.0), Async(), "float16", on_lost=pytest.fail)
     assert loaded_kernels() == before
+
+
+def test_an_order_that_is_replaced_leaves_no_cut_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pserver = Pserver(MemoryStorage(), Async())
+    pserver.push(0)
+    with monkeypatch.context() as patch:
+        # The copies never become complete, although the cuts of all rows have begun.
+        patch.setattr(SnapshotCopier, "wait", lambda _self, _timeout_s: False)
+        for serial in range(1, 2 * MAX_CUTS):
+            name = f"c-1/shard-0-{serial}.arrow"
+            pserver.snapshots.order(SnapshotRequest(OrderNumber(1, 1, serial), None, name, plan_hash="p"))
+    pserver.checkpoint(2)
+    cuts = [cut for span in distinct(pserver.shard.rows.spans) for cut in span.rows._cuts.values()]
+    eventually(lambda: all(cut.is_over for cut in cuts))
