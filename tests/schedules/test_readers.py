@@ -75,6 +75,14 @@ def require_ended(pool: _Pool) -> None:
     assert all(process.is_closed for process in made), "a process outlives its pool"
 
 
+def put_five(pool: _Pool, delivered: list[int], most: int = 5) -> None:
+    """Put five batches, whose numbers are added once they are delivered. At most ``most`` of them wait at any time."""
+    for number in range(5):
+        batch: Any = "batch"
+        pool.put(_Job(batch, str, lambda _, number=number: delivered.append(number)))  # type: ignore[misc]
+        assert len(pool._jobs) <= most
+
+
 def delivering(run: Run) -> None:
     """Results are delivered once and in order, although a process dies, and at most four of each process wait."""
     pool = pool_of(2)
@@ -100,10 +108,7 @@ def crowding(run: Run) -> None:
     delivered: list[int] = []
 
     def put() -> None:
-        for number in range(5):
-            batch: Any = "batch"
-            pool.put(_Job(batch, str, lambda _, number=number: delivered.append(number)))  # type: ignore[misc]
-            assert len(pool._jobs) <= 4
+        put_five(pool, delivered, most=4)
         run.block(lambda: len(delivered) == 5, None)
 
     run.threads(put)
@@ -116,13 +121,7 @@ def closing(run: Run) -> None:
     """A pool that is closed while batches are put ends at once, with all of its processes and threads."""
     pool = pool_of(1)
     delivered: list[int] = []
-
-    def put() -> None:
-        for number in range(5):
-            batch: Any = "batch"
-            pool.put(_Job(batch, str, lambda _, number=number: delivered.append(number)))  # type: ignore[misc]
-
-    run.threads(put, pool.close)
+    run.threads(lambda: put_five(pool, delivered), pool.close)
     require_ended(pool)
     assert delivered == [*range(len(delivered))]
 
