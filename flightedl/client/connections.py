@@ -142,7 +142,7 @@ class Servers:
             if known is not None:
                 self._retired.append(known[1])
         if known is not None:
-            # The directory's thread, which has not been called yet, does not find retired connections.
+            # The directory's subscriber runs later, and finds no connections that are already retired.
             known[1].abort_calls()
         if self._present().get((role, index)) != record:
             # The server was replaced before this connection was registered, so its calls have not been aborted.

@@ -200,7 +200,7 @@ def test_rows_are_restored_with_slots_and_counts_and_training_continues(mode: Mo
 
 
 def test_orders_that_fail_or_are_replaced_leave_nothing_behind() -> None:
-    """Cuts that stay among those of the rows, of which there is a limited number, would end all checkpoints."""
+    """The number of cuts is limited, so cuts that are never dropped would prevent all further checkpoints."""
     begun, going_on = threading.Event(), threading.Event()
 
     class Failing(MemoryStorage):

@@ -85,7 +85,7 @@ def noticing(run: Run) -> None:
 
 
 def leaving(run: Run) -> None:
-    """A trainer that has left the job is not registered again by a thread that is late."""
+    """A late thread does not register a trainer again after it has left the job."""
     trainer = Trainer()
 
     def write() -> None:
