@@ -10,22 +10,25 @@ is therefore independent of the code that decides which pushes are repetitions.
   starts with the batches in its checkpoint, to which its own updates are added.
 * A batch is *foreign* if the dataset lacks it, and *stray* if a trainer pushed it without having received it.
 
-The last process that held a block decides, because it had the final values. A killed process's recording may be
-incomplete at its end. This does not matter: such a process never has the final values, and a push counts as stray only
-if its trainer's recording covers the time of the push.
+The last process that held a block before the job's end decides, because it had the final values. A pserver may also be
+replaced after the end, while the other processes end; its successor may end before it has restored anything. A killed
+process's recording may be incomplete at its end. This does not matter: such a process never has the final values, and a
+push counts as stray only if its trainer's recording covers the time of the push.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.master.effects import Kind
 from flightedl.messages.decoding import builtins_from_json
 from flightedl.messages.parameters import Outcome
 from flightedl.recording.moments import BEGUN, Effects
@@ -66,6 +69,8 @@ class _Counts:
 
     #: Time at which a process allocated or received the blocks.
     since: float = 0.0
+    #: True if another process handed over the blocks, with their batches.
+    is_adopted: bool = False
     #: Batches that the blocks already had when their process received them; None if they had none.
     inherited: AppliedBatches | None = None
     accepted: set[Batch] = field(default_factory=set)
@@ -75,7 +80,7 @@ class _Counts:
     updates: Counter[Batch] = field(default_factory=Counter)
 
     def copied(self) -> _Counts:
-        return _Counts(self.since, self.inherited, set(self.accepted), set(self.pushed), Counter(self.updates))
+        return replace(self, accepted=set(self.accepted), pushed=set(self.pushed), updates=Counter(self.updates))
 
 
 @dataclass(slots=True)
@@ -132,6 +137,8 @@ class _Reading:
         #: (time, trainer, batch) for each accepted gradient.
         self.pushes: list[tuple[float, str, Batch]] = []
         self.spans: list[Spans[_Counts]] = []
+        #: Times at which the job was done. It may be done again after lost work has been repeated.
+        self.ends: list[float] = []
 
     def read(self, recording: Recording) -> None:
         header = recording.header
@@ -145,7 +152,7 @@ class _Reading:
                 continue
             event, effects = builtins_from_json(record.fields), builtins_from_json(record.effects)
             if kind == "master":
-                self._master(record.name, event, effects)
+                self._master(at, record.name, event, effects)
             elif kind == "blocks":
                 if record.name == BEGUN:
                     spans[record.core] = Spans(_Counts, _Counts.copied)
@@ -158,7 +165,7 @@ class _Reading:
         if name:
             self.trainers.setdefault(name, []).append(trainer)
 
-    def _master(self, name: str, event: Any, effects: Effects) -> None:
+    def _master(self, at: float, name: str, event: Any, effects: Effects) -> None:
         if name in {BEGUN, "DatasetIndexed"}:
             if tasks := event["tasks"]:
                 self._declared(tasks.get("QueueSettings", tasks))
@@ -170,6 +177,8 @@ class _Reading:
             news = each.get("QueueNews")
             if news is not None and not news["evaluation"] and "Quarantined" in news["effect"]:
                 self._exclude(news["effect"]["Quarantined"]["piece"])
+            elif each.get("Note", {}).get("kind") == Kind.JOB_DONE:
+                self.ends.append(at)
 
     def _declared(self, tasks: Mapping[str, Any]) -> None:
         self.data.is_open |= tasks["follow"]
@@ -192,7 +201,7 @@ class _Reading:
         elif name == "adopt" and not effects:
             released = released_of(event)
             _, counts = spans[released["numbers"][0]]
-            counts.since = at
+            counts.since, counts.is_adopted = at, True
             counts.inherited = _sets((released["applied"], list(range(*released["numbers"]))))
         elif name == "push" and "Pushed" in effects[0]:
             self._pushed(at, spans[event["first"]][1], event, effects)
@@ -235,10 +244,12 @@ def account(recordings: Iterable[Recording]) -> Account:
         read.read(recording)
     data = read.data
     owned: dict[int, _Counts] = {}
+    end = max(read.ends, default=math.inf)
     for numbers, counts in sorted(
         (each for spans in read.spans for each in spans.all()), key=lambda each: each[1].since
     ):
-        owned.update(dict.fromkeys(numbers, counts))
+        if counts.since <= end or counts.is_adopted:
+            owned.update(dict.fromkeys(numbers, counts))
     seen: set[Batch] = set().union(*(counts.accepted for counts in owned.values()))
     expected = (seen if data.is_open or data.epochs is None else set(data.batches())) - data.excluded
     lost, double, foreign = set(), set(), {batch for batch in seen if not data.has(batch)}

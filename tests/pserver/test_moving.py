@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -113,6 +113,23 @@ def test_blocks_that_move_back_and_forth_behave_like_blocks_that_stay(
         assert every == {True}
 
 
+class Pace:
+    """Pushed batches and moves. Threads that run ahead of the others wait."""
+
+    def __init__(self) -> None:
+        self.pushed = self.moves = 0
+        self._changed = threading.Condition()
+
+    def advance(self, *, pushed: int = 0, moves: int = 0) -> None:
+        with self._changed:
+            self.pushed, self.moves = self.pushed + pushed, self.moves + moves
+            self._changed.notify_all()
+
+    def wait_until(self, is_reached: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(is_reached, 60), "the other threads have failed"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_each_batch_counts_once_while_blocks_move(seed: int) -> None:
     """Two threads push every batch twice to the pserver that has the block, one thread moves blocks back and forth."""
@@ -120,12 +137,12 @@ def test_each_batch_counts_once_while_blocks_move(seed: int) -> None:
 
     mode, batches = Async(), 60
     shards = [shard(mode, SGD(lr=1.0)), shard(mode, SGD(lr=1.0), is_empty=True)]
-    is_over = threading.Event()
-    moves = 0
+    pace = Pace()
 
     def pushes(member: int) -> None:
         chance = random.Random(f"{seed} {member}")
         for batch in range(batches):
+            pace.wait_until(lambda least=batch // 10: pace.moves > least)
             for number in 2 * chance.sample(BLOCKS, len(BLOCKS)):
                 while True:
                     try:
@@ -136,25 +153,23 @@ def test_each_batch_counts_once_while_blocks_move(seed: int) -> None:
                     except (MessageError, StalePlacementError):
                         continue
                 assert pushed.piece.outcome in {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
+            pace.advance(pushed=1)
 
     def moving() -> None:
-        nonlocal moves
         chance = random.Random(seed)
-        while not is_over.is_set():
+        while pace.pushed < len(MEMBERS) * batches:
             source = chance.choice([each for each in shards if each.numbers])
             number = chance.choice(source.numbers)
             move(source, shards[source is shards[0]], range(number, number + 1))
-            moves += 1
+            pace.advance(moves=1)
+            pace.wait_until(lambda: pace.moves <= pace.pushed + 1)
 
     threads = [threading.Thread(target=pushes, args=(member,)) for member in MEMBERS]
-    mover = threading.Thread(target=moving)
-    for thread in (*threads, mover):
+    threads.append(threading.Thread(target=moving))
+    for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    is_over.set()
-    mover.join()
-    assert moves > 5
     total = sum(100 * member + batch + 1 for member in MEMBERS for batch in range(batches))
     found = {block.place.number: set(block.values.tolist()) for each in shards for block in each.blocks()}
     assert found == {number: {-float(total * (number + 1))} for number in BLOCKS}

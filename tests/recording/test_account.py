@@ -12,6 +12,7 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.effects import Answer, Effect, Kind, Note
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.pserver.block_values import Extent, Joined, Push, ReleasedBlocks, Split
 from flightedl.domain.pserver.blocks import BlockProtocol
@@ -20,7 +21,7 @@ from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import BatchLoop, ReadBatch
 from flightedl.domain.trainer.steps import Steps
 from flightedl.messages.control import ViewMember, ViewRequest
-from flightedl.messages.tasks import StopRequest
+from flightedl.messages.tasks import FinishedTask, StopRequest, TasksReply, TasksTicket
 from flightedl.recording.account import Account, account
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.recorded import recorded
@@ -39,19 +40,36 @@ class Job:
     def __init__(self, directory: Path, *, follow: bool = False) -> None:
         self.run = Run(directory)
         self.at = 100.0
-        self.master = recorded(
-            self.run.recorder("master"),
-            {},
-            MasterCore,
-            CoreSettings(generation=5, pserver_count=1, keeps_checkpoints=False),
-            self.run.clocks[0].now(),
-            StoredState(),
-            QueueSettings(2, lambda task: COUNTS[task], epochs=2, follow=follow),
-        )
+        self.master = self.new_master(follow=follow)
+
+    def new_master(self, *, follow: bool = False) -> MasterCore:
+        settings = CoreSettings(generation=5, pserver_count=1, keeps_checkpoints=False)
+        tasks = QueueSettings(2, lambda task: COUNTS[task], epochs=2, follow=follow)
+        recorder = self.run.recorder("master")
+        return recorded(recorder, {}, MasterCore, settings, self.run.clocks[-1].now(), StoredState(), tasks)
 
     def later(self) -> None:
         self.at += 1.0
         self.run.at(self.at)
+
+    def done(self) -> None:
+        """Let a master reach the end of the job."""
+        self.later()
+        master = self.new_master()
+        now = self.run.clocks[-1].now()
+        master.apply(events.LeasesSeen({"a": 1}, {}, 1), now)
+        finished: list[FinishedTask] = []
+        effects: Sequence[Effect] = ()
+        for call in range(5):
+            ticket = TasksTicket(trainer="a", generation=1, wait_s=0.0, want=1, finished=finished)
+            effects = master.apply(events.Asked(call, ticket), now)
+            (reply,) = (each.reply for each in effects if isinstance(each, Answer))
+            assert isinstance(reply, TasksReply)
+            finished = [
+                FinishedTask(epoch=given.epoch, position=given.position, attempt=given.attempt)
+                for given in reply.assignments
+            ]
+        assert Kind.JOB_DONE in [each.kind for each in effects if isinstance(each, Note)]
 
     def pserver(self, mode: Mode, *extents: range, applied: AppliedBatches | None = None) -> BlockProtocol:
         self.later()
@@ -161,6 +179,39 @@ def test_work_that_a_dead_pserver_took_with_it_is_lost(job: Job) -> None:
     push(first, ALL)
     job.pserver(Async(), range(2, 3), applied=AppliedBatches([2]))
     assert job.account().lost == len(ALL)
+
+
+def test_a_process_that_begins_after_the_end_of_the_job_decides_nothing(job: Job) -> None:
+    first = job.pserver(Async(), range(2, 3), range(3, 4))
+    push(first, ALL)
+    job.done()
+    job.pserver(Async(), range(2, 4))
+    found = job.account()
+    assert (found.is_exact, found.blocks) == (True, 2)
+
+
+def test_a_process_that_begins_before_the_last_end_decides(job: Job) -> None:
+    """The job was done, then work was lost and not repeated."""
+    push(job.pserver(Async(), range(2, 3)), ALL)
+    job.done()
+    job.pserver(Async(), range(2, 3))
+    job.done()
+    assert job.account().lost == len(ALL)
+
+
+def test_blocks_that_move_after_the_end_keep_their_batches(job: Job) -> None:
+    first = job.pserver(Async(), range(2, 3))
+    second = job.pserver(Async(), range(4, 5))
+    for protocol in (first, second):
+        push(protocol, ALL)
+    job.done()
+    first.state_of(range(2, 3))
+    released = first.release(range(2, 3))
+    assert isinstance(released, ReleasedBlocks)
+    job.later()
+    assert second.adopt(released) is None
+    found = job.account()
+    assert (found.is_exact, found.blocks) == (True, 2)
 
 
 def test_spans_are_followed_through_splits_and_joins(job: Job) -> None:

@@ -38,8 +38,8 @@ from flightedl.recording.writer import SUFFIX, Recorder
 class Clock:
     """A clock that a test sets. Clocks of processes on different machines start at different times."""
 
-    def __init__(self, ahead_s: float = 0.0) -> None:
-        self.wall_s = 100.0
+    def __init__(self, wall_s: float = 100.0, ahead_s: float = 0.0) -> None:
+        self.wall_s = wall_s
         self._ahead_s = ahead_s
 
     def now(self) -> float:
@@ -58,9 +58,10 @@ class Run:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.clocks: list[Clock] = []
+        self._wall_s = 100.0
 
     def recorder(self, process: str) -> Recorder:
-        clock = Clock(10.0 * len(self.clocks))
+        clock = Clock(self._wall_s, ahead_s=10.0 * len(self.clocks))
         self.clocks.append(clock)
         path = self.directory / f"{process}-{len(self.clocks)}{SUFFIX}"
         path.touch()
@@ -72,6 +73,7 @@ class Run:
         return Recorder(process, "1", "demo", clock, write, is_strict=True)
 
     def at(self, wall_s: float) -> None:
+        self._wall_s = wall_s
         for clock in self.clocks:
             clock.wall_s = wall_s
 
