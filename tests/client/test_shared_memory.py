@@ -260,7 +260,7 @@ def test_a_step_waiting_on_a_line_continues_when_its_pserver_is_replaced(monkeyp
             started = time.monotonic()
             cluster.connections[0].abort_calls()
             error = ended.exception(5.0)
-            assert time.monotonic() - started < 2.0
+            assert time.monotonic() - started < 4.5
             frozen.set()
         assert isinstance(error, UnavailableError | OutcomeUnknownError), error
 

@@ -149,7 +149,7 @@ def test_a_waiting_step_is_answered_when_another_stream_closes_its_round(
         else:
             cluster.view(1, serial=2)
             assert waits.result(5.0)[-1][::2] == (3, True), "the round still waits for the removed member"
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 4.5
 
 
 def test_small_and_large_steps_take_turns_on_one_stream(alone: Member, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_a_stopping_server_does_not_wait_for_idle_streams(alone: Member) -> None
         alone.step(base=base)
     began = time.monotonic()
     assert alone.cluster.servers[0].stop(grace_s=5.0)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 4.5
     eventually(lambda: not _loops(), "the loop ends")
 
 
