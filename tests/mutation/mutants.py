@@ -117,8 +117,9 @@ class Mutation:
         caches = [thing for thing in gc.get_objects() if isinstance(thing, functools._lru_cache_wrapper)]
         gc.collect()
         gc.freeze()
-        if self._outcome(None, session.items, functions, caches) != SURVIVED:
-            _print("the tests fail in a child of this process\n")
+        if (outcome := self._outcome(None, session.items, functions, caches)) != SURVIVED:
+            how = "exceed their CPU time" if outcome == ENDLESS else "fail"
+            _print(f"the tests {how} in a child of this process\n")
             return True
         self._is_unchanged = False
         for mutant in self._mutants():
