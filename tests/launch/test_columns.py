@@ -310,19 +310,22 @@ def test_cuts_are_made_while_blocks_move_to_other_pservers(tmp_path: Path, mode:
         try:
             assert begun.wait(60)
             scaling.start()
-            owners, after = set(), 0
+            owners, after, oldest = set(), 0, 0.0
             while after < 2:
                 after += not scaling.is_alive()
                 endpoints, whole = read_cut(master, "a", "new")
                 owners.add(endpoints)
                 values = set(whole["value"].to_pylist())
                 ages = set(read_cut(master, "users", "kept", ["version"])[1]["version"].to_pylist())
-                assert max(ages) - min(ages) <= 51
                 if isinstance(mode, fe.Sync):
                     assert values == set(read_cut(master, "b", "kept")[1]["value"].to_pylist()) == {max(ages)}
+                    assert max(ages) - min(ages) <= 51
                 else:
-                    # On each pserver, a part of a push may have been applied.
-                    assert max(values) - min(values) <= 1
+                    # The pservers make the cut at different moments, when each may have applied a part of a push.
+                    assert len(values) <= 2 * 3
+                    assert max(ages) - min(ages) <= 52 + max(values) - min(values)
+                    assert min(values) >= oldest
+                    oldest = min(values)
         finally:
             stop.set()
             trainer.join()

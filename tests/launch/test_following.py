@@ -184,7 +184,7 @@ def test_a_named_follower_is_shown_with_its_lag_and_is_the_only_one_of_its_name(
             follower._consumer._held._lease.revoke()
             eventually(lambda: is_held_anew(etcd, keys, former), 20.0)
             eventually(lambda: consumers_of(cluster)["serving"].age_s is not None, 20.0)
-        assert consumers_of(cluster) == {}
+        eventually(lambda: consumers_of(cluster) == {}, 20.0)
         assert not etcd.list(keys.acknowledged).entries
         for wrong in ("", "a/b", "x" * 65):
             with pytest.raises(UsageError, match="needs 1 to 64 letters"):

@@ -192,7 +192,7 @@ class Mutation:
                 outcome = KILLED  # Includes failures of pytest itself, for lack of memory.
                 outcome = KILLED if self._fails(items) else SURVIVED
             except BaseException:  # noqa: BLE001 - the child ends here, whatever happened
-                if outcome == BROKEN:
+                if outcome == BROKEN or mutant is None:
                     traceback.print_exc()
             finally:
                 os._exit(outcome)
