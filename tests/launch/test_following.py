@@ -138,7 +138,7 @@ def consumers_of(cluster: fe.LocalCluster) -> dict[str, ConsumerStatus]:
 def test_a_named_follower_is_shown_with_its_lag_and_is_the_only_one_of_its_name(
     cluster: fe.LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options: dict[str, Any] = {"etcd": cluster.etcd_address, "job": cluster.job, "lease_ttl_s": 1.0}
+    options: dict[str, Any] = {"etcd": cluster.etcd_address, "job": cluster.job, "lease_ttl_s": 4.0}
     with cluster.connect() as job, contextlib.closing(coordinator_of(cluster)) as etcd:
         data = iter(job.dataset(data_of(tmp_path, 6), batch_size=1))
         model = job.parameters({"w": VECTOR}, optimizer=fe.SGD(lr=1.0), mode=fe.Async())

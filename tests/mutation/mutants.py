@@ -117,9 +117,8 @@ class Mutation:
         caches = [thing for thing in gc.get_objects() if isinstance(thing, functools._lru_cache_wrapper)]
         gc.collect()
         gc.freeze()
-        if (outcome := self._outcome(None, session.items, functions, caches)) != SURVIVED:
-            how = "exceed their CPU time" if outcome == ENDLESS else "fail"
-            _print(f"the tests {how} in a child of this process\n")
+        if self._outcome(None, session.items, functions, caches) != SURVIVED:
+            _print("the tests fail in a child of this process\n")
             return True
         self._is_unchanged = False
         for mutant in self._mutants():
@@ -190,7 +189,7 @@ class Mutation:
                 for cache in caches:
                     cache.cache_clear()
                 outcome = KILLED  # Includes failures of pytest itself, for lack of memory.
-                outcome = KILLED if self._fails(items) else SURVIVED
+                outcome = KILLED if self._fails(items, may_be_endless=mutant is not None) else SURVIVED
             except BaseException:  # noqa: BLE001 - the child ends here, whatever happened
                 if outcome == BROKEN or mutant is None:
                     traceback.print_exc()
@@ -201,12 +200,13 @@ class Mutation:
         assert outcome != BROKEN, f"this mutant could not be run: {mutant and described(mutant)}"
         return outcome
 
-    def _fails(self, items: list[pytest.Item]) -> bool:
+    def _fails(self, items: list[pytest.Item], *, may_be_endless: bool) -> bool:
         started = time.process_time()
         for item, following in zip(items, [*items[1:], None], strict=True):
-            used = time.process_time() - started
-            limit_s = math.ceil(used + 1 + 3 * self._seconds[item.nodeid])
-            resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
+            if may_be_endless:
+                used = time.process_time() - started
+                limit_s = math.ceil(used + 1 + 3 * self._seconds[item.nodeid])
+                resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._failed:
                 return True
