@@ -9,6 +9,7 @@ import re
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,6 +93,21 @@ def threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if not thread.name.startswith(LASTING_THREADS)}
 
 
+def new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    """Return the threads that have started since, except those that have replaced one of the same kind.
+
+    A connection of a wider scope that breaks during a test is opened again in threads of its own.
+    """
+    now = threads()
+    ended = Counter(_kind(thread) for thread in before - now)
+    started = Counter(_kind(thread) for thread in now - before)
+    return [thread for thread in now - before if started[_kind(thread)] > ended[_kind(thread)]]
+
+
+def _kind(thread: threading.Thread) -> str:
+    return re.sub(r"\d+", "", thread.name)
+
+
 def children() -> set[psutil.Process]:
     """Return all descendants of this process. Skips the scan of all processes if the kernel lists no children."""
     listed = [*Path("/proc/self/task").glob("*/children")]
@@ -131,7 +147,7 @@ def nothing_left_behind(forked_clusters: None) -> Iterator[None]:
     yield
     deadline = time.monotonic() + LEAK_PATIENCE_S
     while True:
-        left = [str(thing) for thing in (*(threads() - threads_before), *(children() - children_before))]
+        left = [str(thing) for thing in (*new_threads(threads_before), *(children() - children_before))]
         if not left:
             return
         if time.monotonic() > deadline:
