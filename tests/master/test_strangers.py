@@ -16,6 +16,7 @@ from flightedl.ports import Put
 from flightedl.pserver.flight import PserverFlight
 from flightedl.rpc.call import Call
 from flightedl.rpc.identity import Caller
+from flightedl.testing.contracts.coordinator import eventually
 from tests.calls import call_of
 
 from .job_of_twins import KEYS, Job, Master
@@ -43,6 +44,7 @@ def master(make_job: Callable[..., Job]) -> Master:
     master = job.start_master()
     master.declare()
     job.start_trainer("a")
+    eventually(lambda: master.state.core.pservers.is_everybody_settled)
     return master
 
 
