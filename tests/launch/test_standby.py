@@ -106,7 +106,7 @@ def test_standbys_follow_while_pservers_leave_are_drained_and_removed(tmp_path: 
         assert follow_change(status.scaling, _WAIT_S, SystemClock()).drained == [1]
         eventually(lambda: has_standbys({0, 1}), timeout_s=_WAIT_S)
         end(1, signal.SIGKILL)
-        assert blocks_of(1) == 0
+        eventually(lambda: blocks_of(1) == 0, timeout_s=_WAIT_S)
 
         cluster.scale(1)
         eventually(lambda: has_standbys({0}), timeout_s=_WAIT_S)
