@@ -9,7 +9,6 @@ import re
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +36,8 @@ settings.load_profile("fast")
 
 #: Threads that libraries keep for the life of the process.
 LASTING_THREADS = ("flightedl-rows", "fsspecIO", "asyncio_", "pytest_timeout", "tqdm_monitor")
+#: Threads that follow keys in etcd: ours, and those of gRPC.
+OF_CONNECTIONS = re.compile(r"flightedl-directory|flightedl-etcd-watch|Thread-\d+ \(_run\)")
 LEAK_PATIENCE_S = 5.0
 
 
@@ -94,18 +95,13 @@ def threads() -> set[threading.Thread]:
 
 
 def new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
-    """Return the threads that have started since, except those that have replaced one of the same kind.
+    """Return the threads that have started since, except those with which a launcher or directory reads etcd.
 
-    A connection of a wider scope that breaks during a test is opened again in threads of its own.
+    One of a wider scope may open a connection at any time.
     """
     now = threads()
-    ended = Counter(_kind(thread) for thread in before - now)
-    started = Counter(_kind(thread) for thread in now - before)
-    return [thread for thread in now - before if started[_kind(thread)] > ended[_kind(thread)]]
-
-
-def _kind(thread: threading.Thread) -> str:
-    return re.sub(r"\d+", "", thread.name)
+    may_connect = any(thread.name in {"flightedl-desired", "flightedl-directory"} for thread in now & before)
+    return [thread for thread in now - before if not (may_connect and OF_CONNECTIONS.fullmatch(thread.name))]
 
 
 def children() -> set[psutil.Process]:
