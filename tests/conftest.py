@@ -36,7 +36,7 @@ settings.load_profile("fast")
 
 #: Threads that libraries keep for the life of the process.
 LASTING_THREADS = ("flightedl-rows", "fsspecIO", "asyncio_", "pytest_timeout", "tqdm_monitor")
-#: Threads that follow keys in etcd: ours, and those of gRPC.
+#: Names of the threads that follow keys in etcd, our own and gRPC's.
 OF_CONNECTIONS = re.compile(r"flightedl-directory|flightedl-etcd-watch|Thread-\d+ \(_run\)")
 LEAK_PATIENCE_S = 5.0
 
@@ -97,7 +97,7 @@ def threads() -> set[threading.Thread]:
 def new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
     """Return the threads that have started since, except those with which a launcher or directory reads etcd.
 
-    One of a wider scope may open a connection at any time.
+    A launcher or directory that outlives the test may open a connection at any time.
     """
     now = threads()
     may_connect = any(thread.name in {"flightedl-desired", "flightedl-directory"} for thread in now & before)

@@ -10,8 +10,8 @@ is therefore independent of the code that decides which pushes are repetitions.
   starts with the batches in its checkpoint, to which its own updates are added.
 * A batch is *foreign* if the dataset lacks it, and *stray* if a trainer pushed it without having received it.
 
-The last process that held a block before the job's end decides, because it had the final values. A pserver may also be
-replaced after the end, while the other processes end; its successor may end before it has restored anything. A killed
+The last process that held a block before the job's end decides, because it had the final values. A pserver can also be
+replaced after that, while the job shuts down, and its successor may exit before it has restored any values. A killed
 process's recording may be incomplete at its end. This does not matter: such a process never has the final values, and a
 push counts as stray only if its trainer's recording covers the time of the push.
 """
@@ -69,7 +69,7 @@ class _Counts:
 
     #: Time at which a process allocated or received the blocks.
     since: float = 0.0
-    #: True if another process handed over the blocks, with their batches.
+    #: True if the blocks and their batches came from another process.
     is_adopted: bool = False
     #: Batches that the blocks already had when their process received them; None if they had none.
     inherited: AppliedBatches | None = None
@@ -137,7 +137,7 @@ class _Reading:
         #: (time, trainer, batch) for each accepted gradient.
         self.pushes: list[tuple[float, str, Batch]] = []
         self.spans: list[Spans[_Counts]] = []
-        #: Times at which the job was done. It may be done again after lost work has been repeated.
+        #: Times at which a master noted that the job was done; several if work was then lost and repeated.
         self.ends: list[float] = []
 
     def read(self, recording: Recording) -> None:

@@ -112,7 +112,7 @@ def test_a_copy_is_readable_after_its_writer_died_at_any_point(monkeypatch: pyte
         point += 1
         storage.files.clear()
         storage.plan = FaultPlan()
-        # Each copy is a base, which replaces the files of the one before.
+        # Each copy is a base, which replaces the files of the previous copy.
         copy = ParquetCopy("", "job", 0)
         write(copy, before)
         storage.plan = FaultPlan()

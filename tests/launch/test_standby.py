@@ -100,7 +100,7 @@ def test_standbys_follow_while_pservers_leave_are_drained_and_removed(tmp_path: 
         end(1, signal.SIGTERM)
         eventually(lambda: blocks_of(0) and blocks_of(1) and has_standbys({0, 1}), timeout_s=_WAIT_S)
 
-        # The moves back to pserver 1 may not have ended yet.
+        # Blocks may still be moving back to pserver 1.
         follow_change(status.scaling, _WAIT_S, SystemClock())
         status.change("scale", ScaleRequest(drain=[1]), ScaleReply, 10.0)
         assert follow_change(status.scaling, _WAIT_S, SystemClock()).drained == [1]

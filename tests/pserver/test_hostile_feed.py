@@ -158,7 +158,7 @@ def test_clients_that_stop_reading_do_not_keep_others_out(served: Served, monkey
     monkeypatch.setattr(feed, "_STALLED_S", 1.0)
     served.train(list(range(700_000)), 1.0)
     ticket = json.dumps({**ticket_of(served), "since": None}).encode()
-    # Otherwise the buffers grow with the latency, and hold a whole answer if the machine is busy.
+    # By default, gRPC enlarges its buffers as latency grows, so on a busy machine they could hold a whole answer.
     client = flight.connect(f"grpc://{served.server.address}", generic_options=[("grpc.http2.bdp_probe", 0)])
     sleeping = [client.do_get(flight.Ticket(ticket), OPTIONS) for _ in range(_ANSWERS)]
     for each in sleeping:

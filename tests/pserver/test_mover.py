@@ -313,7 +313,7 @@ def test_each_batch_counts_once_while_blocks_move_from_2_to_4_pservers_and_back(
         counts = dict.fromkeys(MEMBERS, 0)
 
         def decide() -> None:
-            # All members end after the same number of batches, of which the moves may leave time for one only.
+            # All members end after the same number of batches: at least three, even if the moves end earlier.
             if is_over.is_set() and min(counts.values()) > 2:
                 is_last.set()
 
@@ -348,7 +348,7 @@ def test_each_batch_counts_once_while_blocks_move_from_2_to_4_pservers_and_back(
             thread.join(30.0)
         assert not failures
         assert [moving.owned(index) for index in (2, 3)] == [[], []]
-        assert counts[1] == counts[2]
+        assert counts[1] == counts[2] > 2
         total = sum(batch + 1 for batch in range(counts[1]))
         expected = -total if isinstance(mode, Sync) else -2.0 * total
         assert moving.values() == ({expected}, {expected})

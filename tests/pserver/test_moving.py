@@ -114,7 +114,7 @@ def test_blocks_that_move_back_and_forth_behave_like_blocks_that_stay(
 
 
 class Pace:
-    """Pushed batches and moves. Threads that run ahead of the others wait."""
+    """Numbers of pushed batches and of moves. Threads wait here until the others have made progress."""
 
     def __init__(self) -> None:
         self.pushed = self.moves = 0
@@ -170,6 +170,7 @@ def test_each_batch_counts_once_while_blocks_move(seed: int) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert pace.moves > 5
     total = sum(100 * member + batch + 1 for member in MEMBERS for batch in range(batches))
     found = {block.place.number: set(block.values.tolist()) for each in shards for block in each.blocks()}
     assert found == {number: {-float(total * (number + 1))} for number in BLOCKS}

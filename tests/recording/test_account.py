@@ -39,7 +39,6 @@ class Job:
 
     def __init__(self, directory: Path, *, follow: bool = False) -> None:
         self.run = Run(directory)
-        self.at = 100.0
         self.master = self.new_master(follow=follow)
 
     def new_master(self, *, follow: bool = False) -> MasterCore:
@@ -49,8 +48,7 @@ class Job:
         return recorded(recorder, {}, MasterCore, settings, self.run.clocks[-1].now(), StoredState(), tasks)
 
     def later(self) -> None:
-        self.at += 1.0
-        self.run.at(self.at)
+        self.run.at(self.run.wall_s + 1.0)
 
     def done(self) -> None:
         """Let a master reach the end of the job."""
@@ -74,7 +72,7 @@ class Job:
     def pserver(self, mode: Mode, *extents: range, applied: AppliedBatches | None = None) -> BlockProtocol:
         self.later()
         spans = [Extent(blocks, is_copied_at_once=len(blocks) > 1) for blocks in extents]
-        about = {"pserver": 0, "generation": int(self.at)}
+        about = {"pserver": 0, "generation": int(self.run.wall_s)}
         protocol = recorded(self.run.recorder("pserver"), about, BlockProtocol, spans, mode)
         if applied is not None:
             protocol.restore(applied, {number: (1, 1) for blocks in extents for number in blocks})
@@ -191,7 +189,7 @@ def test_a_process_that_begins_after_the_end_of_the_job_decides_nothing(job: Job
 
 
 def test_a_process_that_begins_before_the_last_end_decides(job: Job) -> None:
-    """The job was done, then work was lost and not repeated."""
+    """After the job was done, work was lost and was not repeated."""
     push(job.pserver(Async(), range(2, 3)), ALL)
     job.done()
     job.pserver(Async(), range(2, 3))
@@ -296,7 +294,7 @@ def test_the_end_of_a_killed_trainers_recording_may_be_missing(job: Job) -> None
 
 def test_a_stopped_job_expects_what_any_block_counted(job: Job) -> None:
     protocol = job.pserver(Async(), range(2, 3), range(3, 4))
-    job.master.apply(events.Asked(1, StopRequest(trainer="a", generation=1, reason="enough")), job.at)
+    job.master.apply(events.Asked(1, StopRequest(trainer="a", generation=1, reason="enough")), job.run.wall_s)
     push(protocol, ALL[:2])
     assert job.account().is_exact
     protocol.push(2, Push("a", 1, 1, [(ALL[2], 1)]), 0, has_gradient=True)

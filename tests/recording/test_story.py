@@ -58,10 +58,10 @@ class Run:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.clocks: list[Clock] = []
-        self._wall_s = 100.0
+        self.wall_s = 100.0
 
     def recorder(self, process: str) -> Recorder:
-        clock = Clock(self._wall_s, ahead_s=10.0 * len(self.clocks))
+        clock = Clock(self.wall_s, ahead_s=10.0 * len(self.clocks))
         self.clocks.append(clock)
         path = self.directory / f"{process}-{len(self.clocks)}{SUFFIX}"
         path.touch()
@@ -73,7 +73,7 @@ class Run:
         return Recorder(process, "1", "demo", clock, write, is_strict=True)
 
     def at(self, wall_s: float) -> None:
-        self._wall_s = wall_s
+        self.wall_s = wall_s
         for clock in self.clocks:
             clock.wall_s = wall_s
 
