@@ -26,16 +26,14 @@ import time
 import tomllib
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FunctionType
 
 import coverage
 import pytest
-from operators import Mutant, mutants_of
+from operators import ROOT, Functions, Mutant, change, described, functions_of, mutants_of
 
-ROOT = Path(__file__).resolve().parents[2]
 DOMAIN = ROOT / "flightedl" / "domain"
 TESTS = ROOT / "tests" / "domain"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
@@ -49,10 +47,6 @@ BUDGET_S = 3.0
 MEMORY_LIMIT_BYTES = 4 << 30
 #: Outcomes, as exit codes of the child. BROKEN is a bug in this program.
 KILLED, SURVIVED, BROKEN, ENDLESS = range(4)
-
-#: A function's file, qualified name and first line.
-Place = tuple[str, str, int]
-Functions = dict[Place, list[FunctionType]]
 
 
 @dataclass(slots=True)
@@ -113,7 +107,7 @@ class Mutation:
             return True
         by_id = {item.nodeid: item for item in session.items}
         gc.unfreeze()  # gc does not list frozen objects.
-        functions = _functions(self._paths)
+        functions = functions_of(self._paths)
         caches = [thing for thing in gc.get_objects() if isinstance(thing, functools._lru_cache_wrapper)]
         gc.collect()
         gc.freeze()
@@ -185,7 +179,7 @@ class Mutation:
             try:
                 resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
                 if mutant is not None:
-                    _change(mutant, functions)
+                    change(mutant, functions)
                 for cache in caches:
                     cache.cache_clear()
                 outcome = KILLED  # Includes failures of pytest itself, for lack of memory.
@@ -211,41 +205,6 @@ class Mutation:
             if self._failed:
                 return True
         return False
-
-
-def _functions(paths: list[Path]) -> Functions:
-    """Return the loaded functions of these files, including decorated ones."""
-    functions: Functions = defaultdict(list)
-    files = {str(path) for path in paths}
-    for thing in gc.get_objects():
-        if isinstance(thing, FunctionType) and thing.__code__.co_filename in files:
-            code = thing.__code__
-            functions[code.co_filename, code.co_qualname, code.co_firstlineno].append(thing)
-    return functions
-
-
-def _change(mutant: Mutant, functions: Functions) -> None:
-    """Install the mutant's code in the function that it changes."""
-    file = str(ROOT / mutant.path)
-    is_found = False
-    for code in _codes(compile(mutant.source, file, "exec", dont_inherit=True)):
-        if code.co_qualname == mutant.function:
-            for function in functions[file, code.co_qualname, code.co_firstlineno]:
-                function.__code__ = code
-                is_found = True
-    assert is_found, "the mutant's function is not loaded"
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def described(mutant: Mutant) -> str:
-    """Return a description for people."""
-    return f"{mutant.path}:{mutant.lines[0]} {mutant.function}\n    - {mutant.before}\n    + {mutant.after}"
 
 
 def _print(text: str) -> None:

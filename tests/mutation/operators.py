@@ -8,8 +8,12 @@ one less. Expressions in messages, in ``assert`` statements and in checks of inv
 from __future__ import annotations
 
 import ast
+import gc
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
 
 import parso
 from cosmic_ray.ast import ast_nodes, get_ast, is_number
@@ -20,7 +24,12 @@ from cosmic_ray.plugins import get_operator
 from parso.python.tree import IfStmt, WhileStmt
 from parso.tree import BaseNode, Leaf, NodeOrLeaf
 
+ROOT = Path(__file__).resolve().parents[2]
+
 Position = tuple[int, int]
+#: A function's file, qualified name and first line.
+Place = tuple[str, str, int]
+Functions = dict[Place, list[FunctionType]]
 
 #: cosmic-ray can replace every comparison by every other one. Typical mistakes are wrong boundaries and negations.
 COMPARISONS = (
@@ -209,3 +218,38 @@ def _spared(tree: ast.Module) -> list[tuple[Position, Position]]:
 def _only_marks(node: ast.If) -> bool:
     """True if the statement only calls ``sometimes``."""
     return all(ast.unparse(each).startswith("sometimes(") for each in (*node.body, *node.orelse))
+
+
+def functions_of(paths: list[Path]) -> Functions:
+    """Return the loaded functions of these files, including decorated ones."""
+    functions: Functions = defaultdict(list)
+    files = {str(path) for path in paths}
+    for thing in gc.get_objects():
+        if isinstance(thing, FunctionType) and thing.__code__.co_filename in files:
+            code = thing.__code__
+            functions[code.co_filename, code.co_qualname, code.co_firstlineno].append(thing)
+    return functions
+
+
+def change(mutant: Mutant, functions: Functions) -> None:
+    """Install the mutant's code in the function that it changes."""
+    file = str(ROOT / mutant.path)
+    is_found = False
+    for code in _codes(compile(mutant.source, file, "exec", dont_inherit=True)):
+        if code.co_qualname == mutant.function:
+            for function in functions[file, code.co_qualname, code.co_firstlineno]:
+                function.__code__ = code
+                is_found = True
+    assert is_found, "the mutant's function is not loaded"
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def described(mutant: Mutant) -> str:
+    """Return a description for people."""
+    return f"{mutant.path}:{mutant.lines[0]} {mutant.function}\n    - {mutant.before}\n    + {mutant.after}"

@@ -16,6 +16,8 @@ from flightedl.domain.master.effects import Answer, Effect, Kind, Note
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.pserver.block_values import Extent, Joined, Push, ReleasedBlocks, Split
 from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.domain.pserver.life import PserverLife
+from flightedl.domain.pserver.life_values import IndexAcquired
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import BatchLoop, ReadBatch
@@ -248,6 +250,33 @@ def test_blocks_take_their_batches_to_another_pserver(job: Job) -> None:
         push(protocol, ALL)
     found = job.account()
     assert (found.is_exact, found.blocks) == (True, 3)
+
+
+def test_blocks_of_a_standby_count_once_it_has_taken_over(job: Job) -> None:
+    push(job.pserver(Async(), range(2, 3)), ALL)
+    job.later()
+    recorder = job.run.recorder("pserver")
+    life = recorded(recorder, {}, PserverLife, None)
+    recorded(recorder, {}, BlockProtocol, [Extent(range(2, 3), is_copied_at_once=False)], Async())
+    assert job.account().is_exact
+
+    life.apply(IndexAcquired(0, 9))
+    assert job.account().lost == len(ALL)
+
+
+def test_adopted_blocks_that_join_others_keep_their_batches(job: Job) -> None:
+    first = job.pserver(Async(), range(2, 4))
+    second = job.pserver(Async(), range(4, 6))
+    for protocol in (first, second):
+        push(protocol, ALL)
+    first.state_of(range(2, 4))
+    released = first.release(range(2, 4))
+    assert isinstance(released, ReleasedBlocks)
+    job.later()
+    assert second.adopt(released) is None
+    assert isinstance(second.join(4, 9), Joined)
+    found = job.account()
+    assert (found.is_exact, found.blocks) == (True, 4)
 
 
 def test_the_process_that_received_a_block_last_decides(job: Job, tmp_path: Path) -> None:

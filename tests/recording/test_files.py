@@ -15,7 +15,7 @@ from flightedl.errors import CorruptError, NotFoundError, UsageError
 from flightedl.recording import writer
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.writer import BackgroundFile, Recorder, recording_process
-from flightedl.testing.contracts.coordinator import eventually
+from tests.support.contracts.coordinator import eventually
 
 
 def record(directory: Path, count: int) -> Path:

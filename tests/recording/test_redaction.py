@@ -14,7 +14,7 @@ from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import FailedPiece, Quarantined, QueueSettings
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
-from flightedl.messages.tasks import FailedTask, TasksTicket
+from flightedl.messages.tasks import FailedTask, TasksReply, TasksTicket
 from flightedl.recording.redaction import stored_without
 from flightedl.recording.texts import text_without, url_without
 from flightedl.recording.values import encode, written
@@ -54,6 +54,15 @@ def test_errors_of_a_script_are_not_recorded() -> None:
     assert SECRET not in line(events.Asked(1, TasksTicket(trainer="a", generation=1, failed=[failed])))
     piece = FailedPiece(0, 0, 0, 0, 1, 3, "a", SECRET)
     assert SECRET not in line(out.QueueNews("", Quarantined(piece)))
+
+
+def test_errors_are_not_recorded_in_replies_either() -> None:
+    waiting_for = f"a new attempt, because this trainer has failed 2 times in a row: ValueError: {SECRET}"
+    lost = [f"records 1 to 3 of a.csv: ValueError: {SECRET}"]
+    reply = TasksReply(assignments=[], outcome="none_now", waiting_for=waiting_for, lost_places=lost)
+    recorded = line(out.Answer(1, reply, 0))
+    assert SECRET not in recorded
+    assert "failed 2 times in a row" in recorded
 
 
 def test_declared_data_is_recorded_without_secrets() -> None:

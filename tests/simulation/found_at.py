@@ -11,7 +11,7 @@ import multiprocessing
 import time
 from pathlib import Path
 
-from flightedl.testing.simulation import BUGS, run_seeds
+from tests.simulation.cores import BUGS, run_seeds
 
 FILE = Path(__file__).with_suffix(".json")
 #: Number of seeds among which each planted bug is found.

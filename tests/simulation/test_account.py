@@ -10,8 +10,8 @@ import pytest
 from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.values import FailedPiece
-from flightedl.testing.simulation.cluster import Cluster
-from flightedl.testing.simulation.world import Violation
+from tests.simulation.cores.cluster import Cluster
+from tests.simulation.cores.world import Violation
 
 
 class Ended:

@@ -10,10 +10,10 @@ import pytest
 from flightedl.domain.trainer.feed import AssignedTask, Feed
 from flightedl.domain.trainer.readings import HandOut, ReadFailure
 from flightedl.errors import DataError
-from flightedl.testing.simulation.cluster import Cluster
-from flightedl.testing.simulation.loop import Loop
-from flightedl.testing.simulation.trainer import Trainer
-from flightedl.testing.simulation.world import Violation
+from tests.simulation.cores.cluster import Cluster
+from tests.simulation.cores.loop import Loop
+from tests.simulation.cores.trainer import Trainer
+from tests.simulation.cores.world import Violation
 
 
 @pytest.fixture

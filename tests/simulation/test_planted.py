@@ -6,8 +6,8 @@ import pytest
 
 from flightedl.domain.queue.bisection import after_failure
 from flightedl.domain.queue.values import BatchRange
-from flightedl.testing.simulation.bugs import PLANTED
-from flightedl.testing.simulation.planted import StalePatchError, answers, bug, edited_source, planted, swaps
+from tests.simulation.cores.bugs import PLANTED
+from tests.simulation.cores.planted import StalePatchError, answers, bug, edited_source, planted, swaps
 
 #: Maximum number of bugs written by hand; all others change one expression, return value or statement.
 BY_HAND = 40
@@ -34,6 +34,12 @@ def test_the_product_is_restored_afterwards():
 @pytest.mark.parametrize("place", ["domain.queue.bisection:gone", "domain.queue.tasks:TaskQueue.gone"])
 def test_a_missing_function_is_reported(place):
     with pytest.raises(StalePatchError, match="no function"), planted([bug("", answers(place))]):
+        pass
+
+
+@pytest.mark.parametrize("place", ["kernels.rules:sgd", "kernels.blocks:accumulate", "kernels.row_index:find"])
+def test_a_compiled_function_is_refused(place):
+    with pytest.raises(StalePatchError, match="is compiled"), planted([bug("", answers(place))]):
         pass
 
 

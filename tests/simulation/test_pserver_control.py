@@ -25,9 +25,9 @@ from flightedl.messages.control import (
     ViewRequest,
 )
 from flightedl.messages.declarations import DeclaredModel
-from flightedl.testing.simulation.cluster import Cluster
-from flightedl.testing.simulation.job import declaration_of
-from flightedl.testing.simulation.pserver import Pserver
+from tests.simulation.cores.cluster import Cluster
+from tests.simulation.cores.job import declaration_of
+from tests.simulation.cores.pserver import Pserver
 
 #: A generation higher than that of every master in these runs.
 MASTER = 1_000_000

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from flightedl.testing.marks import all_marks
-from flightedl.testing.simulation import BUGS, Found, Outcome, run_seed, run_seeds
-from flightedl.testing.simulation.runs import Summary
+from tests.simulation.cores import BUGS, Found, Outcome, run_seed, run_seeds
+from tests.simulation.cores.runs import Summary
+from tests.support.marks import all_marks
 
 from .found_at import seeds_for
 
@@ -67,7 +67,7 @@ QUICK = (
 
 
 def report(found: list[Found]) -> str:
-    return "\n".join(f"{f.story}\nflightedl.testing.simulation --seed {f.seed}: {f.problem}" for f in found)
+    return "\n".join(f"{f.story}\ntests.simulation.cores --seed {f.seed}: {f.problem}" for f in found)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def require_marks(request):
     """Require that these seeds still reach the marks that they reached before, so that a fault path is not lost.
 
     The files in ``marks/`` have the marks that were reached several times. ``pytest --rewrite`` writes them. A mark may
-    be removed if these seeds miss it by chance, but other seeds reach it: ``flightedl.testing.simulation --marks``.
+    be removed if these seeds miss it by chance, but other seeds reach it: ``tests.simulation.cores --marks``.
     """
 
     def require(name: str, summary: Summary) -> None:
@@ -199,7 +199,7 @@ def test_a_planted_bug_is_found_sooner_or_later(flaw):
 
 
 def test_the_command_names_the_seed():
-    command = [sys.executable, "-m", "flightedl.testing.simulation", "--seeds", "20", "--planted", "no dedupe"]
+    command = [sys.executable, "-m", "tests.simulation.cores", "--seeds", "20", "--planted", "no dedupe"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1
     assert re.search(r"^--seed \d+: Violation", done.stdout, re.MULTILINE)

@@ -1,0 +1,154 @@
+"""Judges a simulated run: what is wrong with what its processes did, said and computed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from tests.simulation.cluster import RESTARTED, Cluster
+from tests.simulation.programs import PARAMETERS, Array, Programs
+from tests.simulation.scenario import Scenario
+
+_INCIDENT = re.compile(r"incident=\w+")
+_REFUSED = "cannot store checkpoints"
+_TRACEBACK = "Traceback (most recent call last)"
+_MISSING = "repeating work that was reported as done"
+_CLOSE = 1e-3
+#: Number of wrong values that are described.
+_NAMED = 6
+
+
+def problems(cluster: Cluster, programs: Programs, recorded: Path) -> list[str]:
+    """Describe everything that is wrong, one sentence each. The run has ended by itself."""
+    from tests.simulation import bounds, stored
+
+    pointer = cluster.etcd.store.entries.get(programs.pointer_key())
+    saved = None if pointer is None else pointer.value
+    scenario = programs.scenario
+    is_short = scenario.stop_at_s > 0
+    # The contents of checkpoints are known only if each element has one update, and all of them.
+    has_others = scenario.repeats or scenario.eviction or scenario.grows or scenario.poison or scenario.deadly
+    is_plain = not (has_others or cluster.has_gone_back)
+    return [
+        *_of_processes(cluster),
+        *bounds.problems(programs.scenario, cluster.told.lines),
+        *_of_values(programs),
+        *_of_losses(programs),
+        *_of_batches(recorded, may_be_empty=is_short),
+        *(stored.problems(cluster.store, programs.scenario, saved, programs.results) if is_plain else ()),
+    ]
+
+
+def crashes(cluster: Cluster) -> list[str]:
+    """Return the last line of each crash, and of each incident and traceback in the logs."""
+    found = [f"crash: {each.strip().splitlines()[-1]}" for each in cluster.told.crashes]
+    for line in cluster.told.lines:
+        if _INCIDENT.search(line):
+            first, _, trace = line.partition("\n")
+            found.append(f"incident: {_INCIDENT.sub('', first[24:])} {trace.strip().rpartition(chr(10))[2]}")
+        elif _TRACEBACK in line and " CRASH " not in line:
+            found.append(f"traceback: {line.partition(chr(10))[0][24:]} {line.strip().rpartition(chr(10))[2]}")
+        if _MISSING in line:
+            # The audit repeats the work, and hides the bug.
+            found.append(f"lost work: {line[24:]}")
+    return sorted(set(found))
+
+
+def _of_processes(cluster: Cluster) -> list[str]:
+    """Servers that are asked to end do so with 0, or with 75 after a fault. No process makes a usage error.
+
+    If no sound checkpoint is left, pservers end the job with 3.
+    """
+    good = {0, 75} if cluster.scenario.strikes else {0}
+    found = [
+        f"{each.name} ended with {each.result!r}: {each.said}"
+        for each in cluster.last_servers
+        if each.result not in good and each.role != "standby"
+    ]
+    good = {0, 75, 3} if cluster.store.has_damage else {0, 75}
+    if cluster.scenario.poison:
+        # Poison ends the script that reads it.
+        good.add(1)
+    if cluster.has_gone_back:
+        good.add(3)
+    for each in cluster.told.ends:
+        # A master tries the store out before a job begins.
+        is_refused = each.result == 2 and _REFUSED in each.said and cluster.store.failure_count
+        if each.role in RESTARTED and each.result not in good and not is_refused:
+            found.append(f"{each.name} ended with {each.result!r}: {each.said}")
+        if each.result != 0 and (not each.said or "\n" in each.said):
+            found.append(f"{each.name} ended with {each.result!r}, and did not say why in one sentence: {each.said}")
+    return [*found, *(f"a thread was left: {each}" for each in cluster.told.left)]
+
+
+def _of_values(programs: Programs) -> list[str]:
+    """Each element has the gradient of its one batch, once, in all parameters alike."""
+    scenario = programs.scenario
+    found = [_wrong_values(values, scenario) for values in programs.results]
+    if len(programs.results) < scenario.trainers:
+        found.append(f"{len(programs.results)} of {scenario.trainers} trainers read the final values")
+    mean = (scenario.records - 1) / 2
+    found += [f"an evaluation is {each}, not {mean}" for each in programs.metrics if abs(each["k"] - mean) > 1e-6]
+    return [each for each in found if each]
+
+
+def _wrong_values(values: Array, scenario: Scenario) -> str:
+    """Describe values that are wrong; empty if none are."""
+    dense = len(PARAMETERS)
+    expected = scenario.value_after(scenario.updates)
+    right = abs(values - expected) < _CLOSE
+    if scenario.stop_at_s or scenario.poison or scenario.deadly:
+        for updates in range(scenario.updates):
+            right |= abs(values - scenario.value_after(updates)) < _CLOSE
+        if right.all() and np.ptp(values[:dense], axis=0).max() > _CLOSE:
+            return "some parameters have batches that others have not"
+    if scenario.grows:
+        # Files join the present epoch, not earlier ones.
+        right[:, :-1] |= values[:, :-1] == 0.0
+    if scenario.eviction == "versions":
+        # A row that was evicted may have begun again.
+        for updates in range(scenario.updates):
+            right[dense:] |= abs(values[dense:] - scenario.value_after(updates)) < _CLOSE
+    elif scenario.eviction == "epochs" and not scenario.repeats:
+        # Rows of the last two epochs are in use.
+        right[dense:, :-2] |= values[dense:, :-2] == 0.0
+    wrong = values[~right]
+    counts = zip(*np.unique(wrong, return_counts=True), strict=True)
+    named = [(round(float(value), 3), int(count)) for value, count in counts]
+    return f"values that should be {expected}: (value, count) {named[:_NAMED]}" if named else ""
+
+
+def _of_losses(programs: Programs) -> list[str]:
+    """Poison is set aside, and nothing else if nothing else fails."""
+    scenario = programs.scenario
+    if not (scenario.poison or scenario.deadly):
+        return [f"{count} records were set aside" for count in programs.lost_records if count]
+    if scenario.stop_at_s:
+        return []
+    poison = (*scenario.poison, *scenario.deadly)
+    goals = np.array([scenario.value_after(updates) for updates in range(scenario.updates + 1)])
+    found: list[str] = []
+    for values, told in zip(programs.results, programs.lost_records, strict=True):
+        updates = abs(values[0][..., None] - goals).argmin(axis=-1)
+        # Files join the present epoch, so earlier ones lack more.
+        missing = int((scenario.updates - updates[-1:] if scenario.grows else scenario.updates - updates).sum())
+        if present := sorted(record for record in poison if updates[:, record].any()):
+            found.append(f"records {present} are poison, but were trained on")
+        if missing > told or (missing < told and not (scenario.strikes or scenario.grows)):
+            found.append(f"{missing} updates are missing, but {told} records were set aside")
+        if not scenario.strikes and told > scenario.batch_size * scenario.epochs * len(poison):
+            found.append(f"{told} records were set aside for {len(poison)} poison ones")
+    return found
+
+
+def _of_batches(recorded: Path, *, may_be_empty: bool) -> list[str]:
+    """Every block applied every batch once, according to the recordings."""
+    from flightedl.recording.account import account
+    from flightedl.recording.reader import recordings_in
+
+    found = account(recordings_in(recorded))
+    if not found.blocks or not (found.expected or may_be_empty):
+        return ["the recordings name no blocks or batches"]
+    return [] if found.is_exact else [f"account: {sentence}" for sentence in found.findings.values()]

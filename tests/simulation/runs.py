@@ -1,0 +1,203 @@
+"""Runs seeds: each in a child that is forked from one warm process, so that no seed leaves anything to the next.
+
+The warm process imports the product on the fakes, compiles its kernels and fills its caches with a first run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.scenario import Strike, Wanted, drawn
+
+#: A seed whose processor time exceeds this many medians loops.
+_LOOPS_FACTOR = 20
+#: Processor seconds of a typical seed, until enough have run.
+_TYPICAL_S = 2.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one seed did."""
+
+    seed: int
+    trace: str = ""
+    problems: list[str] = field(default_factory=list)
+    virtual_s: float = 0.0
+    processor_s: float = 0.0
+    switches: int = 0
+    messages: int = 0
+    threads: int = 0
+    strikes: int = 0
+    #: Process -> number of its transactions of etcd.
+    transactions: dict[str, int] = field(default_factory=dict)
+    mode: str = ""
+    log: list[str] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.is_good else "; ".join(self.problems)
+        return (
+            f"seed {self.seed} {self.mode}: {self.virtual_s:.1f} virtual s, {self.processor_s:.2f} s of processor, "
+            f"{self.switches} switches, {self.messages} messages, {self.strikes} strikes, trace {self.trace}: {verdict}"
+        )
+
+
+def warm_up() -> None:
+    """Import the product, compile kernels and fill caches. Must be called once, before seeds are run."""
+    os.environ.pop("FLIGHTEDL_JOB", None)
+    from tests.simulation import product
+
+    product.install()
+    with contextlib.redirect_stdout(io.StringIO()):
+        # Together, these jobs run all kernels. Otherwise, a seed would depend on whether its kernels are compiled.
+        for mode, optimizer in (("sync", "sgd"), ("async", "adagrad")):
+            run_here(0, Wanted(faults=False, mode=mode, optimizer=optimizer, features={"tables": True}))
+    gc.collect()
+    gc.freeze()
+
+
+def run_here(
+    seed: int, wanted: Wanted, *, is_verbose: bool = False, keeps_history: bool = False, is_last: bool = False
+) -> Outcome:
+    """Run a seed in this process. After the last one, its threads are left as they are."""
+    from tests.simulation import account
+    from tests.simulation.cluster import Cluster
+    from tests.simulation.planted import plant
+    from tests.simulation.programs import Programs
+    from tests.simulation.scheduler import HangsError
+    from tests.simulation.strikes import Striker
+
+    plant(wanted.planted)
+    scenario = drawn(seed, wanted)
+    outcome = Outcome(seed, mode=scenario.summary)
+    began_s = time.process_time()
+    gc.disable()
+    recorded = tempfile.mkdtemp(prefix="simulated-")
+    try:
+        programs = Programs(scenario, recorded)
+        cluster = Cluster(scenario, programs.by_role(), is_verbose=is_verbose, keeps_history=keeps_history)
+        programs.cluster = cluster
+        programs.write_files()
+        cluster.pserver_count_key = programs.pserver_count_key()
+        striker = Striker(cluster)
+        striker.begin()
+        try:
+            cluster.run()
+        except HangsError as error:
+            outcome.problems.append(f"hangs: {error}")
+            outcome.log += ["waiting:", *cluster.scheduler.waiting()]
+        outcome.problems += account.crashes(cluster)
+        if not outcome.problems:
+            outcome.problems += account.problems(cluster, programs, Path(recorded))
+        scheduler = cluster.scheduler
+        outcome.trace, outcome.virtual_s, outcome.switches = scheduler.trace, scheduler.now, scheduler.switches
+        outcome.messages, outcome.threads = cluster.network.message_count, len(scheduler.threads)
+        outcome.strikes = striker.count
+        outcome.transactions = {each.name: count for each, count in cluster.etcd.transaction_counts.items()}
+        outcome.log = cluster.told.lines + outcome.log
+        outcome.history = scheduler.history or []
+        if not is_last:
+            cluster.close()
+    finally:
+        shutil.rmtree(recorded, ignore_errors=True)
+        gc.enable()
+    outcome.processor_s = time.process_time() - began_s
+    return outcome
+
+
+def forked(work: Callable[[], Any], limit_s: float = _LOOPS_FACTOR * _TYPICAL_S) -> Any:
+    """Call a function in a child of this process, and return its result, which has to be JSON.
+
+    The system ends the child if it uses too much processor time. The result is then None.
+    """
+    source, sink = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(source)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s) + 1, int(limit_s) + 2))
+        faulthandler.register(signal.SIGXCPU, all_threads=True, chain=True)
+        result = work()
+        with os.fdopen(sink, "wb") as file:
+            file.write(json.dumps(result).encode())
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(sink)
+    with os.fdopen(source, "rb") as file:
+        data = file.read()
+    os.waitpid(child, 0)
+    return json.loads(data) if data else None
+
+
+def run_forked(seed: int, wanted: Wanted, limit_s: float = _LOOPS_FACTOR * _TYPICAL_S, **more: bool) -> Outcome:
+    """Run a seed in a child of this process, which must be warm."""
+
+    def run() -> dict[str, Any]:
+        try:
+            outcome = run_here(seed, wanted, is_last=True, **more)
+        except BaseException:  # noqa: BLE001 - an error of the simulation itself
+            outcome = Outcome(seed, problems=[f"the simulation failed: {traceback.format_exc()}"])
+        if outcome.is_good:
+            outcome.log = []
+        return asdict(outcome)
+
+    found = forked(run, limit_s)
+    if found is None:
+        return Outcome(seed, problems=["loops: see the stacks above"], processor_s=limit_s)
+    return Outcome(**found)
+
+
+def run_many(seeds: Iterable[int], wanted: Wanted, processes: int = 1) -> Iterator[Outcome]:
+    """Run seeds, several at once, and yield their outcomes in order."""
+    took: list[float] = []
+
+    def run(seed: int) -> Outcome:
+        median_s = sorted(took)[len(took) // 2] if len(took) >= 5 else _TYPICAL_S
+        outcome = run_forked(seed, wanted, _LOOPS_FACTOR * max(median_s, 0.5))
+        took.append(outcome.processor_s)
+        return outcome
+
+    if processes == 1:
+        yield from map(run, seeds)
+        return
+    with ThreadPoolExecutor(processes) as pool:
+        yield from pool.map(run, seeds)
+
+
+def shrunk(strikes: Sequence[Strike], fails: Callable[[Sequence[int]], bool]) -> list[int]:
+    """Return the numbers of few strikes that still fail: leave out halves, then quarters, and so on."""
+    left = [each.number for each in strikes]
+    size = max(len(left) // 2, 1)
+    while left:
+        for start in range(0, len(left), size):
+            fewer = left[:start] + left[start + size :]
+            if fails(fewer):
+                left = fewer
+                break
+        else:
+            if size == 1:
+                break
+            size = max(size // 2, 1)
+    return left

@@ -1,0 +1,34 @@
+"""The warm process of ``client``: reads a request a line, and answers each with a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from tests.simulation import rpc_tests, runs
+from tests.simulation.scenario import Wanted
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    answers = sys.stdout
+    # Whatever the product prints must not be taken for an answer.
+    sys.stdout = sys.stderr
+    runs.warm_up()
+    for line in sys.stdin:
+        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _answer(request: dict[str, Any]) -> Any:
+    if "tests" in request:
+        return runs.forked(lambda: rpc_tests.run(request["tests"], request["left_out"]))
+    return asdict(runs.run_forked(request["seed"], msgspec.convert(request["wanted"], Wanted)))
+
+
+if __name__ == "__main__":
+    main()
