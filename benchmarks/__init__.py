@@ -3,6 +3,8 @@
 * ``step_calls``: calls that one small step makes, in the trainer and the pserver.
 * ``kernels``: the optimizers' loops against torch's fused ones.
 * ``rows``: a pserver's table as it grows, and its checkpoints.
+* ``dispatch``: the cost of dispatching a task, by the number of tasks; the master's memory and start.
+* ``scale``: predicted cost of large jobs, based on measurements of small jobs.
 * ``table_peers``: ``flightedl bench sparse`` also against Redis and torch.distributed.rpc.
 * ``checkpoint``: a checkpoint of one big shard under pushes, against np.save and fsync.
 * ``memory``: peak memory of a pserver with many trainers.

@@ -37,23 +37,29 @@ Starts = list[tuple[int, int]]
 
 def of_flightedl(starts: Starts) -> Counter[int]:
     """Return how often the model gets each record that it gets."""
+    from flightedl.domain.groups.lanes import EpochOrder, GroupData
     from flightedl.domain.groups.plan import BEGINNING, Round, RoundPlan
+    from flightedl.domain.groups.shuffling import Shuffling, order_of
 
     sizes = np.full(-(-RECORDS // 20), 20, np.int64)
     sizes[-1] = RECORDS - sizes[:-1].sum()
     firsts = np.cumsum(sizes) - sizes
+    data = GroupData(sizes, sizes, np.zeros(len(sizes), np.int64), seed=0)
     found: Counter[int] = Counter()
     position = BEGINNING
     for number, (ranks, batch_size) in enumerate(starts):
+        batch = ranks * batch_size
+        order, count = order_of(data, batch, Shuffling()), data.record_count
         plans = [
-            RoundPlan(sizes, epochs=1, seed=0, world_size=ranks, rank=rank, batch_size=batch_size, start=position)
+            RoundPlan(count, epochs=1, order=order, world_size=ranks, rank=rank, batch_size=batch, start=position)
             for rank in range(ranks)
         ]
         for plan in plans:
             steps = 0
             while isinstance(step := plan.next(), Round):
                 for piece in step.pieces:
-                    found.update(range(firsts[piece.task] + piece.first_record, firsts[piece.task] + piece.end_record))
+                    for chunk, numbers in EpochOrder(data, step.epoch, step.order).chunk_records(piece):
+                        found.update((firsts[chunk] + numbers).tolist())
                 steps += 1
                 if number < len(starts) - 1 and steps == STEPS:
                     break

@@ -40,7 +40,7 @@ def ours(rule: Optimizer, gradient: Any) -> Callable[[], None]:
         nonlocal version
         for start in range(0, gradient.size, BLOCK_BYTES // 4):
             part = slice(start, start + BLOCK_BYTES // 4)
-            update(values[part], gradient[part], [slot[part] for slot in slots], version)
+            update(values[part], gradient[part], [slot[part] for slot in slots], version, version)
         version += 1
 
     return run

@@ -61,8 +61,8 @@ from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller
 from flightedl.rpc.routes import Routes
-from flightedl.testing.etcd_server import EtcdServer
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows
+from tests.support.etcd_server import EtcdServer
 
 _KEYS = JobKeys("moving")
 _SPECS = [ParameterSpec("w", (2_000_000,))]

@@ -36,7 +36,7 @@ def new_store(dim: int) -> RowTables:
 
 def push(store: RowTables, ids: npt.NDArray[np.uint64], gradients: Floats) -> None:
     """Update rows, or create them."""
-    store.update([TableGradients(0, ids, gradients)], version=1, epoch=0, number=0)
+    store.update([TableGradients(0, ids, gradients)], version=1, epoch=0)
 
 
 def fill(store: RowTables, start: int, stop: int, dim: int) -> list[tuple[float, float]]:

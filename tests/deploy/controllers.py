@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flightedl.launch.kubernetes.views import QUEUE
-from flightedl.testing.memory_cluster import MemoryCluster
+from tests.support.memory_cluster import MemoryCluster
 
 Object = dict[str, Any]
 

@@ -18,7 +18,7 @@ from flightedl.launch.kubernetes.secrets import make_secrets
 from flightedl.launch.kubernetes.values import ETCD_PORT, ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
 from flightedl.ports import Put
-from flightedl.testing.memory_cluster import MemoryCluster
+from tests.support.memory_cluster import MemoryCluster
 
 from .node import Node
 

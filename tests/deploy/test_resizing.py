@@ -20,8 +20,8 @@ from flightedl.launch.kubernetes.views import labels_of
 from flightedl.launch.kubernetes.watching import status_of
 from flightedl.messages.scaling import ScaleRequest
 from flightedl.messages.status import StatusReply
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.memory_cluster import MemoryCluster
+from tests.support.etcd_server import EtcdServer
+from tests.support.memory_cluster import MemoryCluster
 
 from .controllers import Controllers
 from .node import Node

@@ -13,7 +13,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import CommonSettings
 from flightedl.errors import FlightedlError
-from flightedl.examples.ledger import CLOCKS, PARAMETERS, batches_of, findings
+from flightedl.examples.ledger import CLOCKS, PARAMETERS, findings
 from flightedl.launch.kubernetes.objects import render
 from flightedl.launch.kubernetes.secrets import make_secrets
 from flightedl.launch.kubernetes.submitting import find, submit
@@ -21,8 +21,8 @@ from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
 from flightedl.launch.kubernetes.watching import status_of
 from flightedl.launch.status import JobStatus
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.memory_cluster import MemoryCluster
+from tests.support.etcd_server import EtcdServer
+from tests.support.memory_cluster import MemoryCluster
 
 from .controllers import Controllers
 from .node import Node
@@ -111,7 +111,7 @@ def test_every_record_counts_once_through_a_rolling_update_of_servers(
     counts = np.load(counts_path)
     for name in PARAMETERS:
         assert np.array_equal(counts[name], np.ones((EPOCHS, RECORDS))), list(findings(counts, PER_TASK))
-    assert {counts[name][0] for name in CLOCKS} == {EPOCHS * batches_of(RECORDS, PER_TASK, BATCH)}
+    assert {counts[name][0] for name in CLOCKS} == {EPOCHS * RECORDS // BATCH}
 
 
 def _certificates(cluster: MemoryCluster, place: Path) -> str:

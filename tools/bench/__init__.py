@@ -4,9 +4,7 @@
 * ``sparse``: steps with embedding tables, compared with the floor
 * ``latency``: steps of small models, compared with the floor and gloo
 * ``modules``: a step of a PyTorch module, compared with DDP
-* ``queue``: the cost of dispatching a task
 * ``data``: reading training data, compared with other libraries
-* ``scale``: predicted cost of large jobs, based on measurements of small jobs
 * ``recovery``: the time from kill -9 until a job works again
 * ``bare``, ``floor``, ``floor_rows``: reference implementations of a step, with bare Flight and in plain Python
 * ``trainer``, ``tables``: processes that run steps with parameters and with embedding tables
@@ -28,10 +26,8 @@ BENCHES: dict[str, tuple[str, str, str]] = {
     "sparse": (f"{_HERE}.sparse", "sparse", "Lookup, push and optimizer of embedding tables against the floor."),
     "latency": (f"{_HERE}.latency", "latency", "Steps and rounds of small models against the floor and gloo."),
     "torch": (f"{_HERE}.modules", "torch", "A step of a PyTorch module against DDP."),
-    "queue": (f"{_HERE}.queue", "queue", "Cost of a task's dispatch by the number of tasks."),
     "data": (f"{_HERE}.data", "data", "Reading of a job's data against pyarrow, DataLoader and webdataset."),
     "recovery": (f"{_HERE}.recovery", "recovery", "Time from kill -9 until the job works again."),
-    "scale": (f"{_HERE}.scale", "scale", "Cost of a step by process; predictions for larger jobs."),
 }
 
 

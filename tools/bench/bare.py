@@ -62,7 +62,7 @@ class BareServer(flight.FlightServerBase):  # type: ignore[misc]
             gradient = chunk.data.column(0).to_numpy()
             stop = start + gradient.size
             values = self._values[start:stop]
-            self._update(values, gradient, [slot[start:stop] for slot in self._slots], self._version)
+            self._update(values, gradient, [slot[start:stop] for slot in self._slots], self._version, self._version)
             writer.write_batch(_batch(values))
             start = stop
         self._version += 1

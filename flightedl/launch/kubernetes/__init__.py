@@ -9,7 +9,7 @@ Pure modules, which take values and return objects:
 * ``objects``: all objects of a job (trainers, masters, pservers, autoscaler) in the order in which they are applied
 * ``pods``: building blocks of the objects, such as a pod with one container
 * ``templates``: merges users' pod templates into the pods of a job
-* ``etcd_members``: an etcd for one job; ``one_pod``: a complete job in one pod
+* ``etcd_members``: an etcd for one job
 * ``network``: network policies
 * ``views``: labels, and the state of a job as its objects on the cluster show it
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, EXIT_USAGE, UsageError
+from flightedl.errors import EXIT_INCOMPLETE, EXIT_JOB_FAILED, EXIT_START_AGAIN, EXIT_USAGE, UsageError
 from flightedl.launch.kubernetes.etcd_members import etcd
 from flightedl.launch.kubernetes.network import etcd_policy, policies
 from flightedl.launch.kubernetes.pods import (
@@ -141,7 +141,7 @@ def _trainers(job: ClusterJob) -> Object:
         mounts=mounts,
         volumes=volumes,
     )
-    ignored, failing = (EXIT_START_AGAIN, EXIT_TERMINATED), (EXIT_USAGE, EXIT_JOB_FAILED)
+    ignored, failing = (EXIT_START_AGAIN, EXIT_TERMINATED), (EXIT_USAGE, EXIT_JOB_FAILED, EXIT_INCOMPLETE)
     spec = {
         **({"activeDeadlineSeconds": job.deadline_s} if job.deadline_s else {}),
         "parallelism": job.trainers,

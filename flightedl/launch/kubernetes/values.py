@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flightedl.config import is_job_name, require_addresses
+from flightedl.config import etcd_addresses, is_job_name
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes.templates import PodTemplate
 
@@ -137,7 +137,8 @@ class ClusterJob:
             )
         self._require_counts()
         if self.etcd:
-            require_addresses(self.etcd)
+            has_tls = bool(self.variables.get("FLIGHTEDL_ETCD_TLS_DIR"))
+            object.__setattr__(self, "etcd", etcd_addresses(self.etcd, has_tls=has_tls))
         if not self.image:
             raise UsageError("a job on a cluster needs an image (--image)")
         if self.etcd_members not in {0, 1, 3, 5}:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flightedl.errors import EXIT_FAILED, EXIT_JOB_FAILED, EXIT_USAGE
+from flightedl.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_JOB_FAILED, EXIT_USAGE
 from flightedl.launch.supervisor import Outcome
 
 Object = Mapping[str, Any]
@@ -87,7 +87,8 @@ def outcome_of(view: JobView, pods: Sequence[Object]) -> Outcome | None:
     if not view.is_failed:
         return Outcome(0)
     codes = [code for pod in pods for code in exit_codes(pod)]
-    decisive = next((code for code in codes if code in {EXIT_USAGE, EXIT_JOB_FAILED}), EXIT_FAILED)
+    final = {EXIT_USAGE, EXIT_JOB_FAILED, EXIT_INCOMPLETE}
+    decisive = next((code for code in codes if code in final), EXIT_FAILED)
     return Outcome(decisive, view.ended)
 
 

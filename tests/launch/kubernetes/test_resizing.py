@@ -16,8 +16,8 @@ from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.launch.kubernetes.views import labels_of
 from flightedl.messages.scaling import ScaleReply, ScaleRequest
 from flightedl.messages.status import ServerStatus, StatusReply
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory_cluster import MemoryCluster
+from tests.support.clock import FakeClock
+from tests.support.memory_cluster import MemoryCluster
 
 JOB = ClusterJob(job="demo", image="demo:1", target="train.py", pservers=2, spares=1, tls=False, insecure=True)
 COST = "controller.kubernetes.io/pod-deletion-cost"

@@ -19,8 +19,8 @@ from flightedl.launch.kubernetes.views import labels_of
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.scaling import ScaleReply
 from flightedl.messages.status import ServerStatus, StatusReply, TaskCounts, TrainerStatus
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory_cluster import MemoryCluster
+from tests.support.clock import FakeClock
+from tests.support.memory_cluster import MemoryCluster
 
 JOB = ClusterJob(job="demo", image="demo:1", target="train.py", tls=False, insecure=True)
 STATUS = StatusReply(job="demo", state="training", epochs=2, tasks=TaskCounts(todo=90, pending=5, total=100))

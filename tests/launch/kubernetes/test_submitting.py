@@ -18,8 +18,8 @@ from flightedl.launch.kubernetes.watching import status_of, wait
 from flightedl.messages.base import encode
 from flightedl.messages.status import StatusReply, TaskCounts
 from flightedl.ports import Clock, Cluster
-from flightedl.testing.clock import FakeClock
-from flightedl.testing.memory_cluster import MemoryCluster
+from tests.support.clock import FakeClock
+from tests.support.memory_cluster import MemoryCluster
 
 from ...adapters.recorded_kubectl import IS_RECORDING, recorded
 from ...deploy.controllers import Controllers, Kueue

@@ -1,4 +1,4 @@
-"""``python -m flightedl_tools.site`` builds the site."""
+"""``python -m tools.generators.site`` builds the site."""
 
 from __future__ import annotations
 

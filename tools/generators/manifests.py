@@ -1,6 +1,6 @@
 """Generator of the kustomize manifests in ``deploy/``, for developers.
 
-    python -m flightedl_tools.manifests
+    python -m tools.generators.manifests
 
 A component is the difference between two renderings of a job: objects that only the second one contains become
 resources, and objects that differ become patches. So all manifests in ``deploy/`` come from the same code, and overlays
@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flightedl.launch.kubernetes import one_pod
 from flightedl.launch.kubernetes.objects import render
 from flightedl.launch.kubernetes.pods import Object
 from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
-
-from .documents import as_yaml
+from flightedl_tools.documents import as_yaml
+from tools.generators import one_pod
 
 #: The base has neither certificates nor an etcd. The overlays add them.
 BASE = ClusterJob(job="train", image="flightedl", target="/app/train.py", etcd_members=0, tls=False)
@@ -197,9 +196,9 @@ def _directory(directory: str, field: str, parts: Mapping[str, Sequence[Object]]
 
 def _kustomization(kind: str, lines: Mapping[str, Any], comment: str = "") -> str:
     version = "kustomize.config.k8s.io/v1alpha1" if kind == "Component" else "kustomize.config.k8s.io/v1beta1"
-    head = "# Written by `python -m flightedl_tools.manifests`.\n" + (f"# {comment}\n" if comment else "")
-    return head + as_yaml([{"apiVersion": version, "kind": kind, **lines}])
+    head = "# Written by `python -m tools.generators.manifests`.\n" + (f"# {comment}\n" if comment else "")
+    return head + str(as_yaml([{"apiVersion": version, "kind": kind, **lines}]))
 
 
 if __name__ == "__main__":
-    write(Path(__file__).resolve().parent.parent / "deploy")
+    write(Path(__file__).resolve().parents[2] / "deploy")

@@ -1,4 +1,6 @@
-"""``flightedl bench queue``: cost of a dispatch, and how it grows with the number of tasks.
+"""Cost of a dispatch, and how it grows with the number of tasks.
+
+python -m benchmarks.dispatch --help
 
 Several masters, one for each number of tasks, share one etcd and are measured in turn. Their datasets are synthetic:
 the benchmark publishes only an index, and trainers read no records. A *dispatch* is the call that a trainer makes
@@ -45,9 +47,8 @@ from flightedl.process import tuning as process_tuning
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import Caller, ServerIdentity
 from flightedl.rpc.request_stream import RequestStream
-
-from .sides import Side, begin, measuring, print_json, print_table, ratio, take_turns
-from .workers import next_order, peak_bytes, print_line, ready, report, serve, started
+from flightedl_tools.bench.sides import Side, begin, measuring, print_json, print_table, ratio, take_turns
+from flightedl_tools.bench.workers import next_order, peak_bytes, print_line, ready, report, serve, started
 
 _CHUNKS_PER_FILE = 1000
 _RECORDS_PER_CHUNK = 100
@@ -332,7 +333,7 @@ def sentences(found: Found) -> list[str]:
     "--dispatches", type=click.IntRange(min=1), default=200, show_default=True, help="Dispatches per trainer and turn."
 )
 @measuring(turns=7)
-def queue(*, sizes: str, trainers: int, turns: int, dispatches: int, wants_json: bool) -> None:
+def dispatch(*, sizes: str, trainers: int, turns: int, dispatches: int, wants_json: bool) -> None:
     """Measure how the cost of a dispatch depends on the number of tasks.
 
     Also measures the size of the durable state, the master's memory and startup time, group commits, and a bare
@@ -347,3 +348,10 @@ def queue(*, sizes: str, trainers: int, turns: int, dispatches: int, wants_json:
         print_json(found)
     else:
         print_found(found)
+
+
+if __name__ == "__main__":
+    # Processes that the benchmark starts import its functions by the module's name.
+    from benchmarks.dispatch import dispatch as command
+
+    command()

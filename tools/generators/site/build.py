@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ def settings() -> dict[str, Any]:
         # Smart quotes would turn the two dashes of an option into one.
         "smartquotes": False,
         "html_theme": "furo",
+        "html_static_path": ["_static"],
+        "html_css_files": ["site.css"],
         "html_title": f"flightedl {flightedl.__version__}",
         "html_show_sourcelink": False,
         "html_show_copyright": False,
@@ -52,6 +55,7 @@ def build(site: Path, work: Path) -> int:
         warning=sys.stderr,
         warningiserror=True,
         exception_on_warning=False,
+        parallel=os.cpu_count() or 1,
     )
     app.build()
     return int(app.statuscode)

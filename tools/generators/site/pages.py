@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .reference import GENERATED
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 #: Heading in the table of contents -> paths of its pages, from the root. A page named index.md represents all pages in
 #: its directory.
 CONTENTS: dict[str, tuple[str, ...]] = {
@@ -54,10 +54,14 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "Development": ("CONTRIBUTING.md", "docs/mutation-testing.md", "CHANGELOG.md"),
 }
 
+#: Directory of the source. Links to it lead out of the site, and relative links work as long as it is in the clone.
+_SOURCE = "flightedl"
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 _PICTURE = re.compile(r"^!\[(?P<text>[^\]]*)\]\((?P<path>[^)\s]+)\)$", re.MULTILINE)
 #: The language and the group of an example. The site keeps only the language.
 _FENCE = re.compile(r"^(```[a-z]+) [a-z-]+$", re.MULTILINE)
+#: Long lines of code are wrapped, because the theme would cut them off.
+_STYLE = ".highlight pre { white-space: pre-wrap; overflow-wrap: anywhere; }\n"
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -90,6 +94,11 @@ def adapted(page: str, text: str) -> str:
 
     def linked(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(page), match["path"]))
+        if target == _SOURCE:
+            # The site's own directory is in the root, too.
+            return (
+                f'<a href="{posixpath.relpath("..", posixpath.dirname(name_of(page)))}/{_SOURCE}/">{match["text"]}</a>'
+            )
         if target not in PAGES:
             return match["text"]
         path = posixpath.relpath(name_of(target), posixpath.dirname(name_of(page)))
@@ -135,6 +144,8 @@ def write_source(source: Path) -> None:
             path = source / "pictures" / picture.name
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(picture, path)
+    (source / "_static").mkdir(parents=True, exist_ok=True)
+    (source / "_static" / "site.css").write_text(_STYLE, "utf-8")
     for page in PAGES:
         text = with_reference(page, adapted(page, (ROOT / page).read_text("utf-8")))
         if page == "docs/index.md":

@@ -188,4 +188,4 @@ def write(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(__file__).resolve().parent.parent / "schemas")
+    write(Path(__file__).resolve().parents[2] / "schemas")

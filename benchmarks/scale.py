@@ -1,4 +1,6 @@
-"""``flightedl bench scale``: the cost of a step in each process, and predictions for larger jobs.
+"""The cost of a step in each process, and predictions for larger jobs.
+
+python -m benchmarks.scale --help
 
 The constants of a cost model are fitted to measurements of small jobs. Its predictions for larger jobs are compared
 with measurements on this machine, and the load of the job given by the options is computed.
@@ -23,12 +25,11 @@ import numpy as np
 
 from flightedl.domain.tenure import RENEWALS_PER_TTL
 from flightedl.master.progress import report_every_s
-
-from ..options import Number
-from .dense import RECORDS_PER_TASK, default_steps, flightedl_side
-from .sides import measuring, print_json, print_table, say
-from .trainer import Workload
-from .workers import cpu_s
+from flightedl_tools.bench.dense import RECORDS_PER_TASK, default_steps, flightedl_side
+from flightedl_tools.bench.sides import measuring, print_json, print_table, say
+from flightedl_tools.bench.trainer import Workload
+from flightedl_tools.bench.workers import cpu_s
+from flightedl_tools.options import Number
 
 MB, GB = 1 << 20, 1e9
 
@@ -337,3 +338,9 @@ def scale(*, turns: int, wants_json: bool, **paper: Any) -> None:
     print_constants(cost)
     print_tried(found[len(SMALL) :], cost)
     print_paper(busy, job)
+
+
+if __name__ == "__main__":
+    from benchmarks.scale import scale as command
+
+    command()

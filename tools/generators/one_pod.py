@@ -7,7 +7,7 @@ from the newest checkpoint.
 
 from __future__ import annotations
 
-from flightedl.errors import EXIT_JOB_FAILED, EXIT_USAGE
+from flightedl.errors import EXIT_INCOMPLETE, EXIT_JOB_FAILED, EXIT_USAGE
 from flightedl.launch.kubernetes.pods import (
     Object,
     account,
@@ -49,7 +49,7 @@ def render(job: ClusterJob) -> list[Object]:
     spec = {
         "backoffLimit": 6,
         "ttlSecondsAfterFinished": job.keep_s,
-        "podFailurePolicy": failure_policy(COMPONENT, ("FailJob", (EXIT_USAGE, EXIT_JOB_FAILED))),
+        "podFailurePolicy": failure_policy(COMPONENT, ("FailJob", (EXIT_USAGE, EXIT_JOB_FAILED, EXIT_INCOMPLETE))),
         "template": template,
     }
     code = [config_map(job, job.name("code"), job.code)] if job.code else []

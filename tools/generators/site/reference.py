@@ -7,7 +7,7 @@ examples and output.
 * ``docs/commands.md``: under a heading such as ``flightedl run``, the options with their help
 
 ``docs/settings.md`` itself contains its tables, because no command prints them. They come from the comments in
-``flightedl.config``, and ``python -m flightedl_tools.site.reference`` writes them. Everything is Markdown, so that it
+``flightedl.config``, and ``python -m tools.generators.site.reference`` writes them. Everything is Markdown, so that it
 can be checked without Sphinx.
 """
 
@@ -37,8 +37,7 @@ from flightedl.client.once import Once
 from flightedl.client.session import Job
 from flightedl.client.tables.table import Table
 from flightedl.launch.cluster import LocalCluster
-
-from ..main import COMMANDS, command
+from flightedl_tools.main import COMMANDS, command
 
 #: Name of a variable in the examples -> possible classes of its value.
 KINDS: dict[str, tuple[type, ...]] = {
@@ -264,5 +263,5 @@ GENERATED: Mapping[str, Callable[[str], str]] = {
 }
 
 if __name__ == "__main__":
-    _page = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+    _page = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
     _page.write_text(with_settings(_page.read_text("utf-8")), "utf-8")
