@@ -6,6 +6,7 @@ publish only complete files. After an interruption, the same command continues w
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,19 +18,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flightedl.adapters.storage import FsspecFiles, open_storage, without_credentials
+from flightedl.adapters.storage import FsspecFiles, open_storage
 from flightedl.config import ServerSettings, settings
+from flightedl.domain.data_urls import without_credentials
+from flightedl.domain.groups.shuffling import Advice, Shuffling, advice_of, order_of
+from flightedl.domain.queue import drawing
 from flightedl.errors import UsageError
 from flightedl.formats.chunk_index import ChunkIndex
+from flightedl.formats.chunks import FileIndex
 from flightedl.formats.dataset_spec import ON_CORRUPT, DatasetSpec, absolute_url
 from flightedl.formats.index import IndexProgress
+from flightedl.formats.json_records import JsonRecords
+from flightedl.formats.mixed_layout import group_data
 from flightedl.formats.stored_index import LoadedIndex, load_or_build
+from flightedl.messages.declarations import DatasetDeclaration
 
 from .consoles import plain_table, table_console
-from .options import json_option, together
+from .options import json_option, text_of, text_options, together
 
 if TYPE_CHECKING:
-    from flightedl.formats.convert import Converted, ConvertProgress
+    from flightedl.formats.convert import Converted
 
 _SHOWN_FILES = 20
 _LONGEST_VALUE = 60
@@ -48,6 +56,7 @@ _source_options = together(
         "--on-corrupt", type=click.Choice(ON_CORRUPT), default="fail", help="Treatment of corrupt chunks [fail]"
     ),
     click.option("--format", "format_name", default="", metavar="NAME", help="Format of the files [by their names]"),
+    text_options(),
     click.argument("urls", nargs=-1, required=True),
 )
 #: Options of commands that write a dataset.
@@ -94,31 +103,32 @@ def index(*, as_json: bool, checkpoint: str | None, records_per_task: int, **sou
 @dataset.command()
 @_source_options
 @click.option("--records", type=click.IntRange(min=0), default=5, show_default=True, help="Number of records to show.")
-def inspect(*, as_json: bool, records: int, **source: Any) -> None:
-    """Show the files, columns and first records of a dataset."""
+@click.option("--global-batch", type=click.IntRange(min=1), default=256, help="Batch of all ranks of a group [256]")
+@click.option("--ranks", type=click.IntRange(min=1), default=1, help="Number of ranks of a group [1]")
+def inspect(*, as_json: bool, records: int, global_batch: int, ranks: int, **source: Any) -> None:
+    """Show the files, columns and first records of a dataset, and what shuffle=True mixes."""
     from flightedl.formats.reader import first_records
 
     spec = _spec(source)
     chunk_index = _indexed(spec, source).index
     first = [chunk_index.chunk(number) for number in range(min(len(chunk_index), max(records, 1)))]
-    shown = first_records(FsspecFiles(), first, spec, records, schema=chunk_index.schema)
+    shown = first_records(_files(spec), first, spec, records, schema=chunk_index.schema)
+    advice = _advice(chunk_index, spec, global_batch, ranks)
+    records_of, bytes_of = chunk_index.records, chunk_index.decoded_bytes
+    of_tasks = drawing.advice_of(drawing.drawn(records_of, bytes_of, global_batch, 0), records_of, bytes_of)
     if as_json:
         columns = [{"name": field.name, "type": str(field.type)} for field in chunk_index.schema]
-        files = [
-            {
-                "url": without_credentials(each.stat.url),
-                "format": each.format,
-                **_size(each.stat.size_bytes, each.chunks),
-            }
-            for each in (chunk_index.file_index(number) for number in range(len(chunk_index.stats)))
-        ]
+        files = list(map(_file_facts, chunk_index.files))
         found = {**_facts(chunk_index), "columns": columns, "files": files, "first_records": shown.to_pylist()}
+        found["shuffle"] = {**dataclasses.asdict(advice), "tasks": dataclasses.asdict(of_tasks)}
         click.echo(json.dumps(found, default=_plain))
         return
     console = table_console()
     click.echo(_sentence(chunk_index))
     console.print(_file_table(chunk_index))
     console.print(_column_table(chunk_index.schema, shown))
+    click.echo("\n".join((f"shuffle=True: {advice.text}", *advice.warnings)))
+    click.echo("\n".join((f"shuffle=True without a group: {of_tasks.text}", *of_tasks.warnings)))
     _print_skipped(chunk_index)
 
 
@@ -126,13 +136,17 @@ def inspect(*, as_json: bool, records: int, **source: Any) -> None:
 @_source_options
 @_target_options
 @click.option(
-    "--to-format", required=True, metavar="NAME", help="parquet, arrow, arrow-stream, recordio, csv, tsv, jsonl, tar"
+    "--to-format",
+    required=True,
+    metavar="NAME",
+    help="parquet, arrow, arrow-stream, recordio, csv, tsv, jsonl, lines, tar",
 )
 @click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help="Number of new files.")
 @click.option("--json-records", is_flag=True, help="Read RecordIO of JSON objects, one column per member.")
 @click.option(
     "--filter", "filters", multiple=True, metavar="'COLUMN OP VALUE'", help="Condition on records; repeatable."
 )
+@click.option("--lossy", is_flag=True, help="Accept that the format changes values, and name the columns.")
 def convert(*, to_format: str, filters: tuple[str, ...], **options: Any) -> None:
     """Write a dataset in another format, to PREFIX-00000-of-00009 and so on.
 
@@ -166,12 +180,15 @@ def _write(
     records_per_chunk: int,
     overwrite: bool,
     json_records: bool = False,
+    lossy: bool = False,
     **source: Any,
 ) -> None:
     from flightedl.formats.convert import Target
     from flightedl.formats.convert import convert as convert_index
 
     names = None if columns is None else tuple(name.strip() for name in columns.split(","))
+    if json_records:
+        source["format_name"] = JsonRecords.name
     spec = _spec(source, columns=names, filter=tuple(filters))
     root, _, prefix = absolute_url(target).rpartition("/")
     if target.startswith("memory://"):
@@ -179,23 +196,22 @@ def _write(
     if to_format is not None:
         wanted = Target(prefix, to_format, shards, records_per_chunk)  # Rejects an unknown format before reading.
     chunk_index = _indexed(spec, source).index
+    for sentence in chunk_index.left_out:
+        click.echo(sentence, err=True)
     if to_format is None:
         wanted = Target(prefix, _only_format(chunk_index), shards, records_per_chunk)
     with _bar("records written") as advance:
-
-        def show(progress: ConvertProgress) -> None:
-            advance(progress.records, progress.record_count)
-
         try:
             done = convert_index(
-                FsspecFiles(),
+                _files(spec),
                 chunk_index,
                 spec,
                 open_storage(root),
                 wanted,
-                decode=json.loads if json_records else None,
                 overwrite=overwrite,
-                progress=show,
+                is_split=to_format is None,
+                is_lossy=lossy,
+                progress=advance,
             )
         except KeyboardInterrupt:
             click.echo("interrupted: run the same command to write the remaining files", err=True)
@@ -211,19 +227,35 @@ def _print_written(done: Converted, root: str, *, as_json: bool) -> None:
             "size_bytes": done.size_bytes,
             "corrupt_chunks": done.counts.corrupt_chunks,
             "corrupt_records": done.counts.corrupt_records,
+            "changed_columns": done.changed,
         }
         click.echo(json.dumps(found))
         return
     more = f" to {done.names[-1]}" if len(done.names) > 1 else ""
     kept = f", {done.kept} of them existed already" if done.kept else ""
     click.echo(f"{root}/{done.names[0]}{more}: {done.size_bytes / 1e6:,.1f} MB{kept}")
+    if done.changed:
+        click.echo(f"changed by the format: {', '.join(done.changed)}", err=True)
     for sentence in done.counts.sentences:
         click.echo(f"skipped: {sentence}", err=True)
 
 
 def _spec(source: Mapping[str, Any], **more: Any) -> DatasetSpec:
     urls = tuple(absolute_url(url) for url in source["urls"])
-    return DatasetSpec(urls, source["format_name"], on_corrupt=source["on_corrupt"], **more)
+    text = text_of(source["names"], source["delimiter"], source["null_values"])
+    more |= {"on_corrupt": source["on_corrupt"], "types": source["types"], "text": text}
+    return DatasetSpec(urls, source["format_name"], **more)
+
+
+def _advice(chunk_index: ChunkIndex, spec: DatasetSpec, batch_size: int, ranks: int) -> Advice:
+    data = group_data(chunk_index, DatasetDeclaration(urls=list(spec.urls), batch_size=1), 0)
+    return advice_of(data, order_of(data, batch_size, Shuffling()), batch_size, ranks, Shuffling())
+
+
+def _files(spec: DatasetSpec) -> FsspecFiles:
+    files = FsspecFiles()
+    files.declare(spec.urls)
+    return files
 
 
 def _indexed(spec: DatasetSpec, source: Mapping[str, Any], storage: Any = None) -> LoadedIndex:
@@ -232,7 +264,7 @@ def _indexed(spec: DatasetSpec, source: Mapping[str, Any], storage: Any = None) 
         def show(progress: IndexProgress) -> None:
             advance(progress.files_done, progress.file_count)
 
-        return load_or_build(FsspecFiles(), storage, spec, concurrency=source["concurrency"], progress=show)
+        return load_or_build(_files(spec), storage, spec, concurrency=source["concurrency"], progress=show)
 
 
 @contextmanager
@@ -260,7 +292,7 @@ def _condition(text: str) -> tuple[str, str, Any]:
 
 
 def _only_format(chunk_index: ChunkIndex) -> str:
-    formats = sorted({chunk_index.file_index(number).format for number in range(len(chunk_index.stats))})
+    formats = sorted({file.format for file in chunk_index.files})
     if len(formats) > 1:
         raise UsageError(f"the files have different formats ({', '.join(formats)}): use `flightedl dataset convert`")
     return formats[0]
@@ -274,11 +306,18 @@ def _facts(chunk_index: ChunkIndex) -> dict[str, Any]:
         "size_bytes": sum(stat.size_bytes for stat in chunk_index.stats),
         "content_hash": chunk_index.content_hash(),
         "skipped": list(chunk_index.skipped),
+        "left_out": list(chunk_index.left_out),
     }
 
 
-def _size(size_bytes: int, chunks: Any) -> dict[str, int]:
-    return {"size_bytes": size_bytes, "chunks": len(chunks), "records": int(chunks.records.sum())}
+def _file_facts(file: FileIndex) -> dict[str, Any]:
+    return {
+        "url": without_credentials(file.stat.url),
+        "format": file.format,
+        "size_bytes": file.stat.size_bytes,
+        "chunks": len(file.chunks),
+        "records": int(file.chunks.records.sum()),
+    }
 
 
 def _sentence(chunk_index: ChunkIndex) -> str:
@@ -289,6 +328,10 @@ def _sentence(chunk_index: ChunkIndex) -> str:
 
 
 def _print_skipped(chunk_index: ChunkIndex) -> None:
+    for sentence in chunk_index.left_out:
+        click.echo(sentence, err=True)
+    for url in chunk_index.without_records[:_SHOWN_FILES]:
+        click.echo(f"{without_credentials(url)} has no records", err=True)
     for sentence in chunk_index.skipped:
         click.echo(f"skipped: {sentence}", err=True)
 
@@ -296,15 +339,9 @@ def _print_skipped(chunk_index: ChunkIndex) -> None:
 def _file_table(chunk_index: ChunkIndex) -> Table:
     numbers = ("chunks", "records", "MB")
     table = plain_table("file", "format", *numbers, right=numbers)
-    for number in range(min(len(chunk_index.stats), _SHOWN_FILES)):
-        file = chunk_index.file_index(number)
-        table.add_row(
-            without_credentials(file.stat.url),
-            file.format,
-            f"{len(file.chunks):,}",
-            f"{int(file.chunks.records.sum()):,}",
-            f"{file.stat.size_bytes / 1e6:,.1f}",
-        )
+    for file in map(_file_facts, chunk_index.files[:_SHOWN_FILES]):
+        counts = (f"{file['chunks']:,}", f"{file['records']:,}", f"{file['size_bytes'] / 1e6:,.1f}")
+        table.add_row(file["url"], file["format"], *counts)
     if len(chunk_index.stats) > _SHOWN_FILES:
         table.add_row(f"and {len(chunk_index.stats) - _SHOWN_FILES:,} more", "", "", "", "")
     return table

@@ -18,16 +18,16 @@ a local write leaves behind a hidden temporary file, which ``list`` omits.
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -35,9 +35,30 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from flightedl.domain.retries import CREDENTIALS_ERRORS, is_transient
-from flightedl.errors import CorruptError, DataError, FlightedlError, NotFoundError, UnavailableError, UsageError
-from flightedl.ports import FileStat, StoredFile
+from flightedl.adapters.listing import Found, Matches, list_local, list_remote
+from flightedl.domain.data_urls import (
+    as_declared,
+    cache_and_target,
+    has_wildcard,
+    is_below,
+    literal,
+    matcher,
+    moved,
+    without_credentials,
+    without_query,
+)
+from flightedl.domain.retries import CREDENTIALS_ERRORS, is_transient, machine_error
+from flightedl.errors import (
+    CorruptError,
+    DataError,
+    FlightedlError,
+    NotFoundError,
+    StoreError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
+from flightedl.ports import FileListing, FileStat, StoredFile
 from flightedl.process.importing import install_command
 
 CONNECT_TIMEOUT_S = 3.0
@@ -47,9 +68,6 @@ _READ_BLOCK_BYTES = 16 << 20
 #: Number of attempts to read a file that is being replaced.
 _REPLACED_TRIES = 10
 _TEMPORARY_END = ".partial"
-#: Wildcards do not match file names that begin with one of these characters.
-_NO_DATA = ("_", ".")
-_MAGIC = re.compile(r"[*?\[]")
 _S3_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for every process of the job"
 _S3_OPTIONS: Mapping[str, Any] = {
     "config_kwargs": {
@@ -80,12 +98,8 @@ class FsspecStorage:
     def __init__(self, url: str) -> None:
         self._fs, root = _file_system(url)
         self._root = root.rstrip("/")
-        self._url = without_credentials(url).rstrip("/") or "/"
+        self.url = without_credentials(url).rstrip("/") or "/"
         self._is_local = isinstance(self._fs, LocalFileSystem)
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     def read(self, name: str) -> bytes:
         return self._read(name, 0, None)
@@ -93,19 +107,21 @@ class FsspecStorage:
     def read_range(self, name: str, offset: int, length: int) -> bytes:
         found = self._read(name, offset, length)
         if missing := length - len(found):
-            raise CorruptError(f"{self._url}/{name} ends {missing} bytes before {offset + length}: it is truncated")
+            raise CorruptError(f"{self.url}/{name} ends {missing} bytes before {offset + length}: it is truncated")
         return found
 
     def _read(self, name: str, offset: int, length: int | None) -> bytes:
         """Return up to ``length`` bytes of a single version of the file, or the entire file."""
+        # One request per block, without reading ahead.
+        options = {} if self._is_local else {"cache_type": "none"}
         for _ in range(_REPLACED_TRIES):
             try:
-                with self._explained(name), _opened(self._fs, self._path(name), **self._reading()) as file:
+                with self._explained(name), _opened(self._fs, self._path(name), **options) as file:
                     file.seek(offset)
                     return _read_blocks(file, length)
             except _ReplacedError:
                 continue
-        raise UnavailableError(f"{self._url}/{name} is replaced faster than it can be read: try again")
+        raise UnavailableError(f"{self.url}/{name} is replaced faster than it can be read: try again")
 
     def publish(
         self, name: str, parts: Iterable[bytes | memoryview], require: Callable[[], None] = lambda: None
@@ -193,16 +209,12 @@ class FsspecStorage:
 
     def _path(self, name: str) -> str:
         if any(part in (".", "..") for part in name.split("/")) or name.startswith("/"):
-            raise UsageError(f"{name!r} is not the name of a file under {self._url}")
+            raise UsageError(f"{name!r} is not the name of a file under {self.url}")
         return f"{self._root}/{name}" if name else self._root
-
-    def _reading(self) -> dict[str, Any]:
-        """Return options that send one request per block, without reading ahead."""
-        return {} if self._is_local else {"cache_type": "none"}
 
     @contextlib.contextmanager
     def _explained(self, name: str) -> Iterator[None]:
-        place = f"{self._url}/{name}"
+        place = f"{self.url}/{name}"
         try:
             yield
         except FlightedlError:
@@ -212,15 +224,17 @@ class FsspecStorage:
         except (FileExistsError, NotADirectoryError):
             raise UsageError(f"{place} cannot be created, because a file is where a directory should be") from None
         except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.EBUSY:
+            if type(error).__name__ == "FileExpired":
                 raise _ReplacedError from error
             if isinstance(error, PermissionError) or _lacks_credentials(error):
-                raise UsageError(f"no access to {place}: {_reason(error)}; check the credentials and rights") from None
+                raise StoreError(f"no access to {place}: {_reason(error)}; check the credentials and rights") from None
+            if (lacking := machine_error(error, f"{place} cannot be used")) is not None:
+                raise lacking from error
             raise UnavailableError(f"{place} cannot be used at the moment: {_reason(error)}") from error
 
 
 class _ReplacedError(Exception):
-    """s3fs reports EBUSY if the file was replaced during a read that took several requests."""
+    """s3fs raises FileExpired if the file was replaced during a read that took several requests."""
 
 
 class _RangesOfIndices(AbstractFileSystem):  # type: ignore[misc]
@@ -237,48 +251,92 @@ fsspec.register_implementation(_RangesOfIndices.protocol, _RangesOfIndices, clob
 
 
 class FsspecFiles:
-    """Implementation of ``ports.Files``."""
+    """Implementation of ``ports.Files``. ``moved``: folder -> its new place."""
 
-    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
-        found: dict[str, FileStat] = {}
-        for pattern in patterns:
+    def __init__(self, moved: Mapping[str, str] | None = None) -> None:
+        #: Declared URL or pattern -> its query. Only this process knows the queries, which may be secrets.
+        self._queries: dict[str, str] = {}
+        self._moved = dict(moved or {})
+
+    def declare(self, urls: Sequence[str], moved: Mapping[str, str] | None = None) -> None:
+        self._moved.update(moved or {})
+        for url in urls:
+            if query := url[len(without_query(url)) :]:
+                self._queries[cache_and_target(without_query(url))[1]] = query
+
+    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> FileListing:
+        self.declare(patterns)
+        matches = Matches()
+        for pattern in map(without_query, patterns):
             shown = without_credentials(pattern)
+            count = 0
             with _as_data_error(shown):
                 try:
-                    stats = _expanded(pattern)
+                    for identity, stat in self._matching(pattern, matches):
+                        if not (stat.version or may_be_empty):
+                            raise DataError(f"{stat.url} is a link without a target: restore the target, or remove it")
+                        matches.add(identity, stat)
+                        count += 1
                 except FileNotFoundError:
                     if not may_be_empty:
                         raise
-                    stats = ()
-            if not stats and not may_be_empty:
-                raise DataError(f"no file matches {shown}: check the path or the pattern")
-            found.update((stat.url, stat) for stat in stats)
-        return tuple(found[url] for url in sorted(found))
+            if not count and not may_be_empty:
+                missing = "no file matches" if has_wildcard(pattern) else "there is no file"
+                why = f" ({'; '.join(left_out)})" if (left_out := matches.sentences()) else ""
+                raise DataError(f"{missing} {shown}: check the path{' or the pattern'}{why}")
+        return matches.listing()
+
+    def _matching(self, pattern: str, matches: Matches) -> Iterator[Found]:
+        """Yield the files that match a pattern without its query, with the URLs under which they were declared."""
+        caches, target = cache_and_target(pattern)
+        is_pattern = has_wildcard(target)
+        place = moved(target, self._moved) if is_pattern else self._place(literal(target))
+        fs, path = _file_system(place)
+        if isinstance(fs, LocalFileSystem):
+            found = list_local(path + "/" * place.endswith("/"), matches.leave_out)
+        else:
+            found = list_remote(fs, path, matches.leave_out, _stat, is_pattern=is_pattern)
+        for identity, stat in found:
+            yield identity, self._as_declared(stat, caches, target)
 
     def stat(self, url: str) -> FileStat | None:
         with _as_data_error(without_credentials(url)):
-            fs, path = _file_system(url)
+            caches, target = cache_and_target(url)  # The version must not depend on what has been cached.
+            fs, path = _file_system(self._place(target))
             try:
                 details = fs.info(path)
-                return _stat(fs, path, details) if details["type"] == "file" else None
             except FileNotFoundError:
                 return None
+            if details["type"] != "file":
+                return None
+            return self._as_declared(_stat(fs, path, details), caches, target)
 
     def open(self, url: str) -> BinaryIO:
         with _as_data_error(without_credentials(url)):
-            fs, path = _file_system(url)
+            caches, target = cache_and_target(url)
+            fs, path = _file_system(caches + self._place(target))
             return _opened(fs, path)
 
+    def _place(self, url: str) -> str:
+        """Return the URL that this process opens for a declared one: with its query, and below its new folder."""
+        query = self._queries.get(url)
+        if query is None:
+            patterns = (known for known in self._queries if has_wildcard(known) and matcher(known).fullmatch(url))
+            query = next((self._queries[known] for known in patterns), "")
+        return moved(url, self._moved) + query
 
-def without_credentials(url: str) -> str:
-    """Return a URL without user, password, query and fragment. Return a plain path unchanged."""
-    if "://" not in url:
-        return url
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    def _as_declared(self, stat: FileStat, caches: str, target: str) -> FileStat:
+        """Return the file with the URL that other processes know, given the declared URL or pattern."""
+        _, link, container = target.partition("::")
+        url = as_declared(stat.url, self._moved)
+        is_copy = any(is_below(url, folder) for folder in self._moved)
+        return replace(stat, url=caches + url + link + container, is_copy=is_copy)
 
 
 def _file_system(url: str) -> tuple[Any, str]:
+    if url.startswith("/") and "::" not in url:
+        # The result of ``url_to_fs``, which parses URLs in 0.1 ms.
+        return LocalFileSystem(use_listings_cache=False), LocalFileSystem._strip_protocol(url)  # noqa: SLF001
     protocol = fsspec.utils.get_protocol(url)
     options = _S3_OPTIONS if protocol in ("s3", "s3a") else {}
     if options and "@" in urlsplit(url).netloc:
@@ -289,7 +347,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         fs, path = url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
         hint = install_command("s3") if protocol in ("s3", "s3a") else f"install its package ({error})"
-        raise UsageError(f"{without_credentials(url)} needs a package that is not installed: {hint}") from None
+        raise UnsupportedError(f"{without_credentials(url)} needs a package that is not installed: {hint}") from None
     except ValueError as error:
         raise UsageError(
             f"{without_credentials(url)} cannot be opened: {error}; give a path, or a URL such as s3://bucket/name"
@@ -303,20 +361,24 @@ def _opened(fs: Any, path: str, **options: Any) -> BinaryIO:
     """Open for reading. Readers in fsspec's memory file system share one file object, so each gets a copy."""
     if isinstance(fs, MemoryFileSystem):
         return io.BytesIO(fs.cat_file(path))
+    if isinstance(fs, LocalFileSystem) and not options:
+        return Path(path).open("rb")
     return cast("BinaryIO", fs.open(path, "rb", **options))
 
 
 def _opened_in_new_directory(path: Path) -> BinaryIO:
     """Open for writing. Create the directory if it is missing; a concurrent ``delete`` may remove it once."""
+    with contextlib.suppress(FileNotFoundError):
+        return _created(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError:  # Directories cannot be created everywhere, for example not below /proc.
-        raise UsageError(f"the directory {path.parent} cannot be created: choose another place") from None
-    try:
-        return path.open("xb")
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("xb")
+        return _created(path)
+    except FileNotFoundError:  # Files cannot be created everywhere, for example not below /proc.
+        raise UsageError(f"no file can be created in {path.parent}: choose another place to write to") from None
+
+
+def _created(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("xb")
 
 
 def _read_blocks(file: BinaryIO, length: int | None) -> bytes:
@@ -329,22 +391,6 @@ def _read_blocks(file: BinaryIO, length: int | None) -> bytes:
         blocks.append(block)
         missing = None if missing is None else missing - len(block)
     return blocks[0] if len(blocks) == 1 else b"".join(blocks)
-
-
-def _expanded(pattern: str) -> tuple[FileStat, ...]:
-    fs, path = _file_system(pattern)
-    if not _MAGIC.search(path) or (isinstance(fs, LocalFileSystem) and Path(path).is_file()):
-        details = fs.info(path)
-        if details["type"] == "directory":
-            raise DataError(f"{without_credentials(pattern)} is a directory: name the files, as in {pattern}/*.parquet")
-        return (_stat(fs, path, details),)
-    found: Mapping[str, Any] = fs.glob(path, detail=True)
-    marked = path.rpartition("/")[2].startswith(_NO_DATA)
-    return tuple(
-        _stat(fs, path, details)
-        for path, details in found.items()
-        if details["type"] == "file" and (marked or not path.rpartition("/")[2].startswith(_NO_DATA))
-    )
 
 
 def _stat(fs: Any, path: str, details: Mapping[str, Any]) -> FileStat:
@@ -369,7 +415,7 @@ def _as_data_error(shown: str) -> Iterator[None]:
     except FlightedlError:
         raise
     except FileNotFoundError:
-        raise DataError(f"there is no file {shown}: check the path") from None
+        raise StoreError(f"there is no file {shown}: check the path") from None
     except IsADirectoryError:
         raise DataError(f"{shown} is a directory: name the files, as in {shown}/*.parquet") from None
     except Exception as error:
@@ -377,10 +423,12 @@ def _as_data_error(shown: str) -> Iterator[None]:
             hint = "check the credentials and rights"
             if _lacks_credentials(error):
                 hint = _S3_CREDENTIALS if shown.startswith("s3") else "give every process of the job credentials"
-            raise DataError(f"no access to {shown}: {_reason(error)}; {hint}") from None
+            raise StoreError(f"no access to {shown}: {_reason(error)}; {hint}") from None
+        if (lacking := machine_error(error, f"{shown} cannot be read")) is not None:
+            raise lacking from error
         if is_transient(error):
             raise UnavailableError(f"{shown} cannot be read at the moment: {_reason(error)}") from error
-        raise DataError(f"{shown} cannot be read: {_reason(error)}") from error
+        raise StoreError(f"{shown} cannot be read: {_reason(error)}") from error
 
 
 def _is_temporary(path: str) -> bool:

@@ -9,12 +9,14 @@ Training data:
 * ``layout``, ``mixed_layout``: grouping of chunks into tasks, for one or several sources
 * ``reader``: reading the batches of a task
 * ``record_places``: readable list of the files and record numbers in a batch
-* ``convert``: conversion of a dataset to another format
+* ``convert``, ``readback``: conversion of a dataset to another format; comparison of the result with the source
 * ``registry``: all formats, and the choice of a file's format
-* ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text``, ``json_lines``, ``tar_archive``: one
-  format per module; the text formats share ``text`` and ``cutting``
+* ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio`` (with ``json_records``), ``csv_text``,
+  ``json_lines``, ``lines``, ``tar_archive``: one format per module; text formats share ``text`` and ``cutting``
+* ``decode``: functions that convert records to columns
 * ``indices``: ranges of indices that replace files
-* ``records``, ``schemas``: requested columns and conditions; the common schema of a dataset's files
+* ``records``: requested columns and conditions
+* ``schemas``, ``inference``: the common schema of a dataset's files; the types of columns in text files
 * ``sources``, ``sinks``: opening files; writing files
 
 Models:

@@ -1,7 +1,8 @@
 """Arrow IPC files and streams. A chunk is one record batch. The first bytes of a file distinguish the two formats.
 
 Indexing reads a file's footer and the metadata of each message, but no bodies. When a record batch is read, it is fully
-validated (offsets, UTF-8), because using a damaged batch could crash the process.
+validated (offsets, UTF-8), because using a damaged batch could crash the process. A file is read by its footer alone:
+some writers, such as Polars, put no valid schema at its start.
 
 In a *stream*, a record batch with dictionaries needs the dictionaries that precede it, so reading scans the metadata of
 all earlier messages. The format does not require an end mark, so a stream that was truncated exactly between two
@@ -14,11 +15,12 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import pyarrow as pa
+import xxhash
 
 from flightedl.formats import arrow_messages
-from flightedl.formats.arrow_messages import FILE_START, MAGIC, message_at, messages, record_blocks
+from flightedl.formats.arrow_messages import MAGIC, message_at, messages, record_blocks
 from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
-from flightedl.formats.records import ReadRequest, Records, require_columns, select
+from flightedl.formats.records import ReadRequest, Records, conformed, require_columns, select
 from flightedl.formats.schemas import require_unique_columns
 from flightedl.formats.sinks import written
 from flightedl.formats.sources import WatchedFile, opened, parsing, until_damage
@@ -33,19 +35,22 @@ class ArrowFile:
     _is_stream_written: ClassVar[bool] = False
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
-        with opened(files, stat.url) as source:
+        digest = xxhash.xxh3_64()
+        with opened(files, stat.url, digest) as source:
             if not stat.size_bytes:
                 raise CorruptChunkError(f"{stat.url} is corrupt: it is empty, without even a schema")
             places: list[tuple[int, int, int]] = []
-            schema = _schema(source)
-            require_unique_columns(schema, stat.url)
-            with until_damage(options) as skipped, parsing(source, f"after {len(places)} record batches"):
+            schema = _schema(source).remove_metadata()
+            require_unique_columns(schema.names, stat.url)
+            with until_damage(options) as skipped, parsing(source, "after its last sound record batch"):
                 for place in _places(source, stat):
                     places.append(place)  # noqa: PERF402 - what precedes the damage is kept
         offsets, sizes, records = zip(*places, strict=True) if places else ((), (), ())
-        return FileIndex(stat, self.name, schema, ChunkColumns.of(records, offsets, sizes), tuple(skipped))
+        chunks = ChunkColumns.of(records, offsets, sizes)
+        return FileIndex(stat, self.name, schema, chunks, tuple(skipped), digest.hexdigest())
 
-    def schema(self, files: Files, stat: FileStat) -> pa.Schema:
+    def written_schema(self, files: Files, stat: FileStat) -> pa.Schema:
+        """Return the schema of the records with the metadata of their writer."""
         with opened(files, stat.url) as source:
             return _schema(source)
 
@@ -53,16 +58,19 @@ class ArrowFile:
         with opened(files, chunk.url) as source, parsing(source, f"record batch {chunk.number} at byte {chunk.offset}"):
             schema = _schema(source)
             require_columns(schema, request, chunk.url)
-            needed = request.needed()
-            wanted = schema.names if needed is None else needed
-            options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(name) for name in wanted))
-            # In a file, dictionaries may be anywhere, and only the footer lists their positions.
-            is_whole = _is_file(source) and any(_has_dictionary(field.type) for field in schema)
-            batch = (_read_from_file if is_whole else _read_from_stream)(source, chunk, schema, options)
+            included = sorted(schema.get_field_index(name) for name in request.needed() or ())
+            options = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
+            if _is_file(source):
+                source.seek(0)
+                with pa.ipc.open_file(pa.PythonFile(source, mode="r"), options=options) as reader:
+                    batch = reader.get_batch(chunk.number)
+            else:
+                batch = _read_from_stream(source, chunk, schema, options)
             batch.validate(full=True)
             if batch.num_rows != chunk.records:
                 raise ValueError(f"it has {batch.num_rows} records, not {chunk.records}")
-            return select(pa.Table.from_batches([batch]).replace_schema_metadata(None), request)
+            table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+            return select(conformed(table, request, chunk), request)
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
         new = pa.ipc.new_stream if self._is_stream_written else pa.ipc.new_file
@@ -84,13 +92,15 @@ def _is_file(source: WatchedFile) -> bool:
 
 
 def _schema(source: WatchedFile) -> pa.Schema:
-    with parsing(source, "at its start: this is not an Arrow file or stream"):
-        start = FILE_START if _is_file(source) else 0
-        first = message_at(source, start)
+    with parsing(source, "at its start or in its footer: this is not a complete Arrow file or stream, nor Feather V2"):
+        if _is_file(source):
+            with pa.ipc.open_file(pa.PythonFile(source, mode="r")) as reader:
+                return reader.schema
+        first = message_at(source, 0)
         if first is None or first.kind != arrow_messages.SCHEMA:
             raise ValueError("no schema")
-        source.seek(start)
-        return pa.ipc.read_schema(pa.py_buffer(source.exactly(first.size_bytes))).remove_metadata()
+        source.seek(0)
+        return pa.ipc.read_schema(pa.py_buffer(source.exactly(first.size_bytes)))
 
 
 def _places(source: WatchedFile, stat: FileStat) -> Iterator[tuple[int, int, int]]:
@@ -106,22 +116,13 @@ def _places(source: WatchedFile, stat: FileStat) -> Iterator[tuple[int, int, int
         yield offset, size_bytes, found.records
 
 
-def _read_from_file(
-    source: WatchedFile, chunk: Chunk, schema: pa.Schema, options: pa.ipc.IpcReadOptions
-) -> pa.RecordBatch:
-    del schema
-    source.seek(0)
-    with pa.ipc.open_file(pa.PythonFile(source, mode="r"), options=options) as reader:
-        return reader.get_batch(chunk.number)
-
-
 def _read_from_stream(
     source: WatchedFile, chunk: Chunk, schema: pa.Schema, options: pa.ipc.IpcReadOptions
 ) -> pa.RecordBatch:
     """Read the chunk from a stream that is assembled from the schema, preceding dictionaries, and the chunk itself."""
     parts = []
     has_dictionaries = any(_has_dictionary(field.type) for field in schema)
-    for message in messages(source, FILE_START if _is_file(source) else 0, chunk.offset):
+    for message in messages(source, 0, chunk.offset):
         if message.kind == arrow_messages.RECORDS:
             if not has_dictionaries:
                 break

@@ -37,11 +37,18 @@ class MessagePlace:
 
 
 def messages(source: WatchedFile, start: int, end: int) -> Iterator[MessagePlace]:
-    """Yield the messages of the stream at ``start``, up to its end mark. EOFError if a message exceeds ``end``."""
+    """Yield the messages of the stream at ``start``, up to its end mark, after which nothing may follow.
+
+    Raises:
+        EOFError: a message exceeds ``end``.
+        ValueError: there are bytes after the end mark.
+    """
     offset = start
     while offset < end:
         message = message_at(source, offset)
         if message is None:
+            if source.tell() < end:
+                raise ValueError("there are bytes after its end mark: do not join streams, but name each of them")
             return
         if offset + message.size_bytes > end:
             missing = offset + message.size_bytes - end

@@ -6,31 +6,42 @@ others. Shards are published atomically, so an interrupted conversion can be res
 ``_<prefix>.conversion.json``, which has a name that no pattern matches, describes the source and the settings. Existing
 shards with the same description are kept.
 
+Before a shard is published, it is read back and compared with the source (see ``readback``). If a format cannot
+represent a value, nothing stays written, unless the conversion may be lossy. A split copies the bytes of text records,
+and writes Parquet and Arrow with the schema of the source.
+
 Shards that were damaged after they had been written are not detected. Delete them, and convert again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from flightedl.errors import UsageError
+from flightedl.errors import LossyError, UsageError
+from flightedl.formats.arrow_ipc import ArrowFile
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.json_lines import json_lines
-from flightedl.formats.reader import ChunkReader, Decode, ReadCounts
+from flightedl.formats.parquet import Parquet
+from flightedl.formats.readback import Readback
+from flightedl.formats.reader import ChunkReader, ReadCounts
 from flightedl.formats.recordio import SCHEMA as RECORD_SCHEMA
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.registry import named_format
+from flightedl.formats.text import TextFormat
 from flightedl.messages.decoding import from_json
 from flightedl.ports import Files, Storage
 
 MAX_SHARDS = 99_999
+_PART_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +79,6 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertProgress:
-    """Progress of a conversion. ``records`` counts the records that were read, and those in existing shards."""
-
-    shards_done: int
-    shards: int
-    records: int
-    record_count: int
-
-
-@dataclass(frozen=True, slots=True)
 class Converted:
     """Outcome of a conversion."""
 
@@ -86,6 +87,8 @@ class Converted:
     kept: int
     size_bytes: int
     counts: ReadCounts
+    #: Columns whose values differ from the source; only if the conversion may be lossy.
+    changed: tuple[str, ...] = ()
 
 
 class _Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,9 +103,10 @@ def convert(
     storage: Storage,
     target: Target,
     *,
-    decode: Decode | None = None,
     overwrite: bool = False,
-    progress: Callable[[ConvertProgress], None] | None = None,
+    is_split: bool = False,
+    is_lossy: bool = False,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Converted:
     """Write the records of ``index``, with the columns and filter of ``spec``, to ``storage`` as shards.
 
@@ -114,46 +118,102 @@ def convert(
         spec: Columns, filter and policy for corrupt records; the other fields are ignored.
         storage: Destination of the shards.
         target: Names and form of the shards.
-        decode: Decodes the bytes of RecordIO into columns.
         overwrite: True to replace the shards of another conversion with the same prefix.
-        progress: Called after each chunk that was read.
+        is_split: True if only the number of files changes: text is copied, and schemas are kept.
+        is_lossy: True to accept that the format changes values.
+        progress: Called after each chunk that was read, with the number of records that were read or are in existing
+            shards, and the number of all records.
 
     Raises:
-        DataError: the source cannot be read, or the format cannot represent it.
-        UsageError: the source contains no bytes to decode, or the storage contains another conversion with this prefix.
+        DataError: the source cannot be read, or the format cannot represent it. Then, no shard of this call remains.
+        UsageError: the storage contains another conversion with this prefix.
     """
-    if decode is not None and any(stat_format != RecordIO.name for stat_format in _formats(index)):
-        raise UsageError("decode= applies to RecordIO only: the other formats have columns of their own")
+    if overwrite and storage.list(f"{target.prefix}-"):
+        # The shards are replaced only if this succeeds.
+        nowhere: Any = _Nowhere()
+        convert(files, index, spec, nowhere, target, is_split=is_split, is_lossy=is_lossy)
     is_resumed = _describe(index, spec, storage, target, overwrite)
     there = {file.name: file.size_bytes for file in storage.list(f"{target.prefix}-")} if is_resumed else {}
     counts = ReadCounts()
-    ends = np.cumsum(index.records)
-    bounds = [shard * index.record_count // target.shards for shard in range(target.shards + 1)]
-    names = tuple(target.shard_name(shard) for shard in range(target.shards))
+    total = index.record_count
+    schema = _written_schema(files, index) if is_split else index.schema
+    shown = spec.request(schema).shown
+    is_text = isinstance(named_format(target.format), TextFormat)
+    is_copied = is_split and is_text and not spec.columns and not spec.filter
+    chunks = [index.chunk(number) for number in range(len(index))]
+    source, again = (ChunkReader(files, chunks, spec, schema, None, each) for each in (counts, None))
+    readback = Readback(target.format, is_lossy=is_lossy)
+    names: list[str] = []
     size_bytes = 0
-    for shard, name in enumerate(names):
+    try:
+        for shard in range(target.shards):
+            records = range(shard * total // target.shards, (shard + 1) * total // target.shards)
+            names.append(target.shard_name(shard))
+            if names[-1] in there:
+                size_bytes += there[names[-1]]
+                if is_text and not is_copied:  # The types of columns depend on all shards.
+                    for _ in readback.checked(_stored(storage, names[-1], there), _batches(again, records, target)):
+                        pass
+            else:
+                if is_copied:
+                    parts = _copied(files, index, records, spec)
+                else:
+                    read = _batches(source, records, target, lambda done: progress(done, total))
+                    parts = readback.checked(encoded(read, target.format, shown), _batches(again, records, target))
+                size_bytes += storage.publish(names[-1], parts)
+            progress(records.stop, total)
+        changed = readback.changed()
+    except LossyError:
+        for name in (*names, target.description_name):
+            storage.delete(name)
+        raise
+    return Converted(tuple(names), len(set(names) & there.keys()), size_bytes, counts, changed)
 
-        def report(records: int, done: int = shard) -> None:
-            if progress is not None:
-                progress(ConvertProgress(done, target.shards, records, index.record_count))
 
-        if name in there:
-            size_bytes += there[name]
-        else:
-            first, end = (int(place) for place in np.searchsorted(ends, bounds[shard : shard + 2], side="right"))
-            chunks = [index.chunk(number) for number in range(first, min(end + 1, len(index)))]
-            reader = ChunkReader(files, chunks, spec, index.schema, decode, counts)
-            skipped = bounds[shard] - (int(ends[first] - index.records[first]) if chunks else 0)
-            batches = _batches(
-                reader, range(skipped, skipped + bounds[shard + 1] - bounds[shard]), target, report, bounds[shard]
-            )
-            size_bytes += storage.publish(name, _encoded(batches, target, _empty_schema(index, spec)))
-        report(bounds[shard + 1], shard + 1)
-    return Converted(names, len(set(names) & there.keys()), size_bytes, counts)
+class _Nowhere:
+    """Storage that keeps nothing."""
+
+    def publish(self, name: str, parts: Iterable[bytes]) -> int:  # noqa: ARG002 - as Storage does
+        return sum(map(len, parts))
+
+    def list(self, prefix: str) -> tuple[()]:  # noqa: ARG002 - as Storage does
+        return ()
+
+    def delete(self, name: str) -> None:
+        pass
 
 
-def _formats(index: ChunkIndex) -> set[str]:
-    return {index.file_index(number).format for number in range(len(index.stats))}
+def _stored(storage: Storage, name: str, sizes: Mapping[str, int]) -> Iterator[bytes]:
+    for start in range(0, sizes[name], _PART_BYTES):
+        yield storage.read_range(name, start, min(_PART_BYTES, sizes[name] - start))
+
+
+def _written_schema(files: Files, index: ChunkIndex) -> pa.Schema:
+    """Return the schema with which all files were written, or the common schema if they differ."""
+    first = index.files[0]
+    form = named_format(first.format)
+    if any(file.schema != first.schema for file in index.files) or not isinstance(form, Parquet | ArrowFile):
+        return index.schema
+    return form.written_schema(files, first.stat)
+
+
+def _copied(files: Files, index: ChunkIndex, records: range, spec: DatasetSpec) -> Iterator[bytes]:
+    """Yield a header and the bytes of the given records."""
+    form = named_format(index.files[0].format)
+    assert isinstance(form, TextFormat)
+    first, header, _ = form.copied(files, index.chunk(0), range(0), spec.text)
+    yield header if header.endswith((b"\n", b"\r")) or not header else header + b"\n"
+    ends = np.cumsum(index.records)
+    for number in range(int(np.searchsorted(ends, records.start, side="right")), len(index)):
+        chunk = index.chunk(number)
+        start = int(ends[number]) - chunk.records
+        wanted = range(max(records.start - start, 0), min(records.stop - start, chunk.records))
+        if not wanted:
+            return
+        names, _, text = form.copied(files, chunk, wanted, spec.text)
+        if names != first:
+            raise UsageError(f"{chunk.url} has its columns in another order than {index.stats[0].url}: use convert")
+        yield text
 
 
 def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Target, overwrite: bool) -> bool:
@@ -180,42 +240,26 @@ def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Ta
 
 
 def _batches(
-    reader: ChunkReader, numbers: range, target: Target, report: Callable[[int], None], read_before: int
+    reader: ChunkReader, numbers: range, target: Target, report: Callable[[int], None] = lambda _: None
 ) -> Iterator[pa.RecordBatch]:
     for start in range(numbers.start, numbers.stop, target.records_per_chunk):
         stop = min(start + target.records_per_chunk, numbers.stop)
         batch = reader.range(range(start, stop))
         if batch.num_rows:
             yield batch
-        report(read_before + stop - numbers.start)
+        report(stop)
 
 
-def _empty_schema(index: ChunkIndex, spec: DatasetSpec) -> pa.Schema:
-    names = (
-        index.schema.names if spec.columns is None else [name for name in spec.columns if name in index.schema.names]
-    )
-    return pa.schema([index.schema.field(name) for name in names])
-
-
-def _encoded(batches: Iterator[pa.RecordBatch], target: Target, schema: pa.Schema) -> Iterator[bytes]:
+def encoded(batches: Iterator[pa.RecordBatch], format_name: str, schema: pa.Schema) -> Iterator[bytes]:
+    """Yield the parts of a new file with these records, as JSON objects if RecordIO would have several columns."""
     first = next(batches, None)
     if first is not None:
-        schema = first.schema
-    found = named_format(target.format)
+        batches = chain([first], batches)
+        schema = schema if first.schema.equals(schema) else first.schema
+    found = named_format(format_name)
     if found.name == RecordIO.name and len(schema) != 1:
-        return found.write(map(_as_json_records, _chained(first, batches)), RECORD_SCHEMA)
-    return found.write((_conforming(batch, schema) for batch in _chained(first, batches)), schema)
-
-
-def _chained(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    if first is not None:
-        yield first
-        yield from rest
-
-
-def _conforming(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Convert the batch to the schema of the first batch. For a column of nulls, ``decode`` may infer another type."""
-    return batch if batch.schema.equals(schema) else batch.select(schema.names).cast(schema)
+        return found.write(map(_as_json_records, batches), RECORD_SCHEMA)
+    return found.write(batches, schema)
 
 
 def _as_json_records(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,12 +1,14 @@
 """Divide text into pieces that end at record boundaries.
 
-A record ends with a newline; in CSV, with a newline outside quotes. A quote opens a quoted field only at the beginning
+A record ends with a newline; in CSV, with a newline outside quotes, or a carriage return if there are no newlines.
+A quote opens a quoted field only at the beginning
 of the field. In a quoted field, two quotes stand for one quote, and a single quote closes the field. Every piece begins
 at the beginning of a record, so pieces do not depend on each other. Text without newlines is a single piece.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -14,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 _QUOTE, _NEWLINE, _RETURN = 0x22, 0x0A, 0x0D
+_LINE_END = re.compile(rb"\r\n?|\n")
 
 #: Returns the length of the complete records in a text that begins with a record; 0 if none is complete.
 RecordsEnd = Callable[[bytes], int]
@@ -30,7 +33,7 @@ def pieces(source: Readable, size_bytes: int, records_end: RecordsEnd) -> Iterat
     rest = b""
     wanted = size_bytes
     while True:
-        text = rest + _filled(source, wanted - len(rest))
+        text = rest + filled(source, wanted - len(rest))
         if len(text) < wanted:
             if text:
                 yield text
@@ -51,23 +54,32 @@ def line_end(text: bytes) -> int:
 
 def csv_records_end(text: bytes, delimiter: bytes = b",") -> int:
     """Return the length of the complete CSV records in ``text``, which begins with a record."""
+    end = b"\n"
+    if end not in text:
+        # The newline that belongs to a carriage return at the end may follow.
+        end, text = b"\r", text[:-1]
     if b'"' not in text:
-        return line_end(text)
+        return text.rfind(end) + 1
     values = np.frombuffer(text, np.uint8)
-    newlines = np.flatnonzero(values == _NEWLINE)
-    outside = newlines[~_is_quoted(values, newlines, delimiter[0])]
+    ends = np.flatnonzero(values == end[0])
+    outside = ends[~_is_quoted(values, ends, delimiter[0])]
     return int(outside[-1]) + 1 if len(outside) else 0
 
 
 def first_csv_record_end(text: bytes, delimiter: bytes = b",") -> int:
-    """Return the length of the first CSV record in ``text``, with its newline; 0 if it is incomplete."""
-    first_line = text[: text.find(b"\n") + 1]
-    if first_line and not ends_quoted(first_line[:-1], delimiter):
-        return len(first_line)
-    values = np.frombuffer(text, np.uint8)
-    newlines = np.flatnonzero(values == _NEWLINE)
-    outside = newlines[~_is_quoted(values, newlines, delimiter[0])]
-    return int(outside[0]) + 1 if len(outside) else 0
+    """Return the length of the first CSV record in ``text``, with its newline; 0 if it is incomplete.
+
+    A carriage return at the end of ``text`` ends the record only if no newline follows, so the record is incomplete.
+    """
+    found = _LINE_END.search(text)
+    if found is not None and ends_quoted(text[: found.start()], delimiter):
+        values = np.frombuffer(text, np.uint8)
+        ends = np.flatnonzero((values == _NEWLINE) | (values == _RETURN))
+        outside = ends[~_is_quoted(values, ends, delimiter[0])]
+        found = _LINE_END.match(text, int(outside[0])) if len(outside) else None
+    if found is None or (found[0] == b"\r" and found.end() == len(text)):
+        return 0
+    return found.end()
 
 
 def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
@@ -76,6 +88,19 @@ def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
         return False
     values = np.frombuffer(text, np.uint8)
     return bool(_is_quoted(values, np.array([len(text)]), delimiter[0])[0])
+
+
+def record_ends(text: bytes, delimiter: bytes | None) -> npt.NDArray[np.int64]:
+    """Return the ends of all records: lines that are not empty, or with a delimiter, records of CSV."""
+    values = np.frombuffer(text, np.uint8)
+    is_end = (values == _NEWLINE) | (values == _RETURN)
+    ends = np.flatnonzero(is_end)
+    if delimiter is not None and b'"' in text:
+        ends = ends[~_is_quoted(values, ends, delimiter[0])]
+    ends = np.append(ends + 1, len(values))
+    filled = np.append(0, np.cumsum(~is_end if delimiter is not None else values > ord(" ")))
+    found: npt.NDArray[np.int64] = ends[filled[ends] > filled[np.append(0, ends[:-1])]]
+    return found
 
 
 def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], delimiter: int) -> npt.NDArray[np.bool_]:
@@ -114,7 +139,8 @@ def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
     return toggles
 
 
-def _filled(source: Readable, size_bytes: int) -> bytes:
+def filled(source: Readable, size_bytes: int) -> bytes:
+    """Return the next ``size_bytes`` bytes of the source, or fewer if it ends before that."""
     parts: list[bytes] = []
     missing = size_bytes
     while missing > 0 and (part := source.read(missing)):

@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
+from flightedl.domain.data_urls import cache_and_target, escaped, has_wildcard, without_query
 from flightedl.errors import UsageError
-from flightedl.formats.chunks import IndexOptions
+from flightedl.formats.chunks import AS_NAMED, IndexOptions, TextOptions, named_type
 from flightedl.formats.records import Condition, ReadRequest
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 
@@ -32,6 +33,8 @@ class DatasetSpec:
         on_corrupt: "fail", or "skip" to skip and count corrupt chunks.
         max_records_per_chunk: See ``IndexOptions``.
         text_chunk_bytes: See ``IndexOptions``.
+        types: (column, name of its type), for columns whose types are not inferred.
+        text: Options of CSV and TSV files.
     """
 
     urls: tuple[str, ...]
@@ -43,6 +46,8 @@ class DatasetSpec:
     on_corrupt: str = "fail"
     max_records_per_chunk: int = 0
     text_chunk_bytes: int = IndexOptions().text_chunk_bytes
+    types: tuple[tuple[str, str], ...] = ()
+    text: TextOptions = AS_NAMED
 
     def __post_init__(self) -> None:
         if not self.urls:
@@ -55,16 +60,20 @@ class DatasetSpec:
             raise UsageError("chunks need a size above 0")
         if self.columns is not None and (not self.columns or len(set(self.columns)) != len(self.columns)):
             raise UsageError("columns= needs at least one name, and each only once")
+        for _, name in self.types:
+            named_type(name)
 
     def index_options(self) -> IndexOptions:
-        return IndexOptions(self.max_records_per_chunk, self.text_chunk_bytes, self.on_corrupt == "skip")
+        is_skipping = self.on_corrupt == "skip"
+        return IndexOptions(self.max_records_per_chunk, self.text_chunk_bytes, is_skipping, self.types, self.text)
 
-    def request(self, schema: pa.Schema | None) -> ReadRequest:
-        return ReadRequest(self.columns, self.filter, schema)
+    def request(self, schema: pa.Schema) -> ReadRequest:
+        return ReadRequest(schema, self.columns, self.filter, text=self.text)
 
     def index_hash(self) -> str:
         """Return a hash of all settings that affect how files are divided. The stored index is named after it."""
-        return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)).encode())
+        urls = map(without_query, self.urls)
+        return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *urls)).encode())
 
 
 def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
@@ -82,6 +91,8 @@ def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
         steps_per_batch=declared.steps_per_batch,
         on_corrupt=declared.on_corrupt,
         max_records_per_chunk=declared.records_per_task,
+        types=tuple(sorted(declared.types.items())),
+        text=TextOptions(tuple(declared.names), declared.delimiter, tuple(declared.null_values)),
     )
 
 
@@ -98,6 +109,26 @@ def batch_schema_of(declared: DeclaredDataset) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns])
 
 
+def moved_folders(text: str) -> dict[str, str]:
+    """Return the folders in a text such as ``OLD=NEW,OLD2=NEW2``, without slashes at their ends.
+
+    Raises:
+        UsageError: a part is not OLD=NEW.
+    """
+    found = {}
+    for part in filter(None, text.split(",")):
+        old, _, new = part.partition("=")
+        if not old or not new:
+            raise UsageError(f"{part!r:.200} is not OLD=NEW (data_moved, --data-moved or FLIGHTEDL_DATA_MOVED)")
+        old, new = (absolute_url(folder).removeprefix("file://").rstrip("/") for folder in (old, new))
+        found[old] = new
+    return found
+
+
 def absolute_url(url: str) -> str:
     """Return a URL that does not depend on the working directory: relative local paths become absolute."""
-    return url if "://" in url or url.startswith("/") else str(Path.cwd() / url)
+    caches, target = cache_and_target(url)
+    if "://" in target or target.startswith("/"):
+        return url
+    folder = escaped(str(Path.cwd())) if has_wildcard(target) else str(Path.cwd())
+    return f"{caches}{folder}/{target}"

@@ -7,10 +7,10 @@ Rules:
 * A file named ``_END`` in the directory of a pattern (the deepest directory without a wildcard) announces that no more
   files will arrive. The files that exist at that time are added immediately, and the dataset is *complete*. If there
   are several patterns, each directory needs this file.
-* Files whose names begin with ``_`` or ``.`` are never data.
+* Files whose names begin with ``_`` or ``.`` are never data. A link without a target is rejected until it has one.
 * A file that was added keeps its position: files are ordered by the scan that found them, and then by name. If such a
-  file is later removed or changed, this is reported as *trouble* until the file is back in its original version. A
-  rejected file is also reported, until it changes.
+  file is later removed or gets another size, this is reported as *trouble* until the file is back. If only its version
+  has changed, its readers find out if its content has. A rejected file is also reported, until it changes.
 * If the store temporarily cannot read a file, later scans try again. Once the dataset can no longer grow, a file that
   has been unreadable for as long as ``retries.PATIENT`` permits is rejected. A complete dataset lists its rejected
   files.
@@ -23,10 +23,10 @@ should use a name that no pattern matches, and then rename the file, as Hadoop, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from flightedl.domain.data_urls import fixed_parts
 from flightedl.domain.retries import PATIENT, is_transient
 from flightedl.ports import FileStat
 
@@ -36,18 +36,10 @@ MARKER = "_END"
 JOINED_LIMIT = 1000
 JOINED_LIMIT_BYTES = 200_000
 
-_MAGIC = re.compile(r"[*?\[]")
-
 
 def marker_urls(patterns: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct URLs of the end markers for these patterns."""
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        magic = _MAGIC.search(pattern)
-        fixed = pattern if magic is None else pattern[: magic.start()]
-        directory = fixed.rpartition("/")[0]
-        found[f"{directory}/{MARKER}" if directory or fixed.startswith("/") else MARKER] = None
-    return tuple(found)
+    return tuple(dict.fromkeys("/".join([*fixed_parts(pattern), MARKER]) for pattern in patterns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +69,8 @@ class DirectoryFollower:
         #: Temporarily unreadable files, each with the time when it was first unreadable, and the reason.
         self._unreadable: dict[str, tuple[float, str]] = {}
         self._is_marked = False
+        #: For each reason why the latest scan left out matching names, a sentence.
+        self.names_left_out: tuple[str, ...] = ()
         self._lost: list[str] = []
 
     def look(self, found: Sequence[FileStat], *, is_marked: bool) -> Scan:
@@ -86,7 +80,7 @@ class DirectoryFollower:
         self._lost = [
             f"{url} {'is gone' if url not in there else 'has changed'} since it was taken into the dataset"
             for url, stat in self._taken.items()
-            if there.get(url) != stat
+            if url not in there or there[url].size_bytes != stat.size_bytes
         ]
         self._refused = {url: refused for url, refused in self._refused.items() if url in there}
         self._unreadable = {url: failed for url, failed in self._unreadable.items() if url in there}

@@ -6,9 +6,10 @@ and its ``content_hash`` depend only on the files and on the settings for dividi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -16,15 +17,16 @@ import pyarrow as pa
 
 from flightedl.errors import DataError
 from flightedl.formats.chunk_index import ChunkIndex
-from flightedl.formats.chunks import ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
+from flightedl.formats.chunks import AS_NAMED, ChunkColumns, CorruptChunkError, FileIndex
+from flightedl.formats.csv_text import CommaSeparated
 from flightedl.formats.dataset_spec import DatasetSpec
-from flightedl.formats.recordio import RecordIO
-from flightedl.formats.records import require_columns
+from flightedl.formats.inference import is_guess
+from flightedl.formats.recordio import UNDECODED
+from flightedl.formats.records import plain_column, require_columns
 from flightedl.formats.registry import Format, format_for, named_format
-from flightedl.formats.schemas import Mismatch, same_schema, widened_schema
+from flightedl.formats.schemas import column_mismatch, common_field, type_mismatch
 from flightedl.formats.sources import without_compression
-from flightedl.formats.text import TextFormat
-from flightedl.ports import Files, FileStat
+from flightedl.ports import FileListing, Files, FileStat
 
 Result = TypeVar("Result")
 
@@ -66,21 +68,26 @@ def build_index(
             records; or a column or condition of the spec does not match the files.
     """
     stats = files.expand(list(spec.urls)) if stats is None else stats
-    found, pending = _known_and_new(stats, known)
+    found = _unchanged(stats, known)
+    new = [stat for stat in stats if stat not in found]
+    for stat in new:
+        _format_of(spec, stat)
     chunks = sum(len(file.chunks) for file in found.values())
     records = sum(int(file.chunks.records.sum()) for file in found.values())
-    for number, file in _indexed(files, spec, pending, concurrency, _index_file):
-        found[number] = file
+    for stat, file in _indexed(new, concurrency, partial(_index_file, files, spec)):
+        found[stat] = file
         chunks += len(file.chunks)
         records += int(file.chunks.records.sum())
         if progress is not None:
             progress(IndexProgress(len(found), len(stats), chunks, records))
-    ordered = [found[number] for number in range(len(stats))]
-    schema = common_schema(ordered)
+    ordered = [found[stat] for stat in stats]
+    schema = common_schema(ordered, spec.index_options().declared)
     if not records:
         raise DataError(_no_records(ordered))
-    index = ChunkIndex(ordered, schema)
-    if not any(file.format == RecordIO.name for file in ordered):
+    if not schema.names:
+        raise DataError(f"the records of {stats[0].url} have no columns: name files with data")
+    index = ChunkIndex(ordered, schema, stats.left_out if isinstance(stats, FileListing) else ())
+    if not any(file.format in UNDECODED for file in ordered):
         require_columns(schema, spec.request(schema), without_compression(stats[0].url))
     return index
 
@@ -93,30 +100,18 @@ def extended_index(
     The schema does not change, so a file that would widen it cannot be added.
     """
 
-    def index_or_refuse(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex | Exception:
+    def index_or_refuse(stat: FileStat) -> FileIndex | Exception:
         try:
-            file = _index_file(found, files, stat, options)
+            file = _index_file(files, spec, stat)
             _require_joinable(known, file)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one file, the others can join
             return error
         return file
 
-    refused: dict[FileStat, Exception] = {}
-    pending: list[tuple[int, FileStat]] = []
-    for number, stat in enumerate(stats):
-        try:
-            format_for(stat.url, spec.format)
-            pending.append((number, stat))
-        except DataError as error:
-            refused[stat] = error
-    joined: dict[int, FileIndex] = {}
-    for number, result in _indexed(files, spec, pending, concurrency, index_or_refuse):
-        if isinstance(result, FileIndex):
-            joined[number] = result
-        else:
-            refused[stats[number]] = result
-    ordered = [known.file_index(number) for number in range(len(known.stats))]
-    return ChunkIndex([*ordered, *(joined[number] for number in sorted(joined))], known.schema), refused
+    results = dict(_indexed(stats, concurrency, index_or_refuse))
+    joined = [result for stat in stats if isinstance(result := results[stat], FileIndex)]
+    refused = {stat: result for stat, result in results.items() if isinstance(result, Exception)}
+    return ChunkIndex([*known.files, *joined], known.schema), refused
 
 
 def restored_index(
@@ -134,106 +129,130 @@ def restored_index(
         DataError: a file that is not in ``known`` was removed, has changed, or cannot be read.
     """
 
-    def index_unchanged(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
+    def index_unchanged(stat: FileStat) -> FileIndex:
         now = files.stat(stat.url)
         if now != stat:
             raise DataError(
                 f"{stat.url} {'is gone' if now is None else 'has changed'} since it joined the job's dataset: "
                 "put it back, or start a new job"
             )
-        return _index_file(found, files, stat, options)
+        return _index_file(files, spec, stat)
 
-    found, pending = _known_and_new(stats, known)
-    found.update(_indexed(files, spec, pending, concurrency, index_unchanged))
-    return ChunkIndex([found[number] for number in range(len(stats))], schema)
+    found = _unchanged(stats, known)
+    found.update(_indexed([stat for stat in stats if stat not in found], concurrency, index_unchanged))
+    return ChunkIndex([found[stat] for stat in stats], schema)
 
 
-def _known_and_new(
-    stats: Sequence[FileStat], known: ChunkIndex | None
-) -> tuple[dict[int, FileIndex], list[tuple[int, FileStat]]]:
-    """Divide the files, given as positions in ``stats``, into those unchanged in ``known`` and all others."""
-    reusable = {} if known is None else {stat: number for number, stat in enumerate(known.stats)}
-    found: dict[int, FileIndex] = {}
-    pending: list[tuple[int, FileStat]] = []
-    for number, stat in enumerate(stats):
-        if known is not None and stat in reusable:
-            found[number] = known.file_index(reusable[stat])
-        else:
-            pending.append((number, stat))
-    return found, pending
+def _unchanged(stats: Sequence[FileStat], known: ChunkIndex | None) -> dict[FileStat, FileIndex]:
+    """Return the indices of the files that ``known`` contains in the same version."""
+    wanted = set(stats)
+    return {file.stat: file for file in (() if known is None else known.files) if file.stat in wanted}
 
 
 def _require_joinable(known: ChunkIndex, file: FileIndex) -> None:
     if not len(file.chunks) and file.skipped:
         return
-    first = known.file_index(0)
-    joined = _joined(known.schema, first, file)
-    mismatch = joined if isinstance(joined, Mismatch) else same_schema(known.schema, joined)
-    if mismatch is not None:
-        raise DataError(f"{file.stat.url} does not go with {first.stat.url}: {mismatch.text}")
+    mismatch = column_mismatch(known.schema, file.schema, may_lack=_may_lack_columns(file))
+    if mismatch := mismatch or type_mismatch(known.schema, file.schema):
+        raise DataError(f"{file.stat.url} does not go with {known.stats[0].url}: {mismatch}")
 
 
-def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
-    """Return the common schema of all files that were not entirely skipped.
+def common_schema(files: Sequence[FileIndex], declared: Mapping[str, pa.DataType] | None = None) -> pa.Schema:
+    """Return the common schema of all files that were not entirely skipped. ``declared`` types are not combined.
 
     Raises:
         DataError: the schemas differ. The message names the file and the column.
     """
+    declared = declared or {}
     sound = [file for file in files if len(file.chunks) or not file.skipped] or files
-    first = sound[0]
-    schema = first.schema
-    for file in sound[1:]:
-        if file.schema is first.schema or file.schema.equals(schema):
-            continue
-        joined = _joined(schema, first, file)
-        if isinstance(joined, Mismatch):
-            raise DataError(
-                f"{file.stat.url} does not go with {first.stat.url}: {joined.text}. "
-                "All files of a dataset need the same columns"
-            )
-        schema = joined
-    return schema
+    # Most files have the same schema as others.
+    distinct = list({(file.schema.serialize().to_pybytes(), file.format): file for file in reversed(sound)}.values())
+    distinct.sort(key=sound.index)
+    first = distinct[0]
+    columns: dict[str, list[tuple[FileIndex, pa.Field]]] = {}
+    for file in distinct:
+        may_lack = _may_lack_columns(file)
+        mismatch = column_mismatch(first.schema, file.schema, may_lack=may_lack)
+        if mismatch and not (may_lack and _may_lack_columns(first)):
+            raise _differs(file, first, mismatch)
+        for field in file.schema:
+            columns.setdefault(field.name, []).append((file, field))
+    missing = sorted(declared.keys() - columns.keys())
+    if missing and not any(file.format in UNDECODED for file in sound):
+        raise DataError(f"types= names {missing[0]!r:.80}, but the columns are {', '.join(columns)[:300]}")
+    for name, kind in declared.items():
+        for file, field in columns.get(name, ()):
+            if not is_guess(field):
+                _require_castable(file, field, kind)
+    types = {name: declared.get(name) or _common(found) for name, found in columns.items()}
+    return pa.schema(list(types.items()))
 
 
-def _joined(schema: pa.Schema, first: FileIndex, file: FileIndex) -> pa.Schema | Mismatch:
-    """Return a schema that fits both the first file and another one. The schemas of text files are only inferred."""
-    if _is_guessed(file) and _is_guessed(first):
-        return widened_schema(schema, file.schema, may_lack=file.format == "jsonl")
-    return same_schema(schema, file.schema) or schema
+def _require_castable(file: FileIndex, field: pa.Field, kind: pa.DataType) -> None:
+    """Raise DataError if no value of a stored column can be read as the type in types=."""
+    try:
+        plain_column(pa.chunked_array([pa.array([], field.type)])).cast(kind)
+    except pa.ArrowNotImplementedError:
+        raise DataError(
+            f"{file.stat.url}: column {field.name!r} is {field.type}, which cannot be read as {kind}: correct types="
+        ) from None
 
 
-def _is_guessed(file: FileIndex) -> bool:
-    return isinstance(named_format(file.format), TextFormat)
+def _common(found: Sequence[tuple[FileIndex, pa.Field]]) -> pa.DataType:
+    kind = common_field([field for _, field in found])
+    if kind is not None:
+        return kind
+    # Name the first file that does not go with all files before it.
+    count = next(n for n in range(2, len(found) + 1) if common_field([field for _, field in found[:n]]) is None)
+    (first, known), (file, field) = found[0], found[count - 1]
+    for earlier, other in found[: count - 1]:
+        if common_field([other, field]) is None:
+            first, known = earlier, other
+            break
+    text = f"column {field.name!r} is {field.type} and not {known.type}; types= sets its type"
+    raise _differs(file, first, text)
+
+
+def _differs(file: FileIndex, first: FileIndex, text: str) -> DataError:
+    return DataError(
+        f"{file.stat.url} does not go with {first.stat.url}: {text}. All files of a dataset need the same columns"
+    )
+
+
+def _may_lack_columns(file: FileIndex) -> bool:
+    return bool(getattr(named_format(file.format), "may_lack_columns", False))
 
 
 def _indexed(
-    files: Files,
-    spec: DatasetSpec,
-    pending: Sequence[tuple[int, FileStat]],
-    concurrency: int,
-    index_file: Callable[[Format, Files, FileStat, IndexOptions], Result],
-) -> Iterator[tuple[int, Result]]:
+    stats: Sequence[FileStat], concurrency: int, index_file: Callable[[FileStat], Result]
+) -> Iterator[tuple[FileStat, Result]]:
     """Yield the index of each file. Index at most ``concurrency`` files at a time, and stop after an error."""
-    options = spec.index_options()
-    waiting = iter([(number, stat, format_for(stat.url, spec.format)) for number, stat in pending])
+    waiting = iter(stats)
     with ThreadPoolExecutor(max_workers=max(concurrency, 1), thread_name_prefix="flightedl-index") as pool:
-        running: dict[Future[Result], int] = {}
+        running: dict[Future[Result], FileStat] = {}
         try:
             while True:
-                for number, stat, found in islice(waiting, 2 * concurrency - len(running)):
-                    running[pool.submit(index_file, found, files, stat, options)] = number
+                for stat in islice(waiting, 2 * concurrency - len(running)):
+                    running[pool.submit(index_file, stat)] = stat
                 if not running:
                     return
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=running.__getitem__):
-                    number = running.pop(future)
-                    yield number, future.result()
+                for future in [future for future in running if future in done]:
+                    yield running.pop(future), future.result()
         finally:
             for future in running:
                 future.cancel()
 
 
-def _index_file(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
+def _format_of(spec: DatasetSpec, stat: FileStat) -> Format:
+    found = format_for(stat.url, spec.format)
+    if spec.text != AS_NAMED and not isinstance(found, CommaSeparated):
+        raise DataError(f"names=, delimiter= and null_values= apply to csv and tsv, but {stat.url} is {found.name}")
+    return found
+
+
+def _index_file(files: Files, spec: DatasetSpec, stat: FileStat) -> FileIndex:
+    found, options = _format_of(spec, stat), spec.index_options()
     try:
         return found.index(files, stat, options)
     except CorruptChunkError as error:

@@ -65,10 +65,7 @@ class Indices:
         most = options.max_records_per_chunk or task_records(count)
         if count > most * _CHUNKS_LIMIT:
             raise DataError(f"{stat.url} would have {-(-count // most):,} tasks: choose a larger records_per_task")
-        return FileIndex(stat, self.name, SCHEMA, ChunkColumns.of([count], [0], [count]).split(most))
-
-    def schema(self, files: Files, stat: FileStat) -> pa.Schema:  # noqa: ARG002 - see Format
-        return SCHEMA
+        return FileIndex(stat, self.name, SCHEMA, ChunkColumns.of([count], [0], [count]).split(most), mark=stat.url)
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:  # noqa: ARG002 - see Format
         numbers = np.arange(chunk.first_record, chunk.first_record + chunk.records)

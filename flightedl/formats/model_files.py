@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.retries import machine_error
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.sinks import PartsSink
 from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype, float32_of, shortened
@@ -161,7 +162,9 @@ def read_model(data: bytes, kind: str, shown: str) -> dict[str, Array]:
     """
     try:
         return _READERS[kind](data)
-    except _TROUBLE as error:
+    except (*_TROUBLE, MemoryError) as error:
+        if (lacking := machine_error(error, f"{shown} cannot be read")) is not None:
+            raise lacking from None
         raise DataError(f"{shown} cannot be read as {kind}: {str(error)[:200]}") from None
 
 

@@ -60,11 +60,9 @@ class RangeFile(io.RawIOBase):
         return b"".join(pieces)
 
     def _fetch(self, size: int) -> None:
-        length = min(max(size, self._window_bytes) if self._digest is None else self._window_bytes, self._left())
+        length = max(size, self._window_bytes) if self._digest is None else self._window_bytes
+        length = min(length, self._size_bytes - self._position)
         data = self._storage.read_range(self._name, self._position, length)
         if self._digest is not None:
             self._digest.update(data)
         self._window, self._window_start = memoryview(data), self._position
-
-    def _left(self) -> int:
-        return self._size_bytes - self._position

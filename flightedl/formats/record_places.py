@@ -7,13 +7,16 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.domain.groups.lanes import EpochOrder
+from flightedl.domain.groups.plan import Piece
 from flightedl.domain.queue.batching import record_order
+from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import Chunk
 from flightedl.formats.indices import indices_of, is_of_indices
 from flightedl.messages.status import RecordRange
@@ -31,10 +34,19 @@ def record_ranges(
     """
     total = sum(chunk.records for chunk in chunks)
     if seed is None:
-        numbers: npt.NDArray[np.int64] = np.arange(first, min(end, total))
-    else:
-        numbers = np.sort(record_order(total, seed, epoch, task)[first:end])
-    return tuple(_stretches(chunks, numbers))
+        return tuple(_stretches(chunks, np.arange(first, min(end, total))))
+    found = _stretches(chunks, np.sort(record_order(total, seed, epoch, task)[first:end]))
+    return tuple(sorted(found, key=lambda each: (each.url, each.first_record)))
+
+
+def ranges_of(index: ChunkIndex, order: EpochOrder, pieces: Iterable[Piece]) -> list[RecordRange]:
+    """Return the records of a group's pieces as ranges of its files."""
+    by_chunk: dict[int, list[npt.NDArray[np.int64]]] = {}
+    for piece in pieces:
+        for chunk, numbers in order.chunk_records(piece):
+            by_chunk.setdefault(chunk, []).append(numbers)
+    found = ((index.chunk(chunk), np.sort(np.concatenate(by_chunk[chunk]))) for chunk in sorted(by_chunk))
+    return [each for chunk, numbers in found for each in _stretches([chunk], numbers)]
 
 
 def _stretches(chunks: Sequence[Chunk], numbers: npt.NDArray[np.int64]) -> Iterator[RecordRange]:

@@ -18,6 +18,8 @@ Each record becomes a row with a single column, ``record: binary``.
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -26,23 +28,25 @@ from typing import ClassVar
 
 import cramjam
 import pyarrow as pa
+import xxhash
 
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
-from flightedl.formats.records import ReadRequest, Records, require_columns, select
+from flightedl.formats.records import ReadRequest, Records, conformed, require_columns, select
+from flightedl.formats.schemas import common_type
 from flightedl.formats.sources import WatchedFile, opened, parsing, until_damage
 from flightedl.ports import Files, FileStat
 
 MAGIC = 0x01020304
 HEADER_BYTES = 20
 SCHEMA = pa.schema([pa.field("record", pa.binary())])
+#: Formats with this schema, whose records ``decode`` converts to columns.
+UNDECODED = ("recordio", "lines")
 #: Maximum uncompressed size of the records in a written chunk, in bytes. A single record may be larger.
 MAX_CHUNK_BYTES = 32 << 20
 
 _HEADER = struct.Struct("<5I")
 _LENGTH = struct.Struct("<I")
-#: Value of zlib's parameter ``wbits`` that selects gzip's header.
-_GZIP_WINDOW = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,38 +103,38 @@ class RecordIO:
         with opened(files, stat.url) as source:
             dialect = _dialect(source, stat)
             headers: list[Header] = []
+            hashes: list[int] = []
             offsets: list[int] = []
             with until_damage(options) as skipped:
-                for offset, header in _walk(source, stat, dialect):
+                for offset, data, header in _walk(source, stat, dialect):
                     if not header.records:
                         _require_empty(source, offset, header, dialect)
                     offsets.append(offset)
                     headers.append(header)
-        chunks = ChunkColumns.of(
-            [header.records for header in headers], offsets, [HEADER_BYTES + header.size_bytes for header in headers]
-        )
+                    hashes.append(xxhash.xxh3_64_intdigest(data))
+        sizes = [HEADER_BYTES + header.size_bytes for header in headers]
+        chunks = ChunkColumns.of([header.records for header in headers], offsets, sizes, hashes)
         return FileIndex(stat, self.name, SCHEMA, chunks, tuple(skipped))
-
-    def schema(self, files: Files, stat: FileStat) -> pa.Schema:  # noqa: ARG002 - the same for all files
-        return SCHEMA
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
         with opened(files, chunk.url) as source, parsing(source, f"chunk at byte {chunk.offset}"):
             source.seek(chunk.offset)
             data = source.exactly(chunk.size_bytes)
         with parsing(source, f"chunk at byte {chunk.offset}"):
+            chunk.require_hash(xxhash.xxh3_64_intdigest(data[:HEADER_BYTES]))
             records = decode_chunk(data)
             if len(records) != chunk.records:
                 raise ValueError(f"it has {len(records)} records, not {chunk.records}")
             require_columns(SCHEMA, request, f"{chunk.url}, unless decode= makes it")
-            return select(pa.table([pa.array(records, pa.binary())], schema=SCHEMA), request)
+            table = pa.table([pa.array(records, pa.binary())], schema=SCHEMA)
+            return select(conformed(table, request, chunk), request)
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
-        if len(schema) != 1 or not _is_bytes(schema.field(0).type):
+        if len(schema) != 1 or common_type(schema.types) not in (pa.string(), pa.binary()):
             raise UsageError(
                 f"RecordIO holds one column of bytes or text, and this has {', '.join(schema.names)[:200]}"
             )
-        return encode_records(record for batch in batches for record in _bytes_of(batch.column(0)))
+        return itertools.chain.from_iterable(encode_records(bytes_of(batch.column(0))) for batch in batches)
 
 
 def decode_chunk(data: bytes, dialect: Dialect | None = None) -> list[bytes]:
@@ -138,6 +142,7 @@ def decode_chunk(data: bytes, dialect: Dialect | None = None) -> list[bytes]:
 
     Raises:
         ValueError: no dialect's checksum matches, or the payload contradicts the header.
+        EOFError, OSError, zlib.error: the payload is not gzip, although its checksum matches.
     """
     payload = data[HEADER_BYTES:]
     for candidate in DIALECTS if dialect is None else (dialect,):
@@ -205,21 +210,22 @@ def _dialect(source: WatchedFile, stat: FileStat) -> Dialect:
     return EDL
 
 
-def _walk(source: WatchedFile, stat: FileStat, dialect: Dialect) -> Iterator[tuple[int, Header]]:
-    """Yield (offset, header) of each chunk. Raises CorruptChunkError if the file is truncated or malformed."""
+def _walk(source: WatchedFile, stat: FileStat, dialect: Dialect) -> Iterator[tuple[int, bytes, Header]]:
+    """Yield (offset, header as bytes, header) of each chunk. Raises CorruptChunkError if the file is malformed."""
     offset = 0
     while offset < stat.size_bytes:
         place = f"{stat.url} is corrupt, chunk at byte {offset}"
         if stat.size_bytes - offset < HEADER_BYTES:
             raise CorruptChunkError(f"{place}: the file is truncated, it ends within a header")
         source.seek(offset)
-        header = dialect.header(source.exactly(HEADER_BYTES))
+        data = source.exactly(HEADER_BYTES)
+        header = dialect.header(data)
         if header is None:
             raise CorruptChunkError(f"{place}: this is not the header of a chunk")
         end = offset + HEADER_BYTES + header.size_bytes
         if end > stat.size_bytes:
             raise CorruptChunkError(f"{place}: the file is truncated, {end - stat.size_bytes} bytes are missing")
-        yield offset, header
+        yield offset, data, header
         offset = end
 
 
@@ -244,7 +250,7 @@ def _decompressed(payload: bytes, compressor: str) -> bytes:
     if compressor == "none":
         return payload
     if compressor == "gzip":
-        return _gunzipped(payload)
+        return gzip.decompress(payload)
     try:
         if compressor == "snappy":
             return bytes(cramjam.snappy.decompress(payload))
@@ -253,38 +259,19 @@ def _decompressed(payload: bytes, compressor: str) -> bytes:
         raise ValueError(f"snappy: {error}") from None
 
 
-def _gunzipped(payload: bytes) -> bytes:
-    parts: list[bytes] = []
-    while payload:
-        member = zlib.decompressobj(_GZIP_WINDOW)
-        parts.append(member.decompress(payload))
-        if not member.eof:
-            raise ValueError("its gzip stream is cut off")
-        payload = member.unused_data
-    return b"".join(parts)
-
-
 def _compressed(raw: bytes, compressor: str) -> bytes:
     if compressor == "none":
         return raw
     if compressor == "gzip":
-        member = zlib.compressobj(wbits=_GZIP_WINDOW)
-        return member.compress(raw) + member.flush()
+        return gzip.compress(raw, mtime=0)
     if compressor == "snappy":
         return bytes(cramjam.snappy.compress(raw))
     return bytes(cramjam.snappy.compress_raw(raw))
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_binary(kind) or types.is_large_binary(kind) or types.is_string(kind) or types.is_large_string(kind)
-    )
-
-
-def _bytes_of(column: pa.Array) -> list[bytes]:
+def bytes_of(column: pa.Array) -> list[bytes]:
+    """Return the records of a column of bytes or text. Raises DataError if there are nulls."""
     if column.null_count:
-        raise DataError("RecordIO has no nulls: filter them out before converting")
-    kind = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-    values: list[bytes] = (column if pa.types.is_large_binary(column.type) else column.cast(kind)).to_pylist()
+        raise DataError("RecordIO and lines have no nulls: filter them out before converting")
+    values: list[bytes] = column.cast(pa.large_binary()).to_pylist()
     return values

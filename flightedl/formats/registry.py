@@ -7,17 +7,21 @@ from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
+from flightedl.domain.data_urls import path_of
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.arrow_ipc import ArrowFile, ArrowStream
 from flightedl.formats.chunks import Chunk, FileIndex, IndexOptions
 from flightedl.formats.csv_text import CommaSeparated, TabSeparated
 from flightedl.formats.indices import Indices
 from flightedl.formats.json_lines import JsonLines
+from flightedl.formats.json_records import JsonRecords
+from flightedl.formats.lines import Lines, Slots, Svmlight
 from flightedl.formats.parquet import Parquet
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.records import ReadRequest, Records
 from flightedl.formats.sources import compression_of, without_compression
 from flightedl.formats.tar_archive import TarArchive
+from flightedl.formats.text import TextFormat
 from flightedl.ports import Files, FileStat
 
 
@@ -36,10 +40,6 @@ class Format(Protocol):
             CorruptChunkError: the content is damaged, unless ``options.skip_corrupt``. Names the file and location.
             DataError: the file cannot be read.
         """
-        ...
-
-    def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        """Return the schema of a file's records, without metadata. Raises the same errors as ``index``."""
         ...
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
@@ -72,11 +72,15 @@ FORMATS: dict[str, Format] = {
         TabSeparated(),
         JsonLines(),
         TarArchive(),
+        Lines(),
+        Svmlight(),
+        Slots(),
     )
 }
 
 
-_INDICES = Indices()
+#: Formats that no file name implies.
+_OTHERS: dict[str, Format] = {found.name: found for found in (Indices(), JsonRecords())}
 
 
 def format_for(url: str, name: str | None = None) -> Format:
@@ -86,21 +90,22 @@ def format_for(url: str, name: str | None = None) -> Format:
         UsageError: the format does not exist.
         DataError: the URL does not imply a format.
     """
+    plain = without_compression(path_of(url)).lower()
+    implied = next((found for found in FORMATS.values() if plain.endswith(found.suffixes)), None)
+    if name == JsonRecords.name and implied is not None and implied.name != RecordIO.name:
+        raise DataError(f"decode= applies to RecordIO only, but {url} is {implied.name}, which has columns of its own")
     if name:
         return named_format(name)
-    plain = without_compression(url).lower()
-    for found in FORMATS.values():
-        if plain.endswith(found.suffixes):
-            if compression_of(url) is not None and not isinstance(found, CommaSeparated | JsonLines):
-                raise DataError(f"{url} is compressed as a whole, and {found.name} needs random access: decompress it")
-            return found
-    raise DataError(f"the name of {url} implies no format: pass format=, one of {', '.join(FORMATS)}")
+    if implied is None:
+        raise DataError(f"the name of {url} implies no format: pass format=, one of {', '.join(FORMATS)}")
+    if compression_of(path_of(url)) is not None and not isinstance(implied, TextFormat):
+        raise DataError(f"{url} is compressed as a whole, and {implied.name} needs random access: decompress it")
+    return implied
 
 
 def named_format(name: str) -> Format:
     """Return the format with this name. Raises UsageError if there is none."""
-    if name == _INDICES.name:
-        return _INDICES
-    if name not in FORMATS:
+    found = FORMATS.get(name) or _OTHERS.get(name)
+    if found is None:
         raise UsageError(f"there is no format {name!r}: use one of {', '.join(FORMATS)}")
-    return FORMATS[name]
+    return found

@@ -1,121 +1,204 @@
 """The common schema of a dataset's files.
 
-Files that contain their schema (Parquet, Arrow, RecordIO) must have the same columns with the same types, in any order.
-Nullability and metadata are ignored. The schemas of text files are inferred, so types that differ are *widened* to a
-type that can represent both: null with any other type, integers with decimals, dates with timestamps, and JSON objects
-field by field.
+Files must have the same columns, in any order. The same values may have different physical types in different files, so
+the type of a column is computed from all schemas, whatever their order, and never from values: the widest integer, the
+finest unit of time, plain columns instead of dictionaries, views and run-ends, and small instead of large offsets.
+Nullability and metadata are ignored. The null type goes with any other. Integers and floating-point numbers go together
+if every integer of the type is exact, so neither int64 goes with double, nor uint64 with signed integers.
 
-If a line of JSON lacks a column, the record has null there. A CSV file that lacks a column is an error.
+The schemas of text files are inferred (see ``inference``). A text column goes with a stored column if its values have a
+form of the stored type. If a line of JSON lacks a column, the record has null there. A CSV file that lacks a column is
+an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from flightedl.errors import DataError
+from flightedl.formats.inference import candidates, is_guess, joined_guesses
 
-_UNITS = ("s", "ms", "us", "ns")
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """Difference between two schemas: a clause about the second one, to be completed with the first one's file."""
-
-    column: str
-    text: str
+#: Floating-point types by the number of bits of the integers that they represent exactly.
+_FLOATS = ((11, pa.float16()), (24, pa.float32()), (53, pa.float64()))
 
 
-def same_schema(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
-    """Compare the schemas of two files. Return None if they have the same columns."""
-    mismatch = _column_mismatch(first, other)
-    if mismatch is not None:
-        return mismatch
-    for field in first:
-        found = other.field(field.name)
-        if found.type != field.type:
-            return Mismatch(field.name, f"column {field.name!r} is {found.type} and not {field.type}")
-    return None
+def type_mismatch(schema: pa.Schema, other: pa.Schema) -> str:
+    """Compare another file's types with a dataset's. Return an empty text if these represent its values."""
+    for field in other:
+        known = schema.field(field.name).type
+        if common_field([schema.field(field.name), field]) != known:
+            return f"column {field.name!r} is {field.type} and not {known}"
+    return ""
 
 
-def widened_schema(first: pa.Schema, other: pa.Schema, *, may_lack: bool) -> pa.Schema | Mismatch:
-    """Return the narrowest schema that can represent the records of both inferred schemas.
-
-    Args:
-        first: Schema that determines the order of the columns.
-        other: The second inferred schema.
-        may_lack: True if a column may be missing from one of them, where it is null. If False, this is an error.
-    """
-    if not may_lack and (mismatch := _column_mismatch(first, other)) is not None:
-        return mismatch
-    fields = []
-    for field in first:
-        number = other.get_field_index(field.name)
-        kind = field.type if number < 0 else widened_type(field.type, other.field(number).type)
-        if kind is None:
-            found = other.field(number).type
-            return Mismatch(field.name, f"column {field.name!r} is {found} and not {field.type}")
-        fields.append(pa.field(field.name, kind))
-    names = set(first.names)
-    fields += [field for field in other if field.name not in names]
-    return pa.schema(fields)
+def common_field(fields: Sequence[pa.Field]) -> pa.DataType | None:
+    """Return the type that represents a column's values in all files, or None if there is none."""
+    guess = pa.field("", pa.null())
+    for field in fields:
+        if is_guess(field):
+            guess = joined_guesses(guess, field)
+    stored = [field.type for field in fields if not is_guess(field)]
+    kind = common_type(stored)
+    if kind is None or not is_guess(guess):
+        return kind
+    if not any(not pa.types.is_null(each) for each in stored):
+        return common_type([guess.type])
+    if pa.types.is_struct(kind) and pa.types.is_struct(guess.type):
+        return _common_object(kind, guess.type)
+    if pa.types.is_list(kind) and pa.types.is_list(guess.type):
+        item = common_field([kind.value_field, guess.type.value_field])
+        return None if item is None else pa.list_(item)
+    return next((found for each in candidates(guess) if (found := common_type([kind, each])) is not None), None)
 
 
-def widened_type(first: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the narrowest inferred type that can represent values of both types, or None if there is none."""
-    types = pa.types
-    if first == other or types.is_null(other):
-        return first
-    if types.is_null(first):
-        return other
-    kinds = (first, other)
-    if all(types.is_integer(kind) or types.is_floating(kind) for kind in kinds):
-        return pa.float64()
-    if all(types.is_date(kind) or types.is_timestamp(kind) for kind in kinds):
-        return _widened_time(first, other)
-    if all(types.is_struct(kind) for kind in kinds):
-        inner = widened_schema(pa.schema(list(first)), pa.schema(list(other)), may_lack=True)
-        return None if isinstance(inner, Mismatch) else pa.struct(list(inner))
-    if all(types.is_list(kind) for kind in kinds):
-        value = widened_type(first.value_type, other.value_type)
-        return None if value is None else pa.list_(value)
-    return None
+def _common_object(kind: pa.StructType, guess: pa.StructType) -> pa.DataType | None:
+    """Return the type of stored structs and objects in JSON. A field may be missing from either, where it is null."""
+    inner = {field.name: field.type for field in kind}
+    for field in guess:
+        known = [pa.field(field.name, inner[field.name])] if field.name in inner else []
+        inner[field.name] = common_field([*known, field])
+    return None if None in inner.values() else pa.struct(list(inner.items()))
 
 
-def require_unique_columns(schema: pa.Schema, url: str) -> None:
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the types of batches of records with this schema, without metadata."""
+    return pa.schema([(field.name, common_type([field.type]) or field.type) for field in schema])
+
+
+def common_type(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
+    """Return the type that represents the values of all these types, whatever their order, or None."""
+    found = list(dict.fromkeys(kind for kind in map(_plain, kinds) if not pa.types.is_null(kind)))
+    if len(found) > 1:
+        found = list(dict.fromkeys(_plain(getattr(kind, "storage_type", kind)) for kind in found))
+    if not found:
+        return pa.null()
+    for is_of_family, common in _FAMILIES:
+        if all(map(is_of_family, found)):
+            return common(found)
+    return found[0] if len(found) == 1 else None
+
+
+def _common_list(found: Sequence[Any]) -> pa.DataType | None:
+    inner = common_type([kind.value_type for kind in found])
+    sizes = {kind.list_size if pa.types.is_fixed_size_list(kind) else -1 for kind in found}
+    return None if inner is None else pa.list_(inner, sizes.pop() if len(sizes) == 1 else -1)
+
+
+def _common_map(found: Sequence[Any]) -> pa.DataType | None:
+    key, item = (common_type([getattr(kind, part) for kind in found]) for part in ("key_type", "item_type"))
+    return None if key is None or item is None else pa.map_(key, item)
+
+
+def _common_struct(found: Sequence[Any]) -> pa.DataType | None:
+    names = [field.name for field in found[0]]
+    if any(sorted(field.name for field in kind) != sorted(names) for kind in found) or len(set(names)) != len(names):
+        return found[0] if len(found) == 1 else None
+    inner = [common_type([kind.field(name).type for kind in found]) for name in names]
+    return None if None in inner else pa.struct(list(zip(names, inner, strict=True)))
+
+
+def _common_number(found: Sequence[pa.DataType]) -> pa.DataType | None:
+    signed = [kind.bit_width for kind in found if pa.types.is_signed_integer(kind)]
+    unsigned = [kind.bit_width for kind in found if pa.types.is_unsigned_integer(kind)]
+    floats = [kind.bit_width for kind in found if pa.types.is_floating(kind)]
+    if floats:
+        needed = max([*(bits - 1 for bits in signed), *unsigned, 0])
+        return next((kind for bits, kind in _FLOATS if bits >= needed and kind.bit_width >= max(floats)), None)
+    return None if signed and 64 in unsigned else _unified(found)
+
+
+def _common_stamp(found: Sequence[Any]) -> pa.DataType | None:
+    zones = {kind.tz for kind in found} - {None}
+    return _unified([pa.timestamp(kind.unit, kind.tz and "UTC") for kind in found] if len(zones) > 1 else found)
+
+
+def _unified(found: Sequence[pa.DataType]) -> pa.DataType | None:
+    """Return the widest type or finest unit of types of one family, or None if there is none."""
+    schemas = [pa.schema([("", kind)]) for kind in found]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type without dictionary, run-ends, view and large offsets at its top level."""
+    types: Any = pa.types
+    while types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        kind = kind.value_type
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if types.is_large_binary(kind) or types.is_binary_view(kind) else kind
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types: Any = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)) or bool(
+        types.is_list_view(kind) or types.is_large_list_view(kind)
+    )
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """True for a type whose values are bytes, with offsets of any width."""
+    return bool(pa.types.is_binary(_plain(kind)) or pa.types.is_fixed_size_binary(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """True for integers and floating-point numbers."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+#: Test for a family of types without dictionaries and the like -> common type of some of the family.
+_FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Sequence[Any]], pa.DataType | None]], ...] = (
+    (pa.types.is_string, lambda _: pa.string()),
+    (is_binary, _unified),
+    (_is_list, _common_list),
+    (pa.types.is_struct, _common_struct),
+    (pa.types.is_map, _common_map),
+    (is_number, _common_number),
+    (pa.types.is_decimal, _unified),
+    (pa.types.is_date, _unified),
+    (pa.types.is_time, _unified),
+    (pa.types.is_timestamp, _common_stamp),
+    (pa.types.is_duration, _unified),
+)
+
+
+def large_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type with large offsets, which a column with more than 2 GiB of values needs while it is read."""
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind):
+        return pa.large_list(large_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, large_type(field.type)) for field in kind])
+    return kind
+
+
+def require_unique_columns(names: Sequence[str], url: str) -> None:
     """Raise DataError if two columns have the same name."""
-    names = schema.names
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{url} has two columns named {twice!r}: rename one")
 
 
-def schema_text(schemas: Sequence[pa.Schema]) -> str:
+def schema_text(schema: pa.Schema) -> str:
     """Return names and types as a string for hashing, which is the same in every version of pyarrow."""
-    return "\n\n".join("\n".join(f"{field.name}\t{field.type}" for field in schema) for schema in schemas)
+    return "\n".join(f"{field.name}\t{field.type}" for field in schema)
 
 
-def _widened_time(first: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    stamps = [kind for kind in (first, other) if pa.types.is_timestamp(kind)]
-    zones = {stamp.tz for stamp in stamps}
-    if len(zones) > 1 or (len(stamps) == 1 and stamps[0].tz is not None):
-        return None
-    return pa.timestamp(max((stamp.unit for stamp in stamps), key=_UNITS.index), stamps[0].tz)
+def column_mismatch(first: pa.Schema, other: pa.Schema, *, may_lack: bool = False) -> str:
+    """Compare the names of columns. With ``may_lack``, the second schema may lack columns of the first.
 
-
-def _column_mismatch(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
+    Return a clause about the second schema, or an empty text if the names are equal.
+    """
     known, found = set(first.names), set(other.names)
-    for name in first.names:
-        if name not in found:
-            return Mismatch(name, f"column {name!r} is missing")
-    for name in other.names:
-        if name not in known:
-            return Mismatch(name, f"there is an extra column {name!r}")
-    return None
-
-
-def is_binary(kind: pa.DataType) -> bool:
-    """True for a type whose values are bytes, with offsets of any width."""
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+    if not may_lack and (missing := [name for name in first.names if name not in found]):
+        return f"column {missing[0]!r} is missing"
+    extra = [name for name in other.names if name not in known]
+    return f"there is an extra column {extra[0]!r}" if extra else ""

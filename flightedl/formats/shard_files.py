@@ -26,12 +26,11 @@ Do not use the blocks that ``load_shard`` yields until it has finished: they may
 from __future__ import annotations
 
 import contextlib
-import io
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -39,6 +38,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from flightedl.domain.retries import machine_error
 from flightedl.errors import CorruptError, FlightedlError
 from flightedl.formats.range_file import RangeFile
 from flightedl.formats.row_batches import (
@@ -52,11 +52,9 @@ from flightedl.formats.row_batches import (
     fixed_columns,
     row_checksum,
 )
+from flightedl.formats.sinks import PartsSink
 from flightedl.messages.decoding import from_json
 from flightedl.ports import Storage
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 FORMAT = 1
 _DTYPES = ("float32", "float64")
@@ -74,8 +72,8 @@ _FIXED = (
 _MAGIC = b"ARROW1"
 #: Magic number at the beginning of the file, padded to eight bytes. An IPC stream follows, up to the footer.
 _STREAM_START = 8
-#: Exceptions that Arrow and msgspec raise for invalid bytes.
-_DAMAGE = (pa.ArrowException, msgspec.DecodeError, StopIteration, OSError, ValueError, TypeError, MemoryError)
+#: Exceptions that Arrow and msgspec raise for invalid bytes, or if this machine lacks memory or open files.
+_TROUBLE = (pa.ArrowException, msgspec.DecodeError, StopIteration, OSError, ValueError, TypeError, MemoryError)
 _READ_AHEAD_BYTES = 16 << 20
 _SMALL_READ_BYTES = 64 << 10
 #: Minimum number of bytes to hash on another thread. Hashing fewer bytes takes no longer than passing them on.
@@ -177,10 +175,12 @@ def write_shard(
     return WrittenShard(size_bytes, digest.hexdigest())
 
 
-def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128, executor: Executor) -> Iterator[memoryview]:
+def _hashed(
+    parts: Iterable[bytes | memoryview], digest: xxhash.xxh3_128, executor: Executor
+) -> Iterator[bytes | memoryview]:
     """Yield the parts of the file. Large parts are hashed while the consumer writes them."""
     for part in parts:
-        if part.nbytes < _LARGE_BYTES:
+        if len(part) < _LARGE_BYTES:
             digest.update(part)
             yield part
         else:
@@ -189,45 +189,26 @@ def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128, executor: Exec
             hashed.result()
 
 
-class _Sink(io.RawIOBase):
-    """Collects the output of Arrow's writer without copying it."""
-
-    def __init__(self) -> None:
-        self._parts: list[memoryview] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Buffer, /) -> int:
-        view = memoryview(data).cast("B")
-        self._parts.append(view)
-        return len(view)
-
-    def drain(self) -> list[memoryview]:
-        parts, self._parts = self._parts, []
-        return parts
-
-
 def _parts(
     header: ShardHeader, applied: bytes, blocks: Iterable[StoredBlock], slot_count: int, rows: Iterable[StoredRows]
-) -> Iterator[memoryview]:
+) -> Iterator[bytes | memoryview]:
     schema = _schema(header, applied, slot_count)
-    sink = _Sink()
+    sink = PartsSink(is_copied=False)
     numbers = iter(header.blocks)
     with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema) as writer:
-        yield from sink.drain()
+        yield from sink.take_parts()
         for block in blocks:
             if next(numbers, None) != block.number:
                 raise ValueError(f"block {block.number} is not the next one of the header")
             writer.write_batch(_batch(block, schema))
-            yield from sink.drain()
+            yield from sink.take_parts()
         if next(numbers, None) is not None:
             raise ValueError("the header names more blocks than were passed")
         spans = {span.first: span for span in header.rows}
         for some in rows:
             writer.write_batch(encode_rows(some, spans[some.span], schema, slot_count))
-            yield from sink.drain()
-    yield from sink.drain()
+            yield from sink.take_parts()
+    yield from sink.take_parts()
 
 
 def _schema(header: ShardHeader, applied: bytes, slot_count: int) -> pa.Schema:
@@ -318,11 +299,8 @@ def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[i
         CorruptError: the content differs from what was written, or a block does not exist.
         NotFoundError, UnavailableError: raised by the storage.
     """
-    file = RangeFile(storage, name, size_bytes, _SMALL_READ_BYTES)
+    reader, header, applied = _opened(storage, name, size_bytes, _SMALL_READ_BYTES)
     with _as_corrupt(storage, name):
-        reader = pa.ipc.open_file(pa.PythonFile(file, mode="r"))
-        header, applied = _described(reader.schema)
-        _require_count(reader, header)
         places = {number: place for place, number in enumerate(header.blocks)}
         missing = [number for number in blocks if number not in places]
         if missing:
@@ -338,11 +316,7 @@ def read_rows(storage: Storage, name: str, size_bytes: int) -> tuple[ShardHeader
         CorruptError: the content differs from what was written. The iterator raises this error, too.
         NotFoundError, UnavailableError: raised by the storage.
     """
-    file = RangeFile(storage, name, size_bytes, _READ_AHEAD_BYTES)
-    with _as_corrupt(storage, name):
-        reader = pa.ipc.open_file(pa.PythonFile(file, mode="r"))
-        header, applied = _described(reader.schema)
-        _require_count(reader, header)
+    reader, header, applied = _opened(storage, name, size_bytes, _READ_AHEAD_BYTES)
 
     def rows() -> Iterator[StoredRows]:
         for place in range(len(header.blocks), reader.num_record_batches):
@@ -353,10 +327,15 @@ def read_rows(storage: Storage, name: str, size_bytes: int) -> tuple[ShardHeader
     return header, applied, rows()
 
 
-def _require_count(reader: Any, header: ShardHeader) -> None:
-    count, least = reader.num_record_batches, len(header.blocks)
-    if count < least or (count > least and not header.rows):
-        raise CorruptError(f"it has {count} blocks, not {least}")
+def _opened(storage: Storage, name: str, size_bytes: int, window_bytes: int) -> tuple[Any, ShardHeader, bytes]:
+    """Return a reader of the record batches, the header and the applied sets."""
+    with _as_corrupt(storage, name):
+        reader = pa.ipc.open_file(pa.PythonFile(RangeFile(storage, name, size_bytes, window_bytes), mode="r"))
+        header, applied = _described(reader.schema)
+        count, least = reader.num_record_batches, len(header.blocks)
+        if count < least or (count > least and not header.rows):
+            raise CorruptError(f"it has {count} blocks, not {least}")
+    return reader, header, applied
 
 
 def _described(schema: pa.Schema) -> tuple[ShardHeader, bytes]:
@@ -411,12 +390,17 @@ def _block_of(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> StoredBl
 
 @contextlib.contextmanager
 def _as_corrupt(storage: Storage, name: str) -> Iterator[None]:
-    """Convert a reader's exceptions to a CorruptError that names the file. The storage's errors pass unchanged."""
+    """Convert a reader's exceptions to an error that names the file. The storage's errors pass unchanged.
+
+    Only bytes that Arrow or msgspec rejects are damage: the other pservers drop a checkpoint that one of them rejects.
+    """
     try:
         yield
     except CorruptError as error:
         raise CorruptError(f"{storage.url}/{name} is damaged: {error}") from None
     except FlightedlError:
         raise
-    except _DAMAGE as error:
+    except _TROUBLE as error:
+        if (lacking := machine_error(error, f"{storage.url}/{name} cannot be read")) is not None:
+            raise lacking from None
         raise CorruptError(f"{storage.url}/{name} is damaged: {' '.join(str(error).split())[:200]}") from None

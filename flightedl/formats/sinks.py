@@ -10,11 +10,16 @@ import pyarrow as pa
 
 
 class PartsSink(io.RawIOBase):
-    """A write-only file that collects the written bytes until they are fetched."""
+    """A write-only file that collects the written bytes until they are fetched.
 
-    def __init__(self) -> None:
+    Args:
+        is_copied: False to keep the memory that the writer passes, which must not change until it is fetched.
+    """
+
+    def __init__(self, *, is_copied: bool = True) -> None:
         super().__init__()
-        self._parts: list[bytes] = []
+        self._is_copied = is_copied
+        self._parts: list[bytes | memoryview] = []
         self._size_bytes = 0
 
     def writable(self) -> bool:
@@ -24,15 +29,15 @@ class PartsSink(io.RawIOBase):
         return self._size_bytes
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
-        part = bytes(data)
-        self._parts.append(part)
-        self._size_bytes += len(part)
-        return len(part)
+        view = memoryview(data).cast("B")
+        self._parts.append(bytes(view) if self._is_copied else view)
+        self._size_bytes += len(view)
+        return len(view)
 
     def take(self) -> bytes:
         return b"".join(self.take_parts())
 
-    def take_parts(self) -> list[bytes]:
+    def take_parts(self) -> list[bytes | memoryview]:
         """Return the bytes written since the last call, as separate parts. Intended for large files."""
         parts, self._parts = self._parts, []
         return parts

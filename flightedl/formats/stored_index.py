@@ -2,8 +2,8 @@
 
 An index is stored as one Arrow IPC file, ``index/<hash of the settings for division into chunks>.arrow``, which
 contains the chunks as its only record batch. The schema's metadata contains everything else: the files (an Arrow stream
-of url, size_bytes, version, format, schema, skipped), their distinct schemas, the common schema, and the content hash,
-which is verified on loading.
+of url, size_bytes, version, name, format, schema, skipped, mark), their distinct schemas, the common schema, and a
+hash, which is verified on loading.
 
 The stored index is only a cache: an index that is unreadable or does not match its hash is rebuilt. The chunks of
 unchanged files are taken from it, and only the other files are read.
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
+from flightedl.domain.retries import machine_error
 from flightedl.errors import FlightedlError
 from flightedl.formats.chunk_index import CHUNKS_SCHEMA, ChunkIndex
 from flightedl.formats.chunks import ChunkColumns, FileIndex
@@ -28,15 +30,17 @@ from flightedl.ports import Files, FileStat, Storage
 
 _log = logging.getLogger(__name__)
 
-_LAYOUT = b"1"
+_LAYOUT = b"3"
 _FILES_SCHEMA = pa.schema(
     [
         pa.field("url", pa.string()),
         pa.field("size_bytes", pa.int64()),
         pa.field("version", pa.string()),
+        pa.field("name", pa.string()),
         pa.field("format", pa.string()),
         pa.field("schema", pa.int32()),
         pa.field("skipped", pa.list_(pa.string())),
+        pa.field("mark", pa.string()),
     ]
 )
 
@@ -101,18 +105,20 @@ def encode_index(index: ChunkIndex) -> bytes:
     """Return the index in its stored form."""
     schemas: dict[bytes, int] = {}
     rows = []
-    for number, stat in enumerate(index.stats):
-        file = index.file_index(number)
+    for file in index.files:
+        stat = file.stat
         schema = schemas.setdefault(file.schema.serialize().to_pybytes(), len(schemas))
-        rows.append((stat.url, stat.size_bytes, stat.version, file.format, schema, list(file.skipped)))
+        described = (stat.url, stat.size_bytes, stat.version, stat.name)
+        rows.append((*described, file.format, schema, list(file.skipped), file.mark))
     columns = [
         pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), _FILES_SCHEMA, strict=True)
     ]
+    files = _stream(pa.RecordBatch.from_arrays(columns, schema=_FILES_SCHEMA))
     metadata = {
         b"layout": _LAYOUT,
-        b"content_hash": index.content_hash().encode(),
+        b"hash": _hash(index, files),
         b"schema": index.schema.serialize().to_pybytes(),
-        b"files": _stream(pa.RecordBatch.from_arrays(columns, schema=_FILES_SCHEMA)),
+        b"files": files,
         **{b"schema-%d" % number: text for text, number in schemas.items()},
     }
     sink = io.BytesIO()
@@ -133,10 +139,12 @@ def decode_index(data: bytes) -> ChunkIndex:
         if metadata[b"layout"] != _LAYOUT:
             raise ValueError("it has another layout")
         index = ChunkIndex(_files(batch, metadata), _schema(metadata[b"schema"]))
-        stated = metadata[b"content_hash"].decode()
+        is_sound = _hash(index, metadata[b"files"]) == metadata[b"hash"]
     except (pa.ArrowException, OSError, KeyError, IndexError) as error:
+        if (lacking := machine_error(error, "the stored index cannot be read")) is not None:
+            raise lacking from error
         raise ValueError(f"it is damaged: {error}") from error
-    if index.content_hash() != stated:
+    if not is_sound:
         raise ValueError("it does not match its hash")
     return index
 
@@ -161,15 +169,15 @@ def _files(batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> list[FileInde
     bounds = np.searchsorted(file_numbers, np.arange(rows.num_rows + 1)).tolist()
     schemas: dict[int, pa.Schema] = {}
     found = []
-    for number, (url, size_bytes, version, format_name, schema, skipped) in enumerate(
+    for number, (url, size_bytes, version, name, format_name, schema, skipped, mark) in enumerate(
         zip(*(column.to_pylist() for column in rows.columns), strict=True)
     ):
         if schema not in schemas:
             schemas[schema] = _schema(metadata[b"schema-%d" % schema])
         part = slice(bounds[number], bounds[number + 1])
         chunks = ChunkColumns(*(column[part] for column in columns))
-        stat = FileStat(url, size_bytes, version)
-        found.append(FileIndex(stat, format_name, schemas[schema], chunks, tuple(skipped)))
+        stat = FileStat(url, size_bytes, version, name)
+        found.append(FileIndex(stat, format_name, schemas[schema], chunks, tuple(skipped), mark))
     return found
 
 
@@ -183,6 +191,11 @@ def load_stored(storage: Storage, spec: DatasetSpec) -> ChunkIndex | None:
     except (FlightedlError, ValueError) as error:
         _log.warning("the stored index %s/%s cannot be used and will be rebuilt: %s", storage.url, name, error)
         return None
+
+
+def _hash(index: ChunkIndex, files: bytes) -> bytes:
+    plain_bytes = index.chunk_batch().column("plain_bytes").to_numpy().tobytes()
+    return f"{index.content_hash()}-{xxhash.xxh3_64_hexdigest(files + plain_bytes)}".encode()
 
 
 def _schema(serialized: bytes) -> pa.Schema:

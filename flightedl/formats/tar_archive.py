@@ -2,10 +2,12 @@
 
 Rules:
 
-* A file's name is divided at its first dot: in ``train/0001.left.png``, ``train/0001`` is the key and ``left.png`` is
-  the column. The files of a record are adjacent. The columns contain bytes and are sorted by name, after ``__key__``.
-  If a record lacks a file, that column is null.
-* Directories, links, and files without an extension or with an empty name are skipped.
+* A file's name is divided at its first dot: in ``train/0001.left.PNG``, ``train/0001`` is the key and ``left.png``, in
+  lower case, is the column. The files of a record are adjacent. The columns contain bytes and are sorted by name, after
+  ``__key__``. If a record lacks a file, that column is null.
+* Links, sparse files, devices, and files whose names have no key or ending are left out, and counted by reason.
+* An archive ends with two blocks of zeros, and only zeros may follow. So truncated archives are detected, and archives
+  that were joined byte by byte. A single block of zeros between members is counted and skipped.
 * A chunk is a sequence of records with about ``text_chunk_bytes`` in total. Indexing reads only headers.
 * In new archives, each record has one file per column of bytes, and one file ``json`` with all other columns.
 
@@ -14,8 +16,10 @@ Damaged content is not detected, because tar archives have checksums only for he
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
+import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +27,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunks import Chunk, ChunkColumns, FileIndex, IndexOptions
 from flightedl.formats.json_lines import json_lines
-from flightedl.formats.records import ReadRequest, Records, require_columns, select
+from flightedl.formats.records import ReadRequest, Records, conformed, require_columns, select
 from flightedl.formats.schemas import is_binary
 from flightedl.formats.sources import WatchedFile, opened, parsing, until_damage
 from flightedl.ports import Files, FileStat
@@ -36,9 +41,15 @@ KEY = "__key__"
 _JSON = "json"
 _BLOCK = tarfile.BLOCKSIZE
 _END = bytes(2 * _BLOCK)
+_ZEROS = bytes(_BLOCK)
 #: Positions of the fields in a tar header.
-_NAME, _SIZE, _CHECKSUM, _KIND, _PREFIX = slice(0, 100), slice(124, 136), slice(148, 156), 156, 345
-_REGULAR = b"0\0"
+_NAME, _SIZE, _CHECKSUM, _KIND = slice(0, 100), slice(124, 136), slice(148, 156), slice(156, 157)
+_FORMAT, _PREFIX, _IS_SPREAD, _IS_SPREAD_FURTHER = slice(257, 263), slice(345, 500), 482, 504
+_REASONS = dict.fromkeys((b"0", b"\0", b"7"), "") | dict.fromkeys((b"1", b"2"), "link") | {b"S": "sparse file"}
+#: Kinds of members that contain nothing: directories, labels, and attributes of others.
+_EMPTY = (b"5", b"D", b"V", b"g", b"K")
+_METADATA = re.compile(r"(^|/)(PaxHeaders?(\.\d+)?|@PaxHeader|__MACOSX)/")
+_TAIL_BYTES = 1 << 20
 _OFFSETS_END = 1 << 31
 
 
@@ -48,6 +59,8 @@ class _Member(NamedTuple):
     offset: int
     offset_data: int
     size: int
+    #: Reason why it is left out; empty if it may belong to a record.
+    reason: str
 
 
 @dataclass(slots=True)
@@ -68,8 +81,9 @@ class TarArchive:
         offsets: list[int] = []
         columns: set[str] = set()
         end = 0
-        with opened(files, stat.url) as source:
-            walk = _Walk(source, stat.size_bytes)
+        digest = xxhash.xxh3_64()
+        with opened(files, stat.url, digest) as source:
+            walk = _Walk(source)
             with until_damage(options) as skipped, parsing(source, "after its last sound record"):
                 for sample in walk:
                     is_full = offsets and sample.offset - offsets[-1] >= options.text_chunk_bytes
@@ -81,10 +95,10 @@ class TarArchive:
                     end = walk.end
         ends = [*offsets[1:], end]
         sizes = [stop - start for start, stop in zip(offsets, ends, strict=False)]
-        return FileIndex(stat, self.name, _schema(columns), ChunkColumns.of(records, offsets, sizes), tuple(skipped))
-
-    def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        return self.index(files, stat, IndexOptions()).schema
+        chunks = ChunkColumns.of(records, offsets, sizes)
+        skipped += walk.left_out()
+        schema = pa.schema([(KEY, pa.string()), *((name, pa.binary()) for name in sorted(columns))])
+        return FileIndex(stat, self.name, schema, chunks, tuple(skipped), digest.hexdigest())
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
         place = f"records at byte {chunk.offset}"
@@ -92,15 +106,13 @@ class TarArchive:
             source.seek(chunk.offset)
             data = source.buffer(chunk.size_bytes)
         with parsing(source, place):
-            members = _plain_members(memoryview(data))
-            samples = list(_Walk(io.BytesIO(data) if members is None else None, data.size, members))
+            samples = list(_Walk(WatchedFile(io.BytesIO(data), chunk.url), data.size))
             if len(samples) != chunk.records:
                 raise ValueError(f"there are {len(samples)} records, not {chunk.records}")
-        schema = request.schema or _schema({name for sample in samples for name in sample.members})
-        require_columns(schema, request, chunk.url)
-        needed = schema.names if request.needed() is None else request.needed()
-        columns = [_column(name, samples, data) for name in needed or ()]
-        return select(pa.table(columns, schema=pa.schema([schema.field(name) for name in needed or ()])), request)
+            require_columns(request.schema, request, chunk.url)
+            needed = request.needed() or request.schema.names
+            columns = [_column(name, samples, data) for name in needed]
+            return select(conformed(pa.table(columns, needed), request, chunk), request)
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
         for name in schema.names:
@@ -110,94 +122,137 @@ class TarArchive:
 
 
 class _Walk:
-    """Records of an archive, or of a range of its bytes. Pass ``members`` if they are already known."""
+    """Records of an archive, or of its first ``size_bytes``, which contain complete members and no end mark."""
 
-    def __init__(
-        self, source: WatchedFile | io.BytesIO | None, size_bytes: int, members: Iterable[_Member] | None = None
-    ) -> None:
+    def __init__(self, source: WatchedFile, size_bytes: int | None = None) -> None:
         self._source = source
         self._size_bytes = size_bytes
-        self._known = members
+        #: Reason -> names of the members that are left out.
+        self._left_out: dict[str, list[str]] = {}
         #: End of the latest record.
         self.end = 0
 
+    def left_out(self) -> list[str]:
+        """Return a sentence about the members that are left out, if any."""
+        counts = [f"{len(names)} x {reason} (first: {names[0]!a})" for reason, names in self._left_out.items()]
+        return [f"{self._source.url} has members that are no data: {', '.join(counts)}"] if counts else []
+
     def __iter__(self) -> Iterator[_Sample]:
+        keys: set[str] = set()
         sample: _Sample | None = None
-        for member in self._members() if self._known is None else self._known:
-            named = _key_and_column(member.name)
-            if named is None:
-                continue
-            key, column = named
+        for key, column, member in self._named():
             if sample is not None and sample.key != key:
                 yield sample
                 sample = None
             if sample is None:
+                if key in keys:
+                    text = f"{self._source.url} has files of record {key!r} in several places, again at byte"
+                    raise DataError(f"{text} {member.offset}: write the archive with `tar --sort=name`")
+                keys.add(key)
                 sample = _Sample(key, member.offset)
             if column in sample.members:
                 raise ValueError(f"record {key!r} has two files {column!r}")
             sample.members[column] = member
-            self.end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
+            self.end = _padded(member.offset_data + member.size)
         if sample is not None:
             yield sample
+        while self._size_bytes is None and (data := self._source.read(_TAIL_BYTES)):
+            if data.strip(b"\0"):
+                raise ValueError("there are bytes after its end mark: do not join archives, but name each of them")
+
+    def _named(self) -> Iterator[tuple[str, str, _Member]]:
+        """Yield the members of records with their keys and columns. Note the others."""
+        for member in self._members():
+            named = _key_and_column(member.name)
+            if member.reason or named is None:
+                self._left_out.setdefault(member.reason or "name without key or ending", []).append(member.name)
+                continue
+            if named[1] == KEY or not _is_utf8(member.name):
+                text = f"{self._source.url} has the file {member.name!a} at byte {member.offset}"
+                raise DataError(f"{text}, but names must be UTF-8 and not end in .{KEY}: write the archive again")
+            yield *named, member
 
     def _members(self) -> Iterator[_Member]:
-        assert self._source is not None, "its members are not known"
-        if not self._size_bytes:
-            raise ValueError("it is empty, without even an end mark")
-        try:
-            with tarfile.open(fileobj=self._source, mode="r:") as archive:
-                while (member := archive.next()) is not None:
-                    archive.__dict__["members"].clear()  # Free memory, because the library would keep all members.
-                    if member.offset_data + member.size > self._size_bytes:
-                        raise ValueError(f"the archive ends within {member.name}")
-                    if member.isreg():
-                        yield _Member(member.name, member.offset, member.offset_data, member.size)
-                stopped_at = archive.offset
-        except tarfile.TarError as error:
-            raise ValueError(str(error)) from None
-        # The standard library mistakes a damaged header for the end of the archive.
-        self._source.seek(stopped_at)
-        if any(self._source.read(_BLOCK)):
-            raise ValueError(f"there is no header at byte {stopped_at}")
+        """Yield all members up to the end mark, which is read. Long names are in members that precede theirs."""
+        offset = first = 0
+        said: dict[str, bytes] = {}
+        while offset != self._size_bytes:
+            header = self._read(offset)
+            if header == _ZEROS:
+                if self._size_bytes is None and self._read(offset + _BLOCK) == _ZEROS:
+                    return
+                yield _Member(f"byte {offset}", offset, offset, 0, "lone block of zeros")
+                offset = first = offset + _BLOCK
+                continue
+            kind, size, start = header[_KIND], _size(header, offset), offset + _BLOCK
+            is_spread = kind == b"S" and header[_IS_SPREAD]
+            while is_spread:
+                is_spread = self._read(start)[_IS_SPREAD_FURTHER]
+                start += _BLOCK
+            size = 0 if b"1" <= kind <= b"6" else int(said.get("size", size))
+            if size < 0:
+                raise ValueError(f"the size of the member at byte {first} is negative")
+            offset = _padded(start + size)
+            if kind in (b"x", b"L"):
+                content = self._read(start, size)
+                said |= _pax(content) if kind == b"x" else {"path": content.partition(b"\0")[0]}
+                continue
+            name = said.get("path", _name(header)).decode(errors="surrogateescape")
+            if kind not in _EMPTY and not name.endswith("/"):
+                is_sparse = any(key.startswith("GNU.sparse.") for key in said)
+                reason = "sparse file" if is_sparse else _REASONS.get(kind, f"member of kind {kind!r}")
+                yield _Member(name, first, start, size, "metadata" if _METADATA.search(name) else reason)
+            if kind not in (b"g", b"K"):
+                said, first = {}, offset
+
+    def _read(self, offset: int, count: int = _BLOCK) -> bytes:
+        self._source.seek(offset)
+        with contextlib.suppress(EOFError):
+            return self._source.exactly(count)
+        raise ValueError("it ends without an end mark: it is truncated, or still being written")
 
 
-def _plain_members(data: memoryview) -> list[_Member] | None:
-    """Return the members, or None unless all headers are valid and belong to regular files with short names.
+def _size(header: bytes, offset: int) -> int:
+    """Return the size of the member that begins at ``offset``. Raises ValueError if it has no valid header there."""
+    checksum = int(np.frombuffer(header, np.uint8).sum()) - sum(header[_CHECKSUM]) + len(header[_CHECKSUM]) * ord(" ")
+    with contextlib.suppress(ValueError):
+        if int(header[_CHECKSUM].strip(b"\0 "), 8) == checksum:
+            text = header[_SIZE]
+            # Sizes from 8 GiB on are binary. The highest bit marks them.
+            return int.from_bytes(text[1:], "big") if text[0] == 0x80 else int(text.strip(b"\0 ") or b"0", 8)
+    raise ValueError(f"there is no header at byte {offset}")
 
-    In the standard library, parsing a header takes ten times as long, and holds the GIL.
-    """
-    found: list[_Member] = []
-    checksums: list[int] = []
-    offset = 0
-    while offset < len(data):
-        header = data[offset : offset + _BLOCK].tobytes()
-        name = header[_NAME].partition(b"\0")[0]
-        if len(header) < _BLOCK or header[_KIND] not in _REGULAR or header[_PREFIX] or name[-1:] in (b"", b"/"):
-            return None
-        try:
-            size = int(header[_SIZE].rstrip(b"\0 "), 8)
-            checksums.append(int(header[_CHECKSUM].rstrip(b"\0 "), 8))
-        except ValueError:
-            return None
-        start = offset + _BLOCK
-        found.append(_Member(name.decode("utf-8", "surrogateescape"), offset, start, size))
-        offset = start + -(-size // _BLOCK) * _BLOCK
-    if offset != len(data):
-        return None
-    blocks = np.frombuffer(data, np.uint8).reshape(-1, _BLOCK)
-    headers = blocks[[member.offset // _BLOCK for member in found]]
-    headers[:, _CHECKSUM] = ord(" ")
-    return found if headers.sum(axis=1, dtype=np.int64).tolist() == checksums else None
+
+def _name(header: bytes) -> bytes:
+    name, prefix = (header[field].partition(b"\0")[0] for field in (_NAME, _PREFIX))
+    return prefix + b"/" + name if prefix and header[_FORMAT] == b"ustar\0" else name
+
+
+def _pax(content: bytes) -> dict[str, bytes]:
+    """Return the records of a pax header. Each of them is its length, a space, KEY=VALUE and a newline."""
+    found: dict[str, bytes] = {}
+    while content.strip(b"\0"):
+        length = int(content.partition(b" ")[0])
+        key, equals, value = content[:length].partition(b" ")[2].partition(b"=")
+        if not equals or value[-1:] != b"\n":
+            raise ValueError("a pax header is damaged")
+        found[key.decode(errors="replace")] = value[:-1]
+        content = content[length:]
+    return found
+
+
+def _padded(offset: int) -> int:
+    return -(-offset // _BLOCK) * _BLOCK
+
+
+def _is_utf8(name: str) -> bool:
+    return name.encode(errors="surrogateescape").decode(errors="replace") == name
 
 
 def _key_and_column(name: str) -> tuple[str, str] | None:
     directory, slash, file = name.rpartition("/")
     start, _, ending = file.partition(".")
-    return (directory + slash + start, ending) if start and ending else None
-
-
-def _schema(columns: Iterable[str]) -> pa.Schema:
-    return pa.schema([(KEY, pa.string()), *((name, pa.binary()) for name in sorted(columns))])
+    return (directory + slash + start, ending.lower()) if start and ending else None
 
 
 def _column(name: str, samples: Sequence[_Sample], data: pa.Buffer) -> pa.Array:
@@ -223,7 +278,7 @@ def _archive(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[b
     if others and is_member.get(_JSON):
         raise UsageError(f"a column {_JSON!r} of bytes leaves no name for {', '.join(others)[:200]}: leave either out")
     numbers = itertools.count()
-    last = ""
+    written: set[str] = set()
     for batch in batches:
         members: dict[str, list[Any]] = {
             name: batch.column(name).to_pylist() for name in schema.names if is_member[name]
@@ -234,11 +289,11 @@ def _archive(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[b
         keys = known or [f"{number:09d}" for number in itertools.islice(numbers, batch.num_rows)]
         for row, key in enumerate(keys):
             found = [(name, values[row]) for name, values in members.items() if values[row] is not None]
-            if not found or key == last or _key_and_column(f"{key}.x") != (key, "x"):
+            if not found or key in written or _key_and_column(f"{key}.x") != (key, "x"):
                 raise DataError(
                     f"record {key!r} cannot be written as tar: it has no bytes, its key has a dot, or it repeats a key"
                 )
-            last = key
+            written.add(key)
             yield b"".join(_member(f"{key}.{name}", value) for name, value in found)
     yield _END
 

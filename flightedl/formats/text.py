@@ -4,33 +4,39 @@ A chunk is a range of bytes that ends with a record. Its size is about ``text_ch
 otherwise have only a few chunks, so a single file can keep many trainers busy. A compressed file (``.gz``, ``.zst``)
 cannot be read from the middle, so it is a single chunk; split or convert large compressed files.
 
-Indexing parses each file once. This counts the records, detects damage before training starts, and infers the types of
-columns from *all* records. To read a chunk, pass the dataset's inferred schema (``ReadRequest.schema``). Without it,
-types are inferred from the chunk alone and may differ between chunks.
+Indexing parses each file once. This counts the records, detects damage before training starts, and guesses the types
+of columns from *all* records (see ``inference``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
+from flightedl.domain.data_urls import path_of
 from flightedl.errors import DataError
-from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
+from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions, TextOptions
 from flightedl.formats.cutting import Readable, pieces
+from flightedl.formats.inference import joined_schemas
 from flightedl.formats.records import ReadRequest, Records, require_columns, select
-from flightedl.formats.schemas import Mismatch, require_unique_columns, widened_schema
-from flightedl.formats.sources import WatchedFile, compression_of, opened, parsing
+from flightedl.formats.schemas import require_unique_columns
+from flightedl.formats.sources import WatchedFile, compression_of, opened, parsing, reason
 from flightedl.ports import Files, FileStat
 
 #: Minimum number of chunks per file, unless chunks would become smaller than ``_WORTH_A_TASK_BYTES``.
 _CHUNKS_OF_A_FILE = 32
 _WORTH_A_TASK_BYTES = 16 << 10
 _ASCII_END = 0x80
+#: Byte order mark of UTF-8.
+MARK = b"\xef\xbb\xbf"
 
 
 def chunk_bytes(size_bytes: int, options: IndexOptions) -> int:
@@ -46,19 +52,27 @@ class TextFormat:
     suffixes: ClassVar[tuple[str, ...]]
     #: True if a column may be missing from some records.
     may_lack_columns: ClassVar[bool]
+    is_utf8: ClassVar[bool] = True
 
-    def records_end(self, text: bytes) -> int:
+    def records_end(self, text: bytes, options: TextOptions) -> int:
         """Return the length of the complete records in ``text``, which begins with a record; 0 if none is complete."""
         raise NotImplementedError
 
-    def head(self, source: Readable, url: str) -> tuple[tuple[str, ...] | None, int, bytes]:
-        """Return the column names in the file's header, the header's size, and the bytes that were read beyond it."""
+    def head(self, source: Readable, url: str, options: TextOptions) -> tuple[tuple[str, ...] | None, bytes, bytes]:
+        """Return the column names, the header or the bytes to skip, and the bytes that were read beyond them."""
+        del source, url, options
+        return None, b"", b""
+
+    def guess(self, text: bytes, names: tuple[str, ...] | None, options: IndexOptions) -> tuple[int, pa.Schema]:
+        """Return the number of records in ``text``, and guesses for their columns, or the declared types.
+
+        Raises:
+            pa.ArrowInvalid: the text cannot be parsed.
+        """
         raise NotImplementedError
 
     def parse(self, text: Any, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
-        """Parse the records in ``text``. Column types come from ``request.schema``; other types are inferred.
-
-        With a schema, the text is a chunk of an indexed file, in any kind of memory. Without one, it is ``bytes``.
+        """Parse the records in ``text``, in any kind of memory, with the types of ``request.schema``.
 
         Raises:
             pa.ArrowInvalid: the text cannot be parsed.
@@ -69,72 +83,128 @@ class TextFormat:
         raise NotImplementedError
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
-        compression = compression_of(stat.url)
+        compression = compression_of(path_of(stat.url))
         records: list[int] = []
         offsets: list[int] = []
         sizes: list[int] = []
+        hashes: list[int] = []
         skipped: list[str] = []
         schema: pa.Schema | None = None
         with opened(files, stat.url) as source, _plain(source, compression) as plain:
-            names, offset, ahead = self.head(plain, stat.url)
+            names, head, ahead = self.head(plain, stat.url, options.text)
+            offset = len(head)
+            require_unique_columns(names or (), stat.url)
+            digest = _digest(names, options.text)
             size_bytes = chunk_bytes(stat.size_bytes, options) if compression is None else options.text_chunk_bytes
-            for text in pieces(_Ahead(ahead, plain), size_bytes, self.records_end):
+            for text in pieces(_Ahead(ahead, plain), size_bytes, lambda text: self.records_end(text, options.text)):
                 try:
                     with parsing(source, f"bytes {offset} to {offset + len(text)}"):
-                        _require_utf8(text)
-                        table = self.parse(text, names, ReadRequest())
-                        guess = self._joined(schema, table.schema, stat.url, offset)
+                        if self.is_utf8:
+                            require_utf8(text)
+                        count, found = self.guess(text, names, options)
+                        self.require_declared(text, names, count, options, (stat.url, sum(records)))
                 except CorruptChunkError as error:
                     if not options.skip_corrupt or compression is not None:
                         raise
                     skipped.append(str(error))
                 else:
-                    schema = guess
-                    records.append(len(table))
+                    schema = found if schema is None else joined_schemas(schema, found)
+                    records.append(count)
                     offsets.append(offset)
                     sizes.append(len(text))
+                    hashes.append(_digest(names, options.text, text).intdigest())
+                if compression is not None:
+                    digest.update(text)
                 offset += len(text)
         if schema is None:
             schema = pa.schema([pa.field(name, pa.null()) for name in names or ()])
-        require_unique_columns(schema, stat.url)
         if compression is not None:
-            records, offsets, sizes = [sum(records)], [0], [stat.size_bytes]
-        return FileIndex(stat, self.name, schema, ChunkColumns.of(records, offsets, sizes), tuple(skipped))
+            records, offsets, sizes, hashes = [sum(records)], [0], [stat.size_bytes], [digest.intdigest()]
+        plain_bytes = sizes if compression is None else [offset]
+        chunks = ChunkColumns.of(records, offsets, sizes, hashes, plain_bytes)
+        return FileIndex(stat, self.name, schema, chunks, tuple(skipped))
 
-    def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        """Return the schema inferred from all records."""
-        return self.index(files, stat, IndexOptions()).schema
+    def record_ends(self, text: bytes, options: TextOptions) -> npt.NDArray[np.int64]:
+        """Return the ends of the records in ``text``, in bytes."""
+        raise NotImplementedError
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
-        compression = compression_of(chunk.url)
-        place = f"bytes {chunk.offset} to {chunk.offset + chunk.size_bytes}"
-        with opened(files, chunk.url) as source, parsing(source, place):
-            with _plain(source, compression) as plain:
-                names, head_bytes, ahead = self.head(plain, chunk.url)
-                if compression is not None:
-                    text = b"".join((ahead, *iter(lambda: plain.read(1 << 24), b"")))
-                elif head_bytes + len(ahead) >= chunk.offset + chunk.size_bytes:
-                    text = ahead[chunk.offset - head_bytes :][: chunk.size_bytes]
-                else:
-                    source.seek(chunk.offset)
-                    text = (
-                        source.exactly(chunk.size_bytes) if request.schema is None else source.buffer(chunk.size_bytes)
-                    )
-            _require_utf8(text)
+        with self._loaded(files, chunk, request.text) as (names, _, text):
             table = self.parse(text, names, replace(request, records=chunk.records))
             if len(table) != chunk.records:
                 raise ValueError(f"there are {len(table)} records, not {chunk.records}")
-            table = _with_missing(table, request)
+            table = with_missing(table, request)
             require_columns(table.schema, request, chunk.url)
             return select(table, request)
 
-    def _joined(self, schema: pa.Schema | None, found: pa.Schema, url: str, offset: int) -> pa.Schema:
-        if schema is None:
-            return found
-        joined = widened_schema(schema, found, may_lack=self.may_lack_columns)
-        if isinstance(joined, Mismatch):
-            raise DataError(f"{url} mixes types: from byte {offset} on {joined.text} as before it")
-        return joined
+    def copied(
+        self, files: Files, chunk: Chunk, records: range, options: TextOptions
+    ) -> tuple[tuple[str, ...] | None, bytes, bytes]:
+        """Return the column names and the header of a file, and some of the chunk's records as they are written.
+
+        Raises:
+            DataError: the records are not on lines of their own, or the file cannot be read.
+        """
+        with self._loaded(files, chunk, options) as (names, header, text):
+            ends = np.append(0, self.record_ends(bytes(text), options))
+            if len(ends) != chunk.records + 1:
+                raise DataError(f"{chunk} has several records on a line, which cannot be copied: convert the dataset")
+            found = bytes(text)[ends[records.start] : ends[records.stop]]
+            return names, header, found if found.endswith((b"\n", b"\r")) or not found else found + b"\n"
+
+    @contextmanager
+    def _loaded(
+        self, files: Files, chunk: Chunk, options: TextOptions
+    ) -> Iterator[tuple[tuple[str, ...] | None, bytes, Any]]:
+        compression = compression_of(path_of(chunk.url))
+        place = f"bytes {chunk.offset} to {chunk.offset + chunk.size_bytes}"
+        with opened(files, chunk.url) as source, parsing(source, place):
+            with _plain(source, compression) as plain:
+                names, head, ahead = self.head(plain, chunk.url, options)
+                if compression is not None:
+                    text: Any = b"".join((ahead, *iter(lambda: plain.read(1 << 24), b"")))
+                elif len(head) + len(ahead) >= chunk.offset + chunk.size_bytes:
+                    text = ahead[chunk.offset - len(head) :][: chunk.size_bytes]
+                else:
+                    source.seek(chunk.offset)
+                    text = source.buffer(chunk.size_bytes)
+            chunk.require_hash(_digest(names, options, text).intdigest())
+            if self.is_utf8:
+                require_utf8(text)
+            yield names, head, text
+
+    def require_declared(
+        self, text: bytes, names: tuple[str, ...] | None, count: int, options: IndexOptions, place: tuple[str, int]
+    ) -> None:
+        """Raise DataError if a value does not fit its declared type. ``place``: the file, and the records before."""
+        declared = {name: kind for name, kind in options.declared.items() if names is None or name in names}
+        if not declared or not count:
+            return
+        request = ReadRequest(pa.schema(list(declared.items())), tuple(declared), records=count, text=options.text)
+        try:
+            self._require_held(text, names, request)
+        except pa.ArrowInvalid as error:
+            end = self.records_end(text[: len(text) // 2], options.text)
+            if not end:
+                raise DataError(
+                    f"{place[0]}, record {place[1] + 1}: a value does not fit the type given by types=: {reason(error)}"
+                ) from None
+            half, _ = self.guess(text[:end], names, options)
+            self.require_declared(text[:end], names, half, options, place)
+            self.require_declared(text[end:], names, count - half, options, (place[0], place[1] + half))
+
+    def _require_held(self, text: bytes, names: tuple[str, ...] | None, request: ReadRequest) -> None:
+        """Raise ArrowInvalid if a value does not fit, or if Arrow makes a number infinite that is too large."""
+        import pyarrow.compute as pc
+
+        table = self.parse(text, names, request)
+        for field in request.schema:
+            if not pa.types.is_floating(field.type) or not pc.any(infinite := pc.is_inf(table[field.name])).as_py():
+                continue
+            as_text = replace(request, schema=pa.schema([(field.name, pa.string())]), columns=(field.name,))
+            for written in self.parse(text, names, as_text)[field.name].filter(infinite).to_pylist():
+                if re.search(r"\d", written):
+                    raise pa.ArrowInvalid(f"{written:.40} is too large for {field.type}")
 
 
 class _Ahead:
@@ -158,22 +228,28 @@ def _plain(source: WatchedFile, compression: str | None) -> Iterator[Readable]:
         yield stream
 
 
-def _require_utf8(text: Any) -> None:
+def _digest(names: Sequence[str] | None, options: TextOptions, text: Any = b"") -> xxhash.xxh3_64:
+    """Return the hash of a text, the names of its columns, and how it is parsed."""
+    more = repr((options.delimiter, options.null_values)) if options != TextOptions(options.names) else ""
+    digest = xxhash.xxh3_64(f"{names!r}{more}".encode())
+    digest.update(text)
+    return digest
+
+
+def require_utf8(text: Any) -> None:
     """Raise ValueError if the text is not UTF-8. pyarrow would accept some invalid texts unchanged."""
     if np.frombuffer(text, np.uint8).max(initial=0) < _ASCII_END:
         return
     try:
         str(text, "utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start} of it is not UTF-8") from None
+        raise ValueError(f"byte {error.start} of it is not UTF-8: convert it") from None
 
 
-def _with_missing(table: pa.Table, request: ReadRequest) -> pa.Table:
+def with_missing(table: pa.Table, request: ReadRequest) -> pa.Table:
     """Return the table with null columns added for the dataset's columns that it lacks."""
-    if request.schema is None:
-        return table
-    needed = request.needed()
+    needed, found = request.needed(), set(table.schema.names)
     for field in request.schema:
-        if field.name not in table.schema.names and (needed is None or field.name in needed):
+        if field.name not in found and (needed is None or field.name in needed):
             table = table.append_column(field, pa.nulls(len(table), field.type))
     return table

@@ -14,7 +14,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.domain.tenure import TRUSTED_PART
 from flightedl.errors import OutcomeUnknownError, RolledBackError, UnavailableError, UsageError
 from flightedl.ports import Coordinator, Put, Written
-from flightedl.testing.contracts.coordinator import (
+from tests.support.contracts.coordinator import (
     CoordinatorContract,
     CoordinatorHistoryContract,
     CoordinatorOutageContract,
@@ -22,9 +22,9 @@ from flightedl.testing.contracts.coordinator import (
     persistently,
     put,
 )
-from flightedl.testing.etcd_server import EtcdServer
-from flightedl.testing.processes import closed_port
-from flightedl.testing.proxy import TcpProxy
+from tests.support.etcd_server import EtcdServer
+from tests.support.processes import closed_port
+from tests.support.proxy import TcpProxy
 
 pytestmark = pytest.mark.etcd
 

@@ -14,7 +14,7 @@ from flightedl.adapters.etcd import EtcdCoordinator, EtcdWatch, _History
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.errors import AuthenticationError, OutcomeUnknownError, UnavailableError, UsageError
 from flightedl.ports import CompactedError, Entry, LeaseLostError, Put, Removed, Written
-from flightedl.testing.clock import FakeClock
+from tests.support.clock import FakeClock
 
 TIMEOUT_S = 2.0
 CLUSTER = 7

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
-from flightedl.adapters.storage import FsspecFiles, FsspecStorage, open_storage, without_credentials
+from flightedl.adapters.storage import FsspecFiles, FsspecStorage, open_storage
 from flightedl.config import child_environment
+from flightedl.domain.data_urls import without_credentials
 from flightedl.errors import DataError, NotFoundError, UnavailableError, UsageError
-from flightedl.testing.contracts.storage import StorageContract
-from flightedl.testing.processes import free_port
-from flightedl.testing.s3_server import S3Server
+from tests.support.contracts.storage import StorageContract
+from tests.support.processes import free_port
+from tests.support.s3_server import S3Server
 
 
 class TestLocalPath(StorageContract):
@@ -46,6 +47,31 @@ class TestS3(StorageContract):
     @pytest.fixture
     def storage(self, s3_url: str) -> FsspecStorage:
         return open_storage(s3_url + "/some/where")
+
+
+class _OverloadedFiles(MemoryFileSystem):
+    """A store that answers all requests with the HTTP status 503, which s3fs turns into EBUSY."""
+
+    protocol = "overloaded"
+
+    def _refuse(self, *_: object, **__: object) -> None:
+        raise OSError(errno.EBUSY, "Please reduce your request rate.")
+
+    find = cat_file = pipe_file = rm_file = _refuse
+
+
+@pytest.mark.parametrize("request_of", ["list", "read", "publish", "delete"])
+def test_a_store_that_is_overloaded_is_unavailable(request_of: str) -> None:
+    fsspec.register_implementation("overloaded", _OverloadedFiles, clobber=True)
+    storage = open_storage("overloaded://bucket")
+    requests = {
+        "list": lambda: storage.list(""),
+        "read": lambda: storage.read("a"),
+        "publish": lambda: storage.publish("a", [b"1"]),
+        "delete": lambda: storage.delete("a"),
+    }
+    with pytest.raises(UnavailableError, match="reduce your request rate"):
+        requests[request_of]()
 
 
 # --- local ---
@@ -112,6 +138,12 @@ def test_a_file_of_many_parts_is_uploaded_completely(s3_url: str) -> None:
 def test_names_outside_the_root_are_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="not the name"):
         open_storage(str(tmp_path)).publish(name, [b""])
+
+
+@pytest.mark.parametrize("root", ["/proc", "/proc/new"])
+def test_a_place_where_no_file_can_be_created_is_named(root: str) -> None:
+    with pytest.raises(UsageError, match=f"no file can be created in {root}: choose another place"):
+        open_storage(root).publish("a", [b"x"])
 
 
 def test_deleting_the_last_file_deletes_its_directory(tmp_path: Path) -> None:
@@ -328,7 +360,7 @@ def test_transient_and_permanent_read_errors_are_distinguished(tmp_path: Path, m
         def fail(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(LocalFileSystem, "open", fail)
+        monkeypatch.setattr(Path, "open", fail)
 
     failing(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
     with pytest.raises(UnavailableError, match=r"/a cannot be read at the moment: .*Connection reset by peer"):

@@ -17,7 +17,7 @@ from flightedl.errors import (
     UnavailableError,
     UsageError,
 )
-from flightedl.testing.contracts.cluster import ClusterContract
+from tests.support.contracts.cluster import ClusterContract
 
 from .recorded_kubectl import IS_RECORDING, NAMESPACE, recorded
 

@@ -10,7 +10,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.patience import PatientFiles, PatientStorage, Persistence
 from flightedl.domain.retries import Patience
 from flightedl.errors import DataError, NotFoundError, UnavailableError
-from flightedl.testing.memory import MemoryFiles, MemoryStorage
+from tests.support.memory import MemoryFiles, MemoryStorage
 
 RESET = ConnectionResetError(104, "Connection reset by peer")
 DOWN = UnavailableError("the store does not answer")

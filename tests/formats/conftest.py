@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from flightedl.formats.registry import named_format
-from flightedl.testing.memory import MemoryFiles, MemoryStorage
+from tests.support.memory import MemoryFiles, MemoryStorage
 
 
 class World:

@@ -13,24 +13,25 @@ from flightedl.formats.chunks import (
     chunks_from_rows,
     chunks_to_batch,
     chunks_to_rows,
+    parts_to_rows,
 )
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import Assignment
 
 CHUNKS = [Chunk("s3://b/ä.parquet", "v1", "parquet", 3, 2**40, 5, 2**41, 7), Chunk("x", "", "csv", 0, 0, 1, 0, 0)]
+PARTS = [Chunk("x", "", "csv", 0, 0, 9, 0, 0).part(2, 3).part(1, 1), CHUNKS[0]]
 
 
-@pytest.mark.parametrize("chunks", [CHUNKS, []])
+@pytest.mark.parametrize("chunks", [CHUNKS, PARTS, []])
 def test_chunks_survive_encoding_and_decoding(chunks: list[Chunk]) -> None:
     batch = chunks_to_batch(chunks)
     assert batch.schema.equals(CHUNK_SCHEMA)
-    assert [Chunk(**row) for row in batch.to_pylist()] == chunks
-    rows = chunks_to_rows(chunks)
+    rows, parts = chunks_to_rows(chunks), parts_to_rows(chunks)
+    assert chunks_from_rows([tuple(row.values()) for row in batch.to_pylist()], parts) == tuple(chunks)
     assert [list(row) for row in rows] == [list(row.values()) for row in batch.to_pylist()]
-    assignment = Assignment(
-        epoch=0, position=0, task=0, attempt=1, first_batch=0, end_batch=1, batch_count=1, seed=None, chunks=rows
-    )
-    assert chunks_from_rows(decode(encode(assignment), Assignment).chunks) == tuple(chunks)
+    numbers = {"epoch": 0, "position": 0, "task": 0, "attempt": 1, "first_batch": 0, "end_batch": 1, "batch_count": 1}
+    assignment = decode(encode(Assignment(**numbers, seed=None, chunks=rows, parts=parts)), Assignment)
+    assert chunks_from_rows(assignment.chunks, assignment.parts) == tuple(chunks)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from flightedl.formats.cutting import csv_records_end, ends_quoted, first_csv_re
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.text import chunk_bytes
-from flightedl.testing.memory import MemoryFiles
+from tests.support.memory import MemoryFiles
 
 
 def plain_ends(text: bytes) -> tuple[list[int], bool]:

@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.patience import PatientFiles, Persistence
+from flightedl.domain.queue.drawing import drawn
 from flightedl.domain.retries import Patience
 from flightedl.errors import DataError, UnavailableError, UsageError
 from flightedl.formats.chunks import CorruptChunkError
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
-from flightedl.formats.reader import read_task
+from flightedl.formats.reader import DecodedChunks, read_task
 from flightedl.formats.registry import FORMATS, format_for, named_format
-from flightedl.testing.faults import FaultPlan
-from flightedl.testing.memory import MemoryFiles
+from tests.support.faults import FaultPlan
+from tests.support.memory import MemoryFiles
 
 TABULAR = ["parquet", "arrow", "arrow-stream", "csv", "tsv", "jsonl"]
 NASTY = ["plain", 'a "quote"', "comma, here", "line\nbreak", "tab\there", "\r\n", '"', "é€", " x "]
@@ -53,10 +54,13 @@ def read_everything(
     files: MemoryFiles, spec: DatasetSpec, seed: int | None = None, **layout: int
 ) -> list[pa.RecordBatch]:
     index = build_index(files, spec)
-    tasks = TaskLayout(index, spec.batch_size, **layout)
-    batches = []
+    pieces = None
+    if seed is not None and len(index):
+        pieces = drawn(index.records, index.decoded_bytes, spec.batch_size, seed, **layout)
+    tasks = TaskLayout(index, spec.batch_size, **layout, pieces=pieces)
+    batches, decoded = [], DecodedChunks(1000)
     for task in range(tasks.task_count):
-        found = list(read_task(files, tasks.chunks_of(task), spec, seed, 0, task, schema=index.schema))
+        found = list(read_task(files, tasks.chunks_of(task), spec, seed, 0, task, schema=index.schema, decoded=decoded))
         assert len(found) == tasks.batch_count(task)
         batches += found
     return batches
@@ -68,7 +72,7 @@ def read_everything(
     rows=st.integers(1, 15),
     text_chunk=st.integers(1, 300),
     batch_size=st.integers(1, 20),
-    chunks_per_task=st.integers(1, 3),
+    records_per_task=st.sampled_from([0, 7, 20]),
     shuffle=st.booleans(),
 )
 @QUICK
@@ -78,7 +82,7 @@ def test_each_record_is_read_exactly_once(
     rows: int,
     text_chunk: int,
     batch_size: int,
-    chunks_per_task: int,
+    records_per_task: int,
     shuffle: bool,
 ) -> None:
     complete = table_of(sum(sizes))
@@ -89,7 +93,7 @@ def test_each_record_is_read_exactly_once(
         files.contents[f"f{number}{suffix}"] = content_of(format_name, complete.slice(start, size), rows)
         start += size
     spec = DatasetSpec((f"*{suffix}",), batch_size=batch_size, text_chunk_bytes=text_chunk)
-    batches = read_everything(files, spec, 5 if shuffle else None, chunks_per_task=chunks_per_task)
+    batches = read_everything(files, spec, 5 if shuffle else None, records_per_task=records_per_task)
     found = pa.Table.from_batches(batches)
     if shuffle:
         found = found.sort_by("number")
@@ -126,7 +130,7 @@ def test_columns_and_conditions_are_applied(format_name: str) -> None:
     )
     kept = table_of(100).filter((pc.field("share") > 5) & ~pc.field("number").isin([40, 41]))
     for seed in (None, 3):
-        batches = read_everything(files, spec, seed, chunks_per_task=10**6)
+        batches = read_everything(files, spec, seed, records_per_task=10**9)
         assert len(batches) == 7  # batches of the unfiltered records
         assert all(batch.schema.names == ["text", "number"] for batch in batches)
         found = pa.Table.from_batches(batches).sort_by("number")
@@ -153,7 +157,7 @@ def test_a_part_of_a_task_is_always_the_same_part(format_name: str) -> None:
     files = MemoryFiles({url: content_of(format_name, table, 8)})
     spec = DatasetSpec((url,), batch_size=6, text_chunk_bytes=200)
     index = build_index(files, spec)
-    chunks = TaskLayout(index, 6, chunks_per_task=10**6).chunks_of(0)
+    chunks = TaskLayout(index, 6, records_per_task=10**9).chunks_of(0)
     for seed in (None, 9):
         complete = list(read_task(files, chunks, spec, seed, 2, 0, schema=index.schema))
         part = list(read_task(files, chunks, spec, seed, 2, 0, 3, 6, schema=index.schema))
@@ -161,7 +165,7 @@ def test_a_part_of_a_task_is_always_the_same_part(format_name: str) -> None:
         other = list(read_task(files, chunks, spec, seed, 3, 0, schema=index.schema))
         assert ([b.to_pylist() for b in other] == [b.to_pylist() for b in complete]) == (seed is None)
     with pytest.raises(UsageError, match="no batches 3 to 10 in task 0: it has 9"):
-        list(read_task(files, chunks, spec, None, 0, 0, 3, 10))
+        list(read_task(files, chunks, spec, None, 0, 0, 3, 10, schema=index.schema))
 
 
 @pytest.mark.parametrize("format_name", [*TABULAR, "recordio"])

@@ -8,12 +8,15 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pytest
 
+from flightedl.domain.queue.drawing import SIZE_BYTES
 from flightedl.errors import DataError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.index import build_index, extended_index, restored_index
 from flightedl.formats.layout import TaskLayout
-from flightedl.testing.memory import MemoryFiles
+from flightedl.formats.mixed_layout import drawing_of, layout_of
+from flightedl.messages.declarations import DatasetDeclaration
+from tests.support.memory import MemoryFiles
 
 ROWS = pa.table({"a": list(range(10))})
 SPEC = DatasetSpec(("*",))
@@ -88,12 +91,12 @@ def test_a_restored_file_must_be_unchanged(world: Any, known: ChunkIndex) -> Non
         restored_index(world.files, SPEC, known.stats, known.schema)
 
 
-@pytest.mark.parametrize(("per_task", "records_per_task"), [(1, 0), (2, 0), (1, 7)])
+@pytest.mark.parametrize("records_per_task", [0, 5, 7])
 def test_existing_tasks_do_not_change_when_the_dataset_grows(
-    world: Any, known: ChunkIndex, per_task: int, records_per_task: int
+    world: Any, known: ChunkIndex, records_per_task: int
 ) -> None:
     def layout(index: ChunkIndex, *bounds: int) -> TaskLayout:
-        return TaskLayout(index, 2, chunks_per_task=per_task, records_per_task=records_per_task, bounds=bounds)
+        return TaskLayout(index, 2, records_per_task=records_per_task, bounds=bounds)
 
     before = layout(known)
     world.write("a.parquet", ROWS, "parquet", 3)
@@ -105,6 +108,26 @@ def test_existing_tasks_do_not_change_when_the_dataset_grows(
     new = [chunk for task in range(before.task_count, after.task_count) for chunk in after.chunks_of(task)]
     assert new == [index.chunk(number) for number in range(len(known), len(index))]
     assert layout(index, len(known), len(index)).task_count == after.task_count
+
+
+def test_drawn_tasks_do_not_change_when_the_dataset_grows(world: Any, known: ChunkIndex) -> None:
+    declared = DatasetDeclaration(urls=["*"], batch_size=2, shuffle=True, seed=-1, shuffle_bytes=SIZE_BYTES)
+    before = layout_of(known, declared, 2, (), drawing_of(declared))
+    index = known
+    for number, count in enumerate((9, 10, 8)):
+        world.write(f"{number}.parquet", ROWS.slice(0, count), "parquet", 3)
+        bounds = [index.first_chunk(file) for file in range(1, number + 1)]
+        bounds.append(len(index))
+        index, _ = extended_index(world.files, SPEC, index, [world.files.stat(f"{number}.parquet")])
+        after = layout_of(index, declared, 2, bounds, drawing_of(declared))
+        assert [after.chunks_of(task) for task in range(before.task_count)] == [
+            before.chunks_of(task) for task in range(before.task_count)
+        ]
+        before = after
+        assert before.record_count == index.record_count
+        read = [chunk for task in range(before.task_count) for chunk in before.chunks_of(task)]
+        places = [(chunk.url, chunk.first_record + n) for chunk in read for n in range(chunk.records)]
+        assert len(set(places)) == len(places) == index.record_count
 
 
 def test_files_of_an_earlier_index_are_found_in_any_order(world: Any) -> None:

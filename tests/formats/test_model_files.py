@@ -15,7 +15,7 @@ import safetensors
 import safetensors.numpy
 
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.errors import DataError, UsageError
+from flightedl.errors import DataError, ExhaustedError, UsageError
 from flightedl.formats.model_files import WRITERS, format_of, read_model
 
 VALUES = {
@@ -99,3 +99,16 @@ def test_an_array_outside_of_its_file_is_rejected(offsets: tuple[int, int]) -> N
     header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": offsets}}).encode()
     with pytest.raises(DataError, match=r"m\.safetensors cannot be read"):
         read_model(struct.pack("<Q", len(header)) + header + bytes(8), "safetensors", "m.safetensors")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc failed")], ids=repr)
+@pytest.mark.parametrize(("kind", "reader"), [("arrow", "pyarrow.ipc.open_file"), ("npz", "numpy.load")])
+def test_a_model_for_which_memory_lacks_is_not_damaged(
+    kind: str, reader: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(reader, fail)
+    with pytest.raises(ExhaustedError, match=r"m\.file cannot be read: this machine has too little free memory"):
+        read_model(written(kind), kind, "m.file")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -24,7 +25,7 @@ from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import ChunkReader, read_task
 from flightedl.formats.records import expression
-from flightedl.testing.memory import MemoryFiles
+from tests.support.memory import MemoryFiles
 
 URL = "a.parquet"
 
@@ -61,7 +62,7 @@ def test_a_chunk_starts_at_the_first_page_of_its_row_group(table: pa.Table) -> N
     content = written(table, 10)
     metadata = pq.ParquetFile(io.BytesIO(content)).metadata
     firsts = [metadata.row_group(number).column(0) for number in range(4)]
-    chunks = build_index(MemoryFiles({URL: content}), DatasetSpec((URL,))).file_index(0).chunks
+    chunks = build_index(MemoryFiles({URL: content}), DatasetSpec((URL,))).files[0].chunks
     assert chunks.offset.tolist() == [
         min(first.data_page_offset, first.dictionary_page_offset or first.data_page_offset) for first in firsts
     ]
@@ -184,6 +185,6 @@ def test_a_row_group_with_fewer_records_than_in_the_index_is_damage(world: Any) 
     world.write("a.parquet", pa.table({"k": range(20)}), "parquet", 20)
     spec = DatasetSpec(("a.parquet",))
     index = build_index(world.files, spec)
-    chunk = replace(index.chunk(0), records=21)
+    chunk = msgspec.structs.replace(index.chunk(0), records=21)
     with pytest.raises(CorruptChunkError, match="does not have 21 records"):
         ChunkReader(world.files, [chunk], spec, index.schema).range(range(1))

@@ -3,31 +3,47 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from flightedl.errors import DataError, UsageError
-from flightedl.formats import csv_text
+from flightedl.adapters.storage import FsspecFiles
+from flightedl.domain.queue.drawing import drawn
+from flightedl.errors import (
+    DataError,
+    ExhaustedError,
+    FlightedlError,
+    StoreError,
+    UnavailableError,
+    UsageError,
+    UserCodeError,
+)
+from flightedl.formats import csv_text, parquet, reader
 from flightedl.formats.chunks import CorruptChunkError
-from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.dataset_spec import DatasetSpec, spec_of
 from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
-from flightedl.formats.reader import ReadCounts, first_records, read_task
+from flightedl.formats.mixed_layout import layout_of
+from flightedl.formats.reader import DecodedChunks, ReadCounts, first_records, read_task
 from flightedl.formats.recordio import encode_chunk
-from flightedl.testing.memory import MemoryFiles
+from flightedl.formats.sources import WatchedFile
+from flightedl.messages.declarations import DatasetDeclaration
+from tests.support.memory import MemoryFiles
 
 JSON_RECORDS = [json.dumps({"n": number, "t": str(number)}).encode() for number in range(10)]
 
 
 def read(world: Any, spec: DatasetSpec, seed: int | None = None, **options: Any) -> list[pa.RecordBatch]:
     index = build_index(world.files, spec)
-    layout = TaskLayout(index, spec.batch_size, chunks_per_task=len(index))
+    layout = TaskLayout(index, spec.batch_size, records_per_task=10**9)
     return list(read_task(world.files, layout.chunks_of(0), spec, seed, 0, 0, schema=index.schema, **options))
 
 
@@ -69,7 +85,7 @@ def test_a_failing_decode_raises_a_data_error(world: Any) -> None:
     with pytest.raises(DataError, match="decode= returned values that do not form columns"):
         read(world, spec, decode=two_types)
     world.write("b.parquet", pa.table({"a": [1]}), "parquet")
-    with pytest.raises(UsageError, match="decode= applies to RecordIO only"):
+    with pytest.raises(UsageError, match="decode= applies to RecordIO and format"):
         read(world, DatasetSpec(("b.parquet",)), decode=json.loads)
 
 
@@ -118,11 +134,22 @@ def test_a_part_of_a_row_group_is_read(world: Any) -> None:
     world.write("a.parquet", pa.table({"n": range(20)}), "parquet", 10)
     spec = DatasetSpec(("a.parquet",), batch_size=100, max_records_per_chunk=4, filter=(("n", "!=", 13),))
     index = build_index(world.files, spec)
-    found = [
-        next(read_task(world.files, [index.chunk(number)], spec, None, 0, 0)).column("n").to_pylist()
-        for number in range(len(index))
-    ]
+    tasks = [read_task(world.files, [index.chunk(n)], spec, None, 0, 0, schema=index.schema) for n in range(len(index))]
+    found = [next(task).column("n").to_pylist() for task in tasks]
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [10, 11, 12], [14, 15, 16, 17], [18, 19]]
+
+
+def test_a_part_whose_row_group_is_not_described_is_read_in_order(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older masters send only the part's first record and number of records."""
+    monkeypatch.setattr(parquet, "_STREAMED_BYTES", 40)
+    world.write("a.parquet", pa.table({"n": range(200)}), "parquet", 100)
+    spec = DatasetSpec(("a.parquet",), batch_size=7, max_records_per_chunk=30)
+    index, found = build_index(world.files, spec), []
+    for number in range(len(index)):
+        chunk = msgspec.structs.replace(index.chunk(number), skipped=0, container_records=0)
+        for batch in read_task(world.files, [chunk], spec, None, 0, 0, schema=index.schema):
+            found += batch["n"].to_pylist()
+    assert found == list(range(200))
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -133,6 +160,127 @@ def test_parts_of_a_row_group_yield_the_batches_of_the_complete_group(world: Any
             spec = DatasetSpec(("a.parquet",), batch_size=7, columns=columns, filter=condition)
             complete = read(world, spec, seed)
             assert read(world, replace(spec, max_records_per_chunk=4), seed) == complete
+
+
+@pytest.mark.parametrize("name", ["parquet", "jsonl", "recordio"])
+def test_a_chunk_is_decoded_once_for_all_tasks_with_parts_of_it(world: Any, name: str, monkeypatch: Any) -> None:
+    kind = {"recordio": "record"}.get(name, "n")
+    table = pa.table({kind: [b"%03d" % n for n in range(60)] if kind == "record" else range(60)})
+    world.write(f"a.{name}", table, name, 10)
+    spec = DatasetSpec((f"a.{name}",), batch_size=4, text_chunk_bytes=100)
+    index = build_index(world.files, spec)
+    layout = TaskLayout(index, 4, pieces=drawn(index.records, index.decoded_bytes, 4, 1))
+    decoded: list[Any] = []
+    real = reader._read_unchanged
+    monkeypatch.setattr(
+        reader, "_read_unchanged", lambda files, chunk, request: decoded.append(chunk) or real(files, chunk, request)
+    )
+    for limit, is_once in ((10**6, True), (1, False)):
+        kept = DecodedChunks(limit)
+        found = [
+            value
+            for task in range(layout.task_count)
+            for batch in read_task(
+                world.files, layout.chunks_of(task), spec, 2, 0, task, schema=index.schema, decoded=kept
+            )
+            for value in batch.column(kind).to_pylist()
+        ]
+        assert sorted(found) == table[kind].to_pylist() != found
+        assert (len(decoded) == len(index) == len(set(decoded))) == is_once
+        assert {chunk.container for chunk in decoded} == set(decoded), "chunks are decoded as a whole"
+        decoded.clear()
+
+
+def test_a_large_row_group_is_decoded_once_in_order_whatever_the_batches_and_tasks(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_STREAMED_BYTES", 400)
+    table = pa.table({"n": range(700), "s": [str(n) for n in range(700)]})
+    world.write("a.parquet", table, "parquet", 300)
+    opened: list[Any] = []
+    real = parquet.Parquet.stream
+    monkeypatch.setattr(
+        parquet.Parquet,
+        "stream",
+        lambda *given: opened.append(given[2].number) or real(*given),  # type: ignore[func-returns-value]
+    )
+    for batch_size in (1, 7, 64, 1000):
+        for size in (0, 20, 10**9):
+            declared = DatasetDeclaration(urls=["a.parquet"], batch_size=batch_size, records_per_task=size)
+            spec = spec_of(declared)
+            index, kept = build_index(world.files, spec), DecodedChunks(1)
+            layout = layout_of(index, declared, batch_size)
+            found = [
+                batch
+                for task in range(layout.task_count)
+                for batch in read_task(
+                    world.files, layout.chunks_of(task), spec, None, 0, task, schema=index.schema, decoded=kept
+                )
+            ]
+            assert pa.Table.from_batches(found).equals(table)
+            assert len(found) == sum(layout.batch_count(task) for task in range(layout.task_count))
+            assert opened == [0, 1, 2], (batch_size, size)
+            opened.clear()
+
+
+def test_little_more_than_the_latest_records_of_a_large_row_group_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_STREAMED_BYTES", 1 << 16)
+    monkeypatch.setattr(parquet, "_BUFFER_BYTES", 1 << 16)
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"n": range(10**6)}), path, data_page_size=1 << 14, use_dictionary=False, compression="none"
+    )
+    spec, files = DatasetSpec((path,), batch_size=1000), FsspecFiles()
+    index = build_index(files, spec)
+    sizes: list[int] = []
+    real = WatchedFile.read
+    monkeypatch.setattr(WatchedFile, "read", lambda file, size=-1: sizes.append(size) or real(file, size))  # type: ignore[func-returns-value]
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in read_task(files, TaskLayout(index, 1000).chunks_of(0), spec, None, 0, 0, schema=index.schema):
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 2 << 20, "the table has 8 MB"
+    assert max(sizes) <= 1 << 17
+
+
+def test_a_stream_that_failed_is_not_read_further(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_STREAMED_BYTES", 400)
+    world.write("a.parquet", pa.table({"n": range(300)}), "parquet", 300)
+    spec, kept = DatasetSpec(("a.parquet",), batch_size=10), DecodedChunks(1)
+    index = build_index(world.files, spec)
+    chunks = TaskLayout(index, 10).chunks_of(0)
+
+    def read_from(first: int) -> Iterator[pa.RecordBatch]:
+        return read_task(world.files, chunks, spec, None, 0, 0, first, schema=index.schema, decoded=kept)
+
+    batches = read_from(0)
+    assert next(batches)["n"][0].as_py() == 0
+    world.files.plan.fail_at("stat", 1, UnavailableError("the store is slow"))
+    with pytest.raises(UnavailableError, match="the store is slow"):
+        list(batches)
+    assert [batch["n"][0].as_py() for batch in read_from(4)] == list(range(40, 300, 10))
+
+
+def test_a_part_is_read_although_a_later_page_of_its_row_group_is_corrupt(world: Any) -> None:
+    sink = io.BytesIO()
+    options = {"data_page_size": 64, "write_page_checksum": True, "use_dictionary": False, "write_statistics": False}
+    pq.write_table(pa.table({"n": range(400)}), sink, write_batch_size=8, compression="none", **options)
+    content = bytearray(sink.getvalue())
+    content[content.index((399).to_bytes(8, "little"))] ^= 1
+    world.put("a.parquet", bytes(content))
+    spec = DatasetSpec(("a.parquet",), batch_size=100, max_records_per_chunk=100, on_corrupt="skip")
+    index, counts = build_index(world.files, spec), ReadCounts()
+    layout = TaskLayout(index, 100)
+    found = [
+        batch.num_rows
+        for task in range(4)
+        for batch in read_task(
+            world.files, layout.chunks_of(task), spec, None, 0, task, schema=index.schema, counts=counts
+        )
+    ]
+    assert found == [100, 100, 100, 0]
+    assert (counts.corrupt_chunks, counts.corrupt_records) == (1, 100)
 
 
 def test_statistics_avoid_reading_excluded_row_groups(world: Any) -> None:
@@ -174,8 +322,15 @@ def test_text_types_are_inferred_from_all_files(world: Any) -> None:
         ("a.csv", b"x,y\n1,\xff\n", "byte 2 of it is not UTF-8"),
         ("a.csv", b"x,x\n1,2\n", "two columns named 'x'"),
         ("a.jsonl", b'{"x":1}\n{"x":\n', "bytes 0 to 14: "),
-        ("a.jsonl", b'{"x":1}\n{"x":"a"}\n', "bytes 0 to 18: .*changed from number to string"),
-        ("a.jsonl", b"[1]\n", "bytes 0 to 4"),
+        ("a.csv", b"x;y\n1;2\n", "divided by ';'"),
+        ("a.csv", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
+        ("a.csv", "x,y\n1,2\n".encode("utf-16"), "byte 0 of it is not UTF-8"),
+        ("a.jsonl", b"[1]\n", "bytes 0 to 4: it is an array"),
+        ("a.jsonl", b"1\n", "bytes 0 to 2: "),
+        ("a.jsonl", b" null\n", "bytes 0 to 6: a line is null"),
+        ("a.jsonl", b'{"x":1}\nnull\n', "bytes 0 to 13: a line is null"),
+        ("a.jsonl", b'{"x":%s1%s}\n' % (b'[{"y":' * 99999, b"}]" * 99999), "nested more than 100 times"),
+        ("a.jsonl", b"{}\n{}\n", "have no columns"),
     ],
 )
 def test_an_error_about_broken_text_names_file_and_position(world: Any, name: str, content: bytes, text: str) -> None:
@@ -185,15 +340,16 @@ def test_an_error_about_broken_text_names_file_and_position(world: Any, name: st
     assert name in str(caught.value)
 
 
-def test_types_that_change_within_json_lines_are_reported(world: Any) -> None:
-    world.put("a.jsonl", b'{"x":1}\n{"x":"a"}\n')
-    with pytest.raises(DataError, match=r"a\.jsonl mixes types: from byte 8 on column 'x' is string and not int64"):
-        build_index(world.files, DatasetSpec(("a.jsonl",), text_chunk_bytes=8))
-
-
 def test_a_byte_order_mark_and_empty_lines_are_ignored(world: Any) -> None:
     world.put("a.csv", b'\xef\xbb\xbf"x",y\r\n\r\n1,2\r\n\r\n')
     assert read(world, DatasetSpec(("a.csv",)))[0].to_pydict() == {"x": [1], "y": [2]}
+    world.put("a.jsonl", b'\xef\xbb\xbf{"x":1}\n\n{"x":"a"}\n')
+    assert read(world, DatasetSpec(("a.jsonl",), batch_size=2))[0].to_pydict() == {"x": ["1", "a"]}
+
+
+def test_brackets_in_text_are_not_nested_values(world: Any) -> None:
+    world.put("a.jsonl", b'{"x":"\\"%s"}\n' % (b"]" * 999))
+    assert read(world, DatasetSpec(("a.jsonl",)))[0].to_pydict() == {"x": ['"' + "]" * 999]}
 
 
 @pytest.mark.parametrize(
@@ -225,10 +381,12 @@ def test_conditions_select_records(world: Any, condition: Any, expected: list[in
         (("n", "<", None), "None, which only == and != support"),
         (("n", "in", 3), "needs a list of values"),
         (("n", "in", [1, "x"]), "different types"),
+        (("b", "in", [True]), "does not fit its columns .b is extension<arrow.bool8>"),
     ],
 )
 def test_wrong_conditions_raise_one_sentence(world: Any, condition: Any, text: str) -> None:
-    world.write("a.parquet", pa.table({"n": [1]}), "parquet")
+    extension = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1], pa.int8()))
+    world.write("a.parquet", pa.table({"n": [1], "b": extension}), "parquet")
     with pytest.raises(DataError, match=text):
         build_index(world.files, DatasetSpec(("a.parquet",), filter=(condition,)))
 
@@ -238,8 +396,8 @@ def test_the_first_records_are_read(world: Any) -> None:
     spec = DatasetSpec(("a.parquet",))
     index = build_index(world.files, spec)
     chunks = [index.chunk(number) for number in range(3)]
-    assert first_records(world.files, chunks, spec, 5).column("n").to_pylist() == [0, 1, 2, 3, 4]
-    assert first_records(world.files, chunks, spec, 500).num_rows == 9
+    assert first_records(world.files, chunks, spec, 5, schema=index.schema).column("n").to_pylist() == [0, 1, 2, 3, 4]
+    assert first_records(world.files, chunks, spec, 500, schema=index.schema).num_rows == 9
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -301,3 +459,69 @@ def test_values_outside_of_their_column_are_damage(world: Any, name: str) -> Non
         read(world, DatasetSpec((name,), batch_size=5))
     found = read(world, DatasetSpec((name,), batch_size=5, on_corrupt="skip"))
     assert sum(batch.num_rows for batch in found) == 40
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow", "jsonl"])
+def test_a_filter_that_fails_at_a_value_does_not_make_records_corrupt(world: Any, name: str, monkeypatch: Any) -> None:
+    world.write("a", pa.table({"n": [1, 2]}), name)
+    spec = DatasetSpec(("a",), format=name, filter=(("n", "<", 2),), on_corrupt="skip")
+    failing = pc.field("n").cast(pa.string()).cast(pa.timestamp("s")).is_valid()
+    for module in ("records", "parquet"):
+        monkeypatch.setattr(f"flightedl.formats.{module}.expression", lambda *_: failing)
+    counts = ReadCounts()
+    with pytest.raises(UserCodeError, match=r"the filter n < 2 cannot be applied to a record: .*timestamp"):
+        read(world, spec, counts=counts)
+    assert counts == ReadCounts()
+
+
+def test_errors_say_whose_they_are(world: Any) -> None:
+    world.write("a.recordio", pa.table({"record": [b"1", b"2"]}), "recordio")
+    spec = DatasetSpec(("a.recordio",), batch_size=2)
+
+    def failing(error: Exception) -> Any:
+        def decode(_: bytes) -> dict[str, int]:
+            raise error
+
+        return decode
+
+    for error, fault in (
+        (KeyError("x"), "code"),
+        (MemoryError(), "machine"),
+        (ModuleNotFoundError("no cv2"), "machine"),
+    ):
+        with pytest.raises(FlightedlError) as raised:
+            read(world, spec, decode=failing(error))
+        assert raised.value.fault == fault
+    with pytest.raises(UserCodeError, match="do not form columns"):
+        read(world, spec, decode=lambda record: {"x": 1 if record == b"1" else "text"})
+    index = build_index(world.files, spec)
+    world.files.contents.clear()
+    with pytest.raises(StoreError, match=r"there is no file a\.recordio"):
+        list(read_task(world.files, [index.chunk(0)], spec, None, 0, 0, schema=index.schema))
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_memory_that_lacks_for_a_batch_is_this_machines(world: Any, seed: int | None, monkeypatch: Any) -> None:
+    world.write("a.parquet", pa.table({"n": range(20)}), "parquet", 10)
+
+    def fail(*_: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 640 failed")
+
+    monkeypatch.setattr("flightedl.formats.reader.joined_tables", fail)
+    with pytest.raises(ExhaustedError, match=r"batch 0 of task 0 cannot be read: .*too little free memory"):
+        read(world, DatasetSpec(("a.parquet",), batch_size=20), seed)
+
+
+@pytest.mark.parametrize("columns", [None, ("n",)])
+def test_an_arrow_file_is_read_by_its_footer_alone(world: Any, columns: tuple[str, ...] | None) -> None:
+    """As files of Polars 2.1, whose first message is not the schema of the footer."""
+    table = pa.table({"s": ["a", "b", "c"], "n": [1, 2, 3], "d": pa.array([0, 1, 0], pa.int8())})
+    table = table.set_column(2, "d", pa.DictionaryArray.from_arrays(table["d"].chunk(0), ["x", "y"]))
+    world.write("a.arrow", table, "arrow", 2)
+    content = bytearray(world.files.contents["a.arrow"])
+    schema_bytes = int.from_bytes(content[12:16], "little")
+    content[16 : 16 + schema_bytes] = bytes(schema_bytes)
+    world.put("a.arrow", bytes(content))
+    found = read(world, DatasetSpec(("a.arrow",), batch_size=2, columns=columns))
+    expected = table if columns is None else table.select(columns)
+    assert [row for batch in found for row in batch.to_pylist()] == expected.to_pylist()

@@ -4,6 +4,7 @@ import struct
 import zlib
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import CorruptChunkError, IndexOptions
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
 from flightedl.formats.recordio import (
     DIALECTS,
     EDL,
@@ -22,7 +25,7 @@ from flightedl.formats.recordio import (
     encode_records,
 )
 from flightedl.formats.records import ReadRequest
-from flightedl.testing.memory import MemoryFiles
+from tests.support.memory import MemoryFiles
 
 GOLDEN = bytes.fromhex(
     "04030201873a67950000000011000000020000000500000031323334350400000031323334"
@@ -39,7 +42,7 @@ def read_all(content: bytes, options: IndexOptions | None = None) -> list[bytes]
     for number in range(len(chunks)):
         chunk = chunks.chunk(number)
         assert chunk.first_record == len(found)
-        found += RecordIO().read(files, chunk, ReadRequest()).table.column("record").to_pylist()
+        found += RecordIO().read(files, chunk, ReadRequest(index.schema)).table.column("record").to_pylist()
     return found
 
 
@@ -168,3 +171,10 @@ def test_crc32c_matches_rfc_3720(data: bytes, expected: int) -> None:
 def test_each_chunk_has_as_many_records_as_fit() -> None:
     chunks = list(encode_records([b"12345"] * 7, "none", max_chunk_bytes=10))
     assert [len(decode_chunk(chunk)) for chunk in chunks] == [2, 2, 2, 1]
+
+
+def test_each_batch_becomes_a_chunk() -> None:
+    table = pa.table({"record": [b"%d" % number for number in range(10)]})
+    files = MemoryFiles({"a.recordio": b"".join(RecordIO().write(table.to_batches(max_chunksize=4), table.schema))})
+    index = build_index(files, DatasetSpec(("a.recordio",)))
+    assert [index.chunk(number).records for number in range(len(index))] == [4, 4, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import xxhash
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
-from flightedl.errors import CorruptError, NotFoundError, UnavailableError
+from flightedl.errors import CorruptError, ExhaustedError, NotFoundError, UnavailableError
 from flightedl.formats import shard_files
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan, decode_rows, row_checksum
 from flightedl.formats.shard_files import (
@@ -31,7 +32,7 @@ from flightedl.formats.shard_files import (
     read_rows,
     write_shard,
 )
-from flightedl.testing.memory import MemoryStorage
+from tests.support.memory import MemoryStorage
 
 NAME = "c-1/shard-0-of-1-5-1.arrow"
 
@@ -320,3 +321,23 @@ def test_rows_with_columns_of_different_lengths_are_corrupt(column: int) -> None
     fixed = (0, 0, 0, 3, 1, 1)
     with pytest.raises(CorruptError):
         decode_rows(fixed, "float32", row_checksum(fixed, "float32", buffers), buffers)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), pa.ArrowMemoryError("malloc failed"), OSError(errno.EMFILE, "Too many open files")],
+    ids=repr,
+)
+def test_what_a_machine_lacks_is_not_damage_of_a_shard(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pserver that calls a file damaged makes all pservers drop the checkpoint."""
+    storage = MemoryStorage()
+    written = write(storage, make_blocks())
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(shard_files, "_block_of", fail)
+    with pytest.raises(ExhaustedError, match=f"/{NAME} cannot be read: this machine"):
+        read_blocks(storage, NAME, written.size_bytes, [0])
+    with pytest.raises(ExhaustedError, match=f"/{NAME} cannot be read: this machine"):
+        load(storage, written)

@@ -14,7 +14,7 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.formats.row_batches import TABLE, StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import ShardHeader, write_shard
 from flightedl.formats.stored_tables import stored_rows
-from flightedl.testing.memory import MemoryStorage
+from tests.support.memory import MemoryStorage
 
 SPEC = TableSpec("t", 2, SGD(lr=1.0))
 NOTHING = np.zeros(0, np.uint32)
